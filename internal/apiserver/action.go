@@ -11,9 +11,9 @@ import (
 	"skiff/internal/kind"
 )
 
-// act answers a POST of a kind that is a question: nothing is stored, the answer is computed.
-func (s *Server) act(req *request, w *write, obj kind.Object, options *metav1.CreateOptions) error {
-	wipeSystemFields(obj)
+// runAction serves a POST of a kind with an Action: nothing is stored, the response is computed.
+func (s *Server) runAction(req *request, w *write, obj kind.Object, options *metav1.CreateOptions) error {
+	clearSystemFields(obj)
 	if err := ensureNamespace(w.namespace, obj); err != nil {
 		return err
 	}
@@ -31,20 +31,20 @@ func (s *Server) act(req *request, w *write, obj kind.Object, options *metav1.Cr
 	if err != nil {
 		return err
 	}
-	answer, err := w.res.kind.Action(w.ctx, s.env(), &w.rules, obj)
+	result, err := w.res.kind.Action(w.ctx, s.KindClient(), &w.rules, obj)
 	if err != nil || w.rules.DryRun {
 		undo()
 	}
 	if err != nil {
 		return err
 	}
-	return s.respondCreated(req, answer)
+	return s.respondCreated(req, result)
 }
 
-// respondCreated answers a POST with whatever came of it.
-func (s *Server) respondCreated(req *request, answer runtime.Object) error {
-	if status, ok := answer.(*metav1.Status); ok && status.Code == 0 {
+// respondCreated responds to a POST with its result.
+func (s *Server) respondCreated(req *request, obj runtime.Object) error {
+	if status, ok := obj.(*metav1.Status); ok && status.Code == 0 {
 		status.Code = http.StatusCreated
 	}
-	return s.respondObject(req, http.StatusCreated, answer)
+	return s.respondObject(req, http.StatusCreated, obj)
 }

@@ -13,8 +13,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// applied merges the applied configuration into the live object, or into nothing when there is none, and shows the
-// result to admission.
+// applied merges the applied configuration into the live object, or into an empty one when there is none, and runs mutating
+// admission on the result.
 func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
 	w := p.w
 	m, err := w.res.managers.Manager(w.sub)
@@ -42,7 +42,7 @@ func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
 	return w.mutated(c, live, obj)
 }
 
-// merge reads the configuration and applies it. What a strict reader finds is judged after what the merge finds.
+// merge decodes the configuration and applies it. Strict decoding errors are reported after errors of the merge.
 func (p *patching) merge(m *managedfields.Manager, base kind.Object) (kind.Object, error) {
 	configuration := &unstructured.Unstructured{Object: map[string]any{}}
 	if err := apiyaml.Unmarshal(p.body, &configuration.Object); err != nil {
@@ -52,14 +52,14 @@ func (p *patching) merge(m *managedfields.Manager, base kind.Object) (kind.Objec
 	if err != nil {
 		return nil, err
 	}
-	if !p.validate.looks() {
+	if !p.validate.enabled() {
 		return obj, nil
 	}
 	if err := apiyaml.UnmarshalStrict(p.body, &map[string]any{}); err != nil {
 		if p.validate == metav1.FieldValidationStrict {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", err))
 		}
-		warnStrict([]error{err}, p.w.warn)
+		warnOfStrictErrors([]error{err}, p.w.warn)
 	}
 	return obj, nil
 }

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// beginAudit records that a request has arrived, once it is known who sent it.
+// beginAudit records stage RequestReceived, once the user is known.
 func (s *Server) beginAudit(req *request, id *authn.Identity) error {
 	if s.config.Audit == nil {
 		return nil
@@ -32,15 +32,15 @@ func (s *Server) beginAudit(req *request, id *authn.Identity) error {
 		return apierrors.NewInternalError(errors.New("failed to store audit event"))
 	}
 	if req.event.WantsResponse() && !isLongRunning(&req.info) {
-		// What is recorded is what is sent, so it must not be compressed.
+		// The response is recorded as it is sent, so it must not be compressed.
 		req.Header.Del("Accept-Encoding")
-		req.w.copied = []byte{}
+		req.w.recorded = []byte{}
 	}
 	return nil
 }
 
-// auditRefused notes that the answer to a request from nobody knows whom is all there is to record.
-func (s *Server) auditRefused(req *request) {
+// auditUnauthenticated starts the event of a request that was not authenticated: only its response is recorded.
+func (s *Server) auditUnauthenticated(req *request) {
 	if s.config.Audit != nil {
 		req.newEvent(s)
 		req.event.Unauthenticated()
@@ -54,14 +54,14 @@ func (r *request) newEvent(s *Server) {
 	r.w.event = r.event
 }
 
-// auditDecision notes why the request may go on or not.
+// auditDecision records the authorization decision and its reason.
 func (r *request) auditDecision(decision, reason string) {
 	r.event.Annotate("authorization.k8s.io/decision", decision)
 	r.event.Annotate("authorization.k8s.io/reason", reason)
 }
 
-// auditObject records the object a client sent, before anything is done with it but filling in defaults. It is in the
-// stored version unless kind says otherwise.
+// auditObject records the object a client sent, after defaulting and before anything else. obj is in the stored version if gvk is the
+// resource's own, otherwise in gvk.
 func (s *Server) auditObject(req *request, obj kind.Object, gvk schema.GroupVersionKind) {
 	req.event.SetObject(obj)
 	if !req.event.WantsRequest() {
@@ -71,7 +71,7 @@ func (s *Server) auditObject(req *request, obj kind.Object, gvk schema.GroupVers
 	if gvk == req.res.gvk {
 		versioned, err := req.res.fromStored(obj)
 		if err != nil {
-			s.log.Warn("cannot record what was sent", "path", req.URL.Path, "error", err)
+			s.log.Warn("failed to record request object in audit event", "path", req.URL.Path, "error", err)
 			return
 		}
 		shown = versioned
@@ -79,7 +79,7 @@ func (s *Server) auditObject(req *request, obj kind.Object, gvk schema.GroupVers
 	s.auditBody(req, shown, gvk)
 }
 
-// auditDeletion records the options of a deletion. Upstream decodes them into a type of its own before, and events show it.
+// auditDeletion records the options of a deletion, under the internal type that upstream decodes them into.
 func (s *Server) auditDeletion(req *request, options *metav1.DeleteOptions) {
 	shown := *options
 	shown.TypeMeta = metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "meta.k8s.io/__internal"}
@@ -89,13 +89,13 @@ func (s *Server) auditDeletion(req *request, options *metav1.DeleteOptions) {
 func (s *Server) auditBody(req *request, obj runtime.Object, gvk schema.GroupVersionKind) {
 	body, err := appendObject(nil, obj, gvk, formatJSON)
 	if err != nil {
-		s.log.Warn("cannot record what was sent", "path", req.URL.Path, "error", err)
+		s.log.Warn("failed to record request object in audit event", "path", req.URL.Path, "error", err)
 		return
 	}
 	req.event.SetRequest(body)
 }
 
-// auditPatch records a patch, whose syntax has been checked.
+// auditPatch records a patch whose syntax has been checked.
 func (p *patching) auditPatch() {
 	if !p.req.event.WantsRequest() {
 		return
@@ -110,7 +110,7 @@ func (p *patching) auditPatch() {
 	p.req.event.SetRequest(body)
 }
 
-// auditStatus notes a Status that is about to be sent, also where a stream was asked for, of which nothing else is recorded.
+// auditStatus records a Status that is about to be sent, also for long-running requests, of which nothing else is recorded.
 func (s *Server) auditStatus(req *request, status *metav1.Status) {
 	req.event.SetStatus(status)
 	if !req.event.WantsResponse() {
@@ -121,19 +121,19 @@ func (s *Server) auditStatus(req *request, status *metav1.Status) {
 	}
 }
 
-// finishAudit records the answer.
+// finishAudit records the response.
 func (s *Server) finishAudit(req *request) {
 	if req.event == nil {
 		return
 	}
-	if len(req.w.copied) > 0 {
-		// What another server answered through us is its own to record; a Status may be ours.
+	if len(req.w.recorded) > 0 {
+		// The responses of aggregated API servers are recorded by them; a Status may be ours.
 		ours := req.res != nil || !req.info.isResource()
-		body, err := s.answerJSON(req.w.Header(), req.w.copied)
-		if kindOf := answerKind(body); err == nil && (kindOf == "Status" || kindOf != "" && ours) {
+		body, err := s.responseJSON(req.w.Header(), req.w.recorded)
+		if kindOf := responseKind(body); err == nil && (kindOf == "Status" || kindOf != "" && ours) {
 			req.event.SetResponse(body)
 		} else if err != nil {
-			s.log.Warn("cannot record what was answered", "path", req.URL.Path, "error", err)
+			s.log.Warn("failed to record response object in audit event", "path", req.URL.Path, "error", err)
 		}
 	}
 	if res := req.res; res != nil && res.deprecation != "" {
@@ -145,11 +145,11 @@ func (s *Server) finishAudit(req *request) {
 	req.event.Complete()
 }
 
-// answerJSON is an answer as JSON, whatever the client got.
-func (s *Server) answerJSON(header http.Header, body []byte) ([]byte, error) {
+// responseJSON converts a response body to JSON.
+func (s *Server) responseJSON(header http.Header, body []byte) ([]byte, error) {
 	mediaType, _, err := mime.ParseMediaType(header.Get("Content-Type"))
 	if err != nil {
-		return nil, nil // no object
+		return nil, nil // not an API object
 	}
 	switch mediaType {
 	case mediaJSON:
@@ -162,7 +162,7 @@ func (s *Server) answerJSON(header http.Header, body []byte) ([]byte, error) {
 			return nil, err
 		}
 		gvk := schema.FromAPIVersionAndKind(e.apiVersion, e.kind)
-		obj, err := s.newAnswer(gvk)
+		obj, err := s.newResponseObject(gvk)
 		if err != nil {
 			return nil, err
 		}
@@ -174,13 +174,13 @@ func (s *Server) answerJSON(header http.Header, body []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// protoAnswer is an object that can be read from protobuf.
-type protoAnswer interface {
+// protoObject is an object with a protobuf form.
+type protoObject interface {
 	runtime.Object
 	Unmarshal(data []byte) error
 }
 
-func (s *Server) newAnswer(gvk schema.GroupVersionKind) (protoAnswer, error) {
+func (s *Server) newResponseObject(gvk schema.GroupVersionKind) (protoObject, error) {
 	if gvk == metav1.Unversioned.WithKind("Status") {
 		return &metav1.Status{}, nil
 	}
@@ -196,15 +196,15 @@ func (s *Server) newAnswer(gvk schema.GroupVersionKind) (protoAnswer, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, ok := obj.(protoAnswer)
+	answer, ok := obj.(protoObject)
 	if !ok {
 		return nil, fmt.Errorf("%s has no protobuf form", gvk)
 	}
 	return answer, nil
 }
 
-// answerKind is the kind of an object, empty for documents like /version that are JSON too.
-func answerKind(body []byte) string {
+// responseKind is the kind of a JSON object, empty for documents such as /version.
+func responseKind(body []byte) string {
 	var named metav1.TypeMeta
 	if len(body) == 0 || json.Unmarshal(body, &named) != nil {
 		return ""

@@ -23,7 +23,8 @@ var (
 	nosniff      = []string{"nosniff"}
 )
 
-// serve is the road of every request: whatever happens on it, the client gets an answer and the answer is counted.
+// serve handles a request. Whatever happens, the client gets a response, and the response is counted and audited. The filters run in
+// the order of handle; the names of upstream's filters are given there.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	req := &request{Request: r, w: &responseWriter{ResponseWriter: w}, ctx: r.Context(), start: time.Now()}
 	defer s.finish(req)
@@ -40,25 +41,28 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handle takes a request past everything that may refuse it.
+// handle is the filter chain: every step may end the request. It ends in dispatch.
 func (s *Server) handle(req *request) error {
 	if err := s.waitForCache(req); err != nil {
 		return err
 	}
+	// WithAuthentication and WithAudit.
 	if err := s.authenticate(req); err != nil {
 		return err
 	}
-	if s.config.Impersonate != nil && asksForAnother(req.Header) {
+	// WithImpersonation.
+	if s.config.Impersonate != nil && wantsImpersonation(req.Header) {
 		user, mode, err := s.config.Impersonate(req.Request, req.user)
 		if err != nil {
 			return err
 		}
-		// Also under one's own name the other may have fewer groups.
+		// Impersonating oneself may still change the groups.
 		req.user = user
 		req.event.Impersonated(user, mode)
 	}
 	req.attributes = req.info.attributes(req.query)
 	req.attributes.User = req.user
+	// WithRequestDeadline.
 	if !isLongRunning(&req.info) {
 		cancel, err := s.setDeadline(req)
 		if err != nil {
@@ -66,10 +70,12 @@ func (s *Server) handle(req *request) error {
 		}
 		defer cancel()
 	}
+	// WithPriorityAndFairness.
 	defer req.release()
 	if admitted, err := s.limitInFlight(req); err != nil || !admitted {
 		return err
 	}
+	// WithAuthorization.
 	if err := s.authorize(req); err != nil {
 		return err
 	}
@@ -89,10 +95,10 @@ func (s *Server) authenticate(req *request) error {
 		if err != nil {
 			s.log.Debug("request not authenticated", "path", req.URL.Path, "error", err)
 		}
-		s.auditRefused(req)
+		s.auditUnauthenticated(req)
 		return apierrors.NewUnauthorized("Unauthorized")
 	}
-	// Nobody further down, least of all a server we proxy to, needs the credential.
+	// No later handler needs the credential, least of all a server we proxy to.
 	req.Header.Del("Authorization")
 	req.user = id.User
 	for _, text := range id.Warnings {
@@ -109,7 +115,8 @@ func isMutating(method string) bool {
 	return true
 }
 
-// isLongRunning: streams last as long as their clients want.
+// isLongRunning reports whether a request lasts as long as its client wants, with the verbs and subresources of upstream's
+// LongRunningFunc. Such requests have no deadline.
 func isLongRunning(info *requestInfo) bool {
 	if info.verb == "watch" {
 		return true
@@ -121,7 +128,7 @@ func isLongRunning(info *requestInfo) bool {
 	return false
 }
 
-// setDeadline gives the request its time: the server's, or less when the client wants less.
+// setDeadline sets the deadline of the request: the server's timeout, or the client's if it is shorter.
 func (s *Server) setDeadline(req *request) (context.CancelFunc, error) {
 	timeout := s.limits.Timeout
 	if asked := req.query.Get("timeout"); asked != "" {
@@ -154,8 +161,8 @@ func (s *Server) authorize(req *request) error {
 	return errForbidden(a, reason)
 }
 
-// waitForCache holds requests back while the cache is being loaded: until then nobody knows who may do what. Health and the
-// like answer at once.
+// waitForCache delays requests for resources until the cache is loaded: authorization reads from it. Health checks and discovery are
+// not delayed.
 func (s *Server) waitForCache(req *request) error {
 	if !req.info.isResource() {
 		return nil
@@ -168,8 +175,8 @@ func (s *Server) waitForCache(req *request) error {
 	}
 }
 
-// asksForAnother reports whether the sender wants to act as somebody else.
-func asksForAnother(header http.Header) bool {
+// wantsImpersonation reports whether the request has impersonation headers.
+func wantsImpersonation(header http.Header) bool {
 	for name := range header {
 		if strings.HasPrefix(name, "Impersonate-") {
 			return true
@@ -178,7 +185,7 @@ func asksForAnother(header http.Header) bool {
 	return false
 }
 
-// attributes is what is asked for, by whomever.
+// attributes returns the authorization attributes, without the user.
 func (i *requestInfo) attributes(query url.Values) authz.Attributes {
 	if !i.isResource() {
 		return authz.Attributes{Verb: i.verb, Path: i.path}
@@ -194,14 +201,14 @@ func (i *requestInfo) attributes(query url.Values) authz.Attributes {
 	return a
 }
 
-// RequestAttributes tells what a request asks for. The user is not looked at.
+// RequestAttributes returns the authorization attributes of a request, without the user.
 func RequestAttributes(r *http.Request) authz.Attributes {
 	query := r.URL.Query()
 	info := parseRequest(r.Method, r.URL.Path, query)
 	return info.attributes(query)
 }
 
-// dispatch finds whom the path belongs to.
+// dispatch calls the handler of the resource, subresource or path.
 func (s *Server) dispatch(req *request) error {
 	if !req.info.isResource() {
 		return s.dispatchPath(req)
@@ -231,7 +238,7 @@ func (s *Server) dispatch(req *request) error {
 	return s.dispatchSubresource(req)
 }
 
-// checkScope: objects of a namespaced kind live in a namespace, and only reading goes across all; other kinds have none.
+// checkScope checks that a path has a namespace where the kind needs one. Only list and watch of a namespaced kind go without.
 func checkScope(req *request) error {
 	info := &req.info
 	if req.res.kind.IsNamespace {
@@ -257,7 +264,7 @@ func (s *Server) dispatchResource(req *request) error {
 	if req.Method == http.MethodHead || !req.res.kind.Serves(verb) {
 		return errNoMethod()
 	}
-	// What names one object and what names all of them take different methods.
+	// A path of one object and a path of a collection allow different methods.
 	named := req.info.name != "" && verb != "list" && verb != "watch" && verb != "deletecollection"
 	switch {
 	case verb == "get" && named:
@@ -304,7 +311,7 @@ func (s *Server) dispatchSubresource(req *request) error {
 	return errNoMethod()
 }
 
-// servesSub reports whether the subresource answers the verb; see kind.Subresource for the defaults.
+// servesSub reports whether the subresource supports the verb; see kind.Subresource for the defaults.
 func servesSub(req *request) bool {
 	for _, verb := range subVerbs(req.sub) {
 		if verb == req.info.verb {
@@ -314,7 +321,7 @@ func servesSub(req *request) bool {
 	return false
 }
 
-// connect hands the request to whoever serves the stream.
+// connect passes the request to the Connector of the subresource.
 func (s *Server) connect(req *request) error {
 	info := &req.info
 	// Proxies pass all methods on; HEAD and OPTIONS have no verbs of their own.
@@ -349,10 +356,10 @@ func (s *Server) connect(req *request) error {
 	})
 }
 
-// respondError answers with the Status of an error, unless the answer has already begun.
+// respondError responds with the Status of an error, unless the response has already begun.
 func (s *Server) respondError(req *request, err error) {
 	if req.w.code != 0 {
-		s.log.Warn("request failed after its answer had begun", "path", req.URL.Path, "error", err)
+		s.log.Warn("request failed after its response had begun", "path", req.URL.Path, "error", err)
 		return
 	}
 	var gr schema.GroupResource
@@ -367,11 +374,11 @@ func (s *Server) respondError(req *request, err error) {
 		req.w.Header().Set("Retry-After", fmt.Sprint(status.Details.RetryAfterSeconds))
 	}
 	if err := s.respondStatus(req, int(status.Code), status); err != nil {
-		s.log.Error("cannot write a Status", "path", req.URL.Path, "error", err)
+		s.log.Error("failed to write Status", "path", req.URL.Path, "error", err)
 	}
 }
 
-// finish is the end of every request, also of one that panicked.
+// finish ends every request, also after a panic: it counts and audits the response.
 func (s *Server) finish(req *request) {
 	if cause := recover(); cause != nil {
 		req.event.Panicked(cause)
@@ -380,7 +387,7 @@ func (s *Server) finish(req *request) {
 		}
 		s.log.Error("request panicked", "verb", req.info.verb, "path", req.URL.Path, "cause", cause, "stack", string(debug.Stack()))
 		if req.w.code != 0 {
-			panic(http.ErrAbortHandler) // the client must not take half an answer for a whole one
+			panic(http.ErrAbortHandler) // the client must not take a partial response for a complete one
 		}
 		s.respondError(req, apierrors.NewInternalError(errors.New("this request caused the server to panic; its log says why")))
 	}

@@ -18,7 +18,7 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// protoMessage is what all built-in API types are, besides being objects.
+// protoMessage is implemented by all built-in API types.
 type protoMessage interface {
 	Size() int
 	MarshalToSizedBuffer([]byte) (int, error)
@@ -38,8 +38,8 @@ const (
 	tagField6 = 0x32
 )
 
-// storeCodec is the form of a kind's objects in the store: protobuf for built-in types, JSON for the others. The
-// resourceVersion is not stored; it is the revision of the write.
+// storeCodec encodes a kind's objects for the store: in protobuf for built-in types, in JSON for the others. The resourceVersion is
+// not stored; it is the revision of the write.
 type storeCodec struct {
 	kind     *kind.Kind
 	protobuf bool
@@ -67,7 +67,7 @@ func appendBytes(to, what []byte) []byte {
 
 func uvarintLen(n int) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
 
-// Encode implements cache.Codec. The object is the writer's own until it is stored: Encode clears what is not stored.
+// Encode implements cache.Codec. It clears the fields of obj that are not stored.
 func (c *storeCodec) Encode(obj kind.Object) ([]byte, error) {
 	obj.SetResourceVersion("")
 	obj.SetSelfLink("")
@@ -143,7 +143,7 @@ func (c *storeCodec) decode(value []byte) (kind.Object, error) {
 	return c.decodeOther(envelope)
 }
 
-// decodeOther reads an object that was stored in another version than the one we store.
+// decodeOther decodes an object that was stored in another version.
 func (c *storeCodec) decodeOther(e envelope) (kind.Object, error) {
 	gvk := schema.FromAPIVersionAndKind(e.apiVersion, e.kind)
 	if gvk == c.kind.GVK {
@@ -176,7 +176,7 @@ func unmarshalJSON(data []byte, obj kind.Object) error {
 	return json.Unmarshal(data, obj)
 }
 
-// envelope is the parsed outer message of a protobuf form. Its parts point into the bytes it was parsed from.
+// envelope is the decoded outer message (runtime.Unknown). raw points into the input.
 type envelope struct {
 	apiVersion, kind string
 	raw              []byte
@@ -186,7 +186,7 @@ type envelope struct {
 
 var errTruncated = errors.New("protobuf message is cut off or malformed")
 
-// parseEnvelope reads the protobuf form of an object, magic included.
+// parseEnvelope decodes the protobuf form of an object, magic included.
 func parseEnvelope(data []byte) (envelope, error) {
 	var e envelope
 	rest, ok := bytes.CutPrefix(data, envelopeMagic)
@@ -217,7 +217,7 @@ func parseEnvelope(data []byte) (envelope, error) {
 	return e, err
 }
 
-// eachField walks the length-delimited fields of a message; other fields are passed over.
+// eachField calls visit for the length-delimited fields of a message and skips the others.
 func eachField(message []byte, visit func(field int, value []byte) error) error {
 	for len(message) > 0 {
 		tag, n := binary.Uvarint(message)
@@ -240,7 +240,7 @@ func eachField(message []byte, visit func(field int, value []byte) error) error 
 	return nil
 }
 
-// fieldSize is how many bytes a field takes behind its tag.
+// fieldSize is the size of a field after its tag.
 func fieldSize(rest []byte, tag uint64) (int, error) {
 	size := -1
 	switch tag & 7 {
@@ -263,13 +263,13 @@ func fieldSize(rest []byte, tag uint64) (int, error) {
 	return size, nil
 }
 
-// splice is a stored message cut where its resourceVersion belongs, so that the message can be written with one and
+// splice is a stored message split where its resourceVersion belongs, so that the message can be written with a resourceVersion
 // without being decoded:
 //
 //	[tag of metadata] [length of metadata] before [tag, length, resourceVersion] after
 //
-// before is metadata up to its field 6, after is the rest of the message. A list keeps one for each of its items, so
-// they are kept small: as places in body, which is the message behind the length of metadata.
+// before is metadata up to its field 6, after is the rest of the message. A list has one splice for each item, so it is kept small:
+// offsets in body, which is the message after the length of metadata.
 type splice struct {
 	body       []byte
 	at, next   int32 // before is body[:at], after is body[next:]
@@ -278,7 +278,7 @@ type splice struct {
 	revision   store.Revision
 }
 
-// newSplice cuts the message of a stored value. ok is false when it is not laid out as our own encoder lays it out.
+// newSplice splits the message of a stored value. ok is false when its layout is not that of our own encoder.
 func newSplice(stored, head []byte, revision store.Revision) (s splice, ok bool) {
 	raw, ok := storedMessage(stored, head)
 	if !ok || len(raw) == 0 || raw[0] != tagField1 {
@@ -338,11 +338,11 @@ func (s *splice) append(to []byte) []byte {
 	return append(to, s.body[s.next:]...)
 }
 
-// encoder makes the wire forms of one resource's entries.
+// encoder encodes the cache entries of one resource.
 type encoder struct {
 	// jsonHead opens a JSON object with its type: {"kind":"Pod","apiVersion":"v1",
-	// It is what the memoized JSON of an entry lacks, because items of a list do not carry it. It is empty for custom
-	// resources, whose items do.
+	// The cached JSON of an entry does not have it, because items of a list do not. It is empty for custom resources, whose items
+	// have it.
 	jsonHead  []byte
 	protoHead []byte
 	storeHead []byte // of the stored version
@@ -353,10 +353,10 @@ type encoder struct {
 	ids encodingIDs
 }
 
-// encodingIDs name what is memoized for each entry of a resource.
+// encodingIDs are the names of the encodings that are cached with each entry of a resource.
 type encodingIDs struct {
 	json, proto, partialJSON, partialProto                 cache.EncodingID
-	departedJSON, departedProto                            cache.EncodingID
+	deselectedJSON, deselectedProto                        cache.EncodingID
 	listJSON, listProto, listPartialJSON, listPartialProto cache.EncodingID
 }
 
@@ -371,14 +371,14 @@ func newEncoder(res *resource) encoder {
 	}
 	e.ids = encodingIDs{
 		json: id("json"), proto: id("proto"), partialJSON: id("partial json"), partialProto: id("partial proto"),
-		departedJSON: id("departed json"), departedProto: id("departed proto"),
+		deselectedJSON: id("departed json"), deselectedProto: id("departed proto"),
 		listJSON: id("list json"), listProto: id("list proto"),
 		listPartialJSON: id("list partial json"), listPartialProto: id("list partial proto"),
 	}
 	return e
 }
 
-// jsonHead opens a JSON object with its type. Some old documents of discovery have no version.
+// jsonHead opens a JSON object with its type. Some discovery documents have no version.
 func jsonHead(gvk schema.GroupVersionKind) []byte {
 	apiVersion, kindName := gvk.ToAPIVersionAndKind()
 	if apiVersion == "" {
@@ -468,7 +468,7 @@ func (e *encoder) appendJSON(to []byte, entry *cache.Entry) ([]byte, error) {
 	return e.appendBody(to, body), nil
 }
 
-// appendMarshaled is appendJSON for an entry that is hardly asked for again.
+// appendMarshaled is appendJSON without caching the encoding, for an entry that is unlikely to be read soon.
 func (e *encoder) appendMarshaled(to []byte, entry *cache.Entry) ([]byte, error) {
 	body, err := e.marshalJSON(entry)
 	if err != nil {

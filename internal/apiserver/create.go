@@ -20,7 +20,7 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// write is one change of one object on its way into the store: for a client, or for the server itself.
+// write is a write of one object, for a client or for the server itself.
 type write struct {
 	s         *Server
 	ctx       context.Context
@@ -30,17 +30,17 @@ type write struct {
 	name      string
 	rules     kind.Request
 
-	// manager is who the change is recorded under; "" is recorded as unknown.
+	// manager is the field manager; "" is recorded as unknown.
 	manager string
 	// chain is empty for the server's own writes.
 	chain admission.Chain
-	// attributes are what admission is told of every write of the request.
+	// attributes are the admission attributes that all writes of the request share.
 	attributes admission.Attributes
 	warn       func(string)
 	// check is Config.CheckWrite for the client's request; nil for the server's own writes.
 	check func(obj, old kind.Object) error
-	// judge is Config.JudgeWrite, likewise.
-	judge func(obj, old kind.Object) field.ErrorList
+	// validate is Config.ValidateWrite, likewise.
+	validate func(obj, old kind.Object) field.ErrorList
 }
 
 // newWrite is a write for a client.
@@ -59,8 +59,8 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 	if check := s.config.CheckWrite; check != nil && req.sub == nil {
 		w.check = func(obj, old kind.Object) error { return check(req.ctx, &req.attributes, obj, old) }
 	}
-	if judge := s.config.JudgeWrite; judge != nil {
-		w.judge = func(obj, old kind.Object) field.ErrorList { return judge(req.ctx, &req.attributes, obj, old) }
+	if validate := s.config.ValidateWrite; validate != nil {
+		w.validate = func(obj, old kind.Object) field.ErrorList { return validate(req.ctx, &req.attributes, obj, old) }
 	}
 	return w
 }
@@ -78,7 +78,7 @@ func (w *write) key() string { return w.res.kind.Key(w.namespace, w.name) }
 func (w *write) attributesFor(operation admission.Operation, obj, old runtime.Object, options runtime.Object) *admission.Attributes {
 	a := w.attributes
 	a.Operation, a.Options, a.Name = operation, options, w.name
-	// A nil object in an interface would not be nil to those who look.
+	// An interface that holds a nil object would not be nil.
 	if obj != nil {
 		a.Object = obj
 	}
@@ -91,7 +91,7 @@ func (w *write) attributesFor(operation admission.Operation, obj, old runtime.Ob
 const textInvalidManagedFields = ".metadata.managedFields was in an invalid state after admission; this could be caused by an " +
 	"outdated mutating admission controller; please fix your requests: %v"
 
-// mutate runs the mutating admission plugins and returns the object they leave.
+// mutate runs the mutating admission plugins and returns the resulting object.
 func (w *write) mutate(operation admission.Operation, obj, old kind.Object, options runtime.Object) (kind.Object, error) {
 	if len(w.chain) == 0 {
 		dropDuplicateOwners(obj, w.warn, textDuplicateOwners)
@@ -108,7 +108,7 @@ func (w *write) mutate(operation admission.Operation, obj, old kind.Object, opti
 	}
 	changed, ok := a.Object.(kind.Object)
 	if !ok {
-		return nil, fmt.Errorf("admission made a %T of a %s", a.Object, w.res.gvk.Kind)
+		return nil, fmt.Errorf("mutating admission returned %T for kind %s", a.Object, w.res.gvk.Kind)
 	}
 	if after := changed.GetManagedFields(); !managedfields.EqualEntries(after, entries) {
 		if err := apimanagedfields.ValidateManagedFields(after); err != nil {
@@ -120,7 +120,7 @@ func (w *write) mutate(operation admission.Operation, obj, old kind.Object, opti
 	return changed, nil
 }
 
-// admit runs the validating admission plugins. What they reserve is given back by undo when the write fails.
+// admit runs the validating admission plugins. undo releases what they reserved; it is called when the write fails.
 func (w *write) admit(operation admission.Operation, obj, old runtime.Object, options runtime.Object) (undo func(), err error) {
 	if len(w.chain) == 0 {
 		return func() {}, nil
@@ -132,7 +132,7 @@ func (w *write) admit(operation admission.Operation, obj, old runtime.Object, op
 	return func() { w.chain.Undo(context.WithoutCancel(w.ctx), a) }, nil
 }
 
-// outcome is what a write came to: an entry of the cache, or an object that is not, or no longer, in the store.
+// outcome is the result of a write: a cache entry, or an object that is not (or no longer) in the store.
 type outcome struct {
 	entry   *cache.Entry
 	obj     kind.Object
@@ -150,7 +150,7 @@ func (s *Server) respondOutcome(req *request, o outcome) error {
 	return s.respondObject(req, code, o.obj)
 }
 
-// create answers a POST to a collection.
+// create serves a POST to a collection.
 func (s *Server) create(req *request) error {
 	if _, err := req.negotiate(); err != nil {
 		return err
@@ -174,18 +174,18 @@ func (s *Server) create(req *request) error {
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.manager = managedfields.ManagerName(options.FieldManager, req.UserAgent())
 	if req.res.kind.Action != nil {
-		return s.act(req, w, obj, options)
+		return s.runAction(req, w, obj, options)
 	}
 	w.name = obj.GetName()
 	if req.res.kind.IsNamespace {
 		w.attributes.Namespace = w.name
 	}
-	wipeSystemFields(obj)
+	clearSystemFields(obj)
 	if err := ensureNamespace(w.namespace, obj); err != nil {
 		return err
 	}
 	dropDuplicateOwners(obj, w.warn, textDuplicateOwners)
-	if err := w.manage(w.res.kind.New(), obj); err != nil {
+	if err := w.setManagedFields(w.res.kind.New(), obj); err != nil {
 		return err
 	}
 	if obj, err = w.mutate(admission.Create, obj, nil, options); err != nil {
@@ -198,8 +198,8 @@ func (s *Server) create(req *request) error {
 	return s.respondOutcome(req, made)
 }
 
-// manage records who owns the changes from live to obj.
-func (w *write) manage(live, obj kind.Object) error {
+// setManagedFields records the manager of the changes from live to obj.
+func (w *write) setManagedFields(live, obj kind.Object) error {
 	m, err := w.res.managers.Manager(w.sub)
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func (w *write) manage(live, obj kind.Object) error {
 	return nil
 }
 
-// create stores a new object. A name that the server chose and that is taken is chosen again, a few times.
+// create stores a new object. If a generated name is taken, another one is generated, a few times.
 func (w *write) create(obj kind.Object, options runtime.Object) (outcome, error) {
 	if obj.GetName() != "" || obj.GetGenerateName() == "" {
 		return w.createOnce(obj, options)
@@ -218,7 +218,7 @@ func (w *write) create(obj kind.Object, options runtime.Object) (outcome, error)
 	for range generatedAttempts {
 		attempt := obj
 		if w.res.kind.Hooks.BeforeCreate != nil {
-			attempt = obj.DeepCopyObject().(kind.Object) // the hook would find what it filled in before
+			attempt = obj.DeepCopyObject().(kind.Object) // the hook must not find the fields it set before
 		}
 		made, err = w.createOnce(attempt, options)
 		if err == nil || !apierrors.IsAlreadyExists(err) {
@@ -237,28 +237,28 @@ func (w *write) createOnce(obj kind.Object, options runtime.Object) (outcome, er
 			return outcome{}, err
 		}
 	}
-	giveBack, err := w.beforeCreate(obj)
+	undoHook, err := w.beforeCreate(obj)
 	if err != nil {
 		return outcome{}, err
 	}
 	made, err := w.createPrepared(obj, options)
 	if err != nil || w.rules.DryRun {
-		giveBack()
+		undoHook()
 	}
 	return made, err
 }
 
-// beforeCreate lets the kind reserve what the object needs. giveBack undoes it.
-func (w *write) beforeCreate(obj kind.Object) (giveBack func(), err error) {
+// beforeCreate runs the kind's BeforeCreate hook, which may reserve resources. undoHook releases them.
+func (w *write) beforeCreate(obj kind.Object) (undoHook func(), err error) {
 	if hook := w.res.kind.Hooks.BeforeCreate; hook != nil {
-		if giveBack, err = hook(w.ctx, w.s.env(), &w.rules, obj); err != nil {
+		if undoHook, err = hook(w.ctx, w.s.KindClient(), &w.rules, obj); err != nil {
 			return nil, err
 		}
 	}
-	if giveBack == nil {
-		giveBack = func() {}
+	if undoHook == nil {
+		undoHook = func() {}
 	}
-	return giveBack, nil
+	return undoHook, nil
 }
 
 func (w *write) createPrepared(obj kind.Object, options runtime.Object) (outcome, error) {
@@ -276,7 +276,7 @@ func (w *write) createPrepared(obj kind.Object, options runtime.Object) (outcome
 	return made, err
 }
 
-// prepareNew brings a new object into the form it is stored in, and judges it.
+// prepareNew prepares and validates a new object for the store.
 func (w *write) prepareNew(obj kind.Object) error {
 	k := w.res.kind
 	if k.Status != nil && !k.StatusOnCreate {
@@ -296,8 +296,8 @@ func (w *write) prepareNew(obj kind.Object) error {
 	if len(errs) == 0 {
 		errs = validateNames(obj)
 	}
-	if len(errs) == 0 && w.judge != nil {
-		errs = w.judge(obj, nil)
+	if len(errs) == 0 && w.validate != nil {
+		errs = w.validate(obj, nil)
 	}
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
@@ -334,7 +334,7 @@ func (w *write) insert(obj kind.Object) (outcome, error) {
 	return outcome{entry: entry, created: true}, nil
 }
 
-// errExists says that the name is taken; by an object on its way out, it may be.
+// errExists is the AlreadyExists error; the message differs when the existing object is being deleted.
 func (w *write) errExists(obj kind.Object) error {
 	gr := w.res.groupResource()
 	err := apierrors.NewAlreadyExists(gr, w.name)
@@ -342,19 +342,19 @@ func (w *write) errExists(obj kind.Object) error {
 		err = apierrors.NewGenerateNameConflict(gr, w.name, 1)
 	}
 	if entry := w.res.table.Get(w.key()); entry != nil {
-		if there, readErr := entry.Object(); readErr == nil && there.GetDeletionTimestamp() != nil {
+		if existing, readErr := entry.Object(); readErr == nil && existing.GetDeletionTimestamp() != nil {
 			err.ErrStatus.Message = "object is being deleted: " + err.ErrStatus.Message
 		}
 	}
 	return err
 }
 
-// createOptions are the options under which an update or patch that creates shows itself to admission.
+// createOptions are the options that admission sees for an update or patch that creates.
 func createOptions(dryRun []string, manager, fieldValidation string) *metav1.CreateOptions {
 	return &metav1.CreateOptions{
 		TypeMeta: optionsType("CreateOptions"), DryRun: dryRun, FieldManager: manager, FieldValidation: fieldValidation,
 	}
 }
 
-// writeTimeout bounds how long a write tries again against other writers.
+// writeTimeout bounds the retries of a write after conflicts.
 const writeTimeout = 34 * time.Second

@@ -39,7 +39,7 @@ func (s *Server) readBody(req *request) ([]byte, error) {
 	if req.ContentLength > 0 {
 		body.Grow(int(req.ContentLength) + bytes.MinRead)
 	}
-	defer cutOff(req)()
+	defer endReadWithContext(req)()
 	if _, err := body.ReadFrom(io.LimitReader(req.Body, limit+1)); err != nil {
 		if req.ctx.Err() != nil {
 			return nil, req.ctx.Err()
@@ -52,9 +52,9 @@ func (s *Server) readBody(req *request) ([]byte, error) {
 	return body.Bytes(), nil
 }
 
-// cutOff ends the reading of a body with the request's time, also when its client sends nothing more. What it returns must be called
-// before the request is over.
-func cutOff(req *request) (done func()) {
+// endReadWithContext makes reads of the body fail when the request's context ends, also while the client sends nothing. done must be
+// called before the handler returns.
+func endReadWithContext(req *request) (done func()) {
 	var cutting sync.WaitGroup
 	cutting.Add(1)
 	stop := context.AfterFunc(req.ctx, func() {
@@ -68,7 +68,7 @@ func cutOff(req *request) (done func()) {
 	}
 }
 
-// parseOptions reads the parameters of a write into its options and judges them.
+// parseOptions parses and validates the query parameters of a write.
 func parseOptions[T any](query url.Values, kindName string, options *T, convert func(*url.Values, *T) error, validate func(*T) field.ErrorList) error {
 	if len(query) > 0 {
 		if err := convert(&query, options); err != nil {
@@ -112,7 +112,7 @@ func parsePatchOptions(query url.Values, patchType types.PatchType) (*metav1.Pat
 	return options, err
 }
 
-// parseDeleteOptions reads the options of a deletion from the body, or from the parameters when there is no body.
+// parseDeleteOptions parses the options of a deletion from the body, or from the query when there is no body.
 func (s *Server) parseDeleteOptions(req *request) (*metav1.DeleteOptions, error) {
 	options := &metav1.DeleteOptions{}
 	body, err := s.readBody(req)
@@ -162,7 +162,7 @@ func (r *request) decodeDeleteOptions(body []byte, options *metav1.DeleteOptions
 			return apierrors.NewBadRequest(err.Error())
 		}
 	}
-	// Clients send the options as a kind of whatever group they delete from.
+	// Clients send DeleteOptions in the group of the resource they delete.
 	if options.Kind != "" && options.Kind != "DeleteOptions" {
 		return apierrors.NewBadRequest("decoded object cannot be converted to DeleteOptions")
 	}
@@ -170,7 +170,7 @@ func (r *request) decodeDeleteOptions(body []byte, options *metav1.DeleteOptions
 	return nil
 }
 
-// deleteFormat: the options of a deletion have a protobuf form even where the objects have none.
+// deleteFormat is the format of DeleteOptions: they have a protobuf form even if the resource has none.
 func (r *request) deleteFormat() (format, error) {
 	if r.Header.Get("Content-Type") == mediaProtobuf {
 		return formatProtobuf, nil
@@ -178,13 +178,13 @@ func (r *request) deleteFormat() (format, error) {
 	return r.contentFormat()
 }
 
-// isDryRun: the only value there is was checked before.
+// isDryRun: validation allows no value but "All".
 func isDryRun(dryRun []string) bool { return len(dryRun) > 0 }
 
-// strictness is what becomes of fields the server does not know, and of fields given twice.
+// strictness is the fieldValidation parameter: how unknown and duplicate fields are treated.
 type strictness string
 
-// strictnessOf reads the fieldValidation parameter: without it clients are warned.
+// strictnessOf parses the fieldValidation parameter; the default is Warn.
 func strictnessOf(option string) strictness {
 	if option == "" {
 		return metav1.FieldValidationWarn
@@ -192,22 +192,22 @@ func strictnessOf(option string) strictness {
 	return strictness(option)
 }
 
-func (v strictness) looks() bool { return v != metav1.FieldValidationIgnore }
+func (v strictness) enabled() bool { return v != metav1.FieldValidationIgnore }
 
-// judge warns of, or refuses, what a strict decoder found.
-func (v strictness) judge(found []error, warn func(string)) error {
+// report returns strict decoding errors, or warns of them.
+func (v strictness) report(found []error, warn func(string)) error {
 	switch {
-	case len(found) == 0 || !v.looks():
+	case len(found) == 0 || !v.enabled():
 		return nil
 	case v == metav1.FieldValidationWarn:
-		warnStrict(found, warn)
+		warnOfStrictErrors(found, warn)
 		return nil
 	}
 	return runtime.NewStrictDecodingError(found)
 }
 
-// warnStrict gives a warning for each finding; what YAML finds comes as one text with a line for each.
-func warnStrict(found []error, warn func(string)) {
+// warnOfStrictErrors adds a warning for each error. YAML errors come as one text with a line for each.
+func warnOfStrictErrors(found []error, warn func(string)) {
 	for _, err := range found {
 		text := err.Error()
 		short, ok := strings.CutPrefix(text, "yaml: unmarshal errors:\n")
@@ -224,7 +224,7 @@ func warnStrict(found []error, warn func(string)) {
 	}
 }
 
-// decodeBody reads the request's body into an object of the resource in its stored version, with defaults.
+// decodeBody decodes the request's body into an object of the stored version and sets its defaults.
 func (s *Server) decodeBody(req *request, body []byte, validate strictness) (kind.Object, error) {
 	f, err := req.contentFormat()
 	if err != nil {
@@ -241,7 +241,7 @@ func (s *Server) decodeObject(req *request, body []byte, f format, validate stri
 	return req.res.toStored(obj)
 }
 
-// toStored fills in the defaults of an object in the served version and brings it into the stored one.
+// toStored sets the defaults of an object of the served version and converts it to the stored version.
 func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
 	if r.version.Default != nil {
 		r.version.Default(obj)
@@ -260,7 +260,7 @@ func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
 	return obj, nil
 }
 
-// decodeInto reads a body into an object of kind want. res is set when the object is one of the resource's own.
+// decodeInto decodes a body into an object of kind want. res is set when the object is of the resource itself.
 func (s *Server) decodeInto(obj kind.Object, body []byte, f format, res *resource, want schema.GroupVersionKind, validate strictness, warn func(string)) error {
 	var found []error
 	var err error
@@ -272,7 +272,7 @@ func (s *Server) decodeInto(obj kind.Object, body []byte, f format, res *resourc
 			if data, err = yaml.YAMLToJSON(body); err != nil {
 				return errUnrecognized(err, want, body)
 			}
-			if validate.looks() {
+			if validate.enabled() {
 				if _, err := yaml.YAMLToJSONStrict(body); err != nil {
 					found = append(found, err)
 				}
@@ -294,17 +294,17 @@ func (s *Server) decodeInto(obj kind.Object, body []byte, f format, res *resourc
 			found = append(found, fmt.Errorf("unknown field %q", path))
 		}
 	}
-	if err := validate.judge(found, warn); err != nil {
+	if err := validate.report(found, warn); err != nil {
 		return errCannotHandle(want, want.Kind, err)
 	}
 	return nil
 }
 
-// decodeJSON reads JSON into obj and checks that it says to be what is wanted, or nothing.
+// decodeJSON decodes JSON into obj and checks that its kind is want or empty.
 func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersionKind, validate strictness) ([]error, error) {
 	found, err := unmarshalStrict(data, obj, validate)
 	if err != nil {
-		// What the body says it is explains more than where its fields do not fit.
+		// A wrong kind explains the failure better than a field that does not fit.
 		said, readErr := apijson.DefaultMetaFactory.Interpret(data)
 		if readErr != nil {
 			return nil, errUnrecognized(readErr, want, data)
@@ -332,11 +332,11 @@ func typeOf(obj kind.Object) (apiVersion, kindName string) {
 	return obj.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
 }
 
-// unmarshalStrict reads JSON and returns what a strict reader would not accept, when that is asked for.
+// unmarshalStrict decodes JSON and returns the strict decoding errors unless validation is disabled.
 func unmarshalStrict(data []byte, obj kind.Object, validate strictness) (found []error, err error) {
 	if dynamic, ok := obj.(runtime.Unstructured); ok {
 		content := map[string]any{}
-		if validate.looks() {
+		if validate.enabled() {
 			found, err = kjson.UnmarshalStrict(data, &content)
 		} else {
 			err = kjson.UnmarshalCaseSensitivePreserveInts(data, &content)
@@ -344,7 +344,7 @@ func unmarshalStrict(data []byte, obj kind.Object, validate strictness) (found [
 		dynamic.SetUnstructuredContent(content)
 		return found, err
 	}
-	if validate.looks() {
+	if validate.enabled() {
 		return kjson.UnmarshalStrict(data, obj)
 	}
 	return nil, kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
@@ -368,7 +368,7 @@ func (s *Server) decodeProtobuf(obj kind.Object, body []byte, want schema.GroupV
 	return nil
 }
 
-// openEnvelope reads the protobuf form of an object as a client sent it.
+// openEnvelope decodes the protobuf form of an object that a client sent.
 func openEnvelope(body []byte) (envelope, error) {
 	switch {
 	case len(body) == 0:
@@ -381,10 +381,10 @@ func openEnvelope(body []byte) (envelope, error) {
 	return parseEnvelope(body)
 }
 
-// schemeName stands in messages where upstream names the place its types are registered.
+// schemeName is the place where upstream registers its types; it is part of messages.
 const schemeName = "pkg/api/legacyscheme/scheme.go:30"
 
-// checkKind compares what a body says it is with what the endpoint takes. What it does not say is taken from the endpoint.
+// checkKind compares the kind in a body with the kind of the endpoint. Empty fields default to the endpoint's.
 func (s *Server) checkKind(said, want schema.GroupVersionKind) error {
 	if said.Kind == "" {
 		said.Kind = want.Kind
@@ -406,7 +406,7 @@ func (s *Server) checkKind(said, want schema.GroupVersionKind) error {
 		said.GroupVersion(), want.GroupVersion()))
 }
 
-// internalPackage is what upstream's message calls the group's own form.
+// internalPackage is the name of the group's internal package in upstream's message.
 func internalPackage(group string) string {
 	if group == "" {
 		return "core"
@@ -423,7 +423,7 @@ func errUnrecognized(err error, want schema.GroupVersionKind, body []byte) error
 	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", want.Kind, err, summary(body)))
 }
 
-// summary shows the beginning of a body.
+// summary is the beginning of a body, for messages.
 func summary(body []byte) string {
 	const longest = 30
 	if len(body) == 0 {

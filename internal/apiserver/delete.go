@@ -18,14 +18,14 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// deletion is what a DELETE came to. Either the object is gone, or it is still there because something holds it.
+// deletion is the result of a DELETE: the object is removed, or it remains until its finalizers or grace period allow it.
 type deletion struct {
-	entry *cache.Entry   // the object as it is, or was last
-	obj   runtime.Object // instead of an entry: a Status, or the outcome of a dry run
+	entry *cache.Entry   // the object as it is, or its last state
+	obj   runtime.Object // instead of an entry: a Status, or the result of a dry run
 	gone  bool
 }
 
-// delete answers a DELETE of one object.
+// delete serves a DELETE of one object.
 func (s *Server) delete(req *request) error {
 	if _, err := req.negotiate(); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (s *Server) delete(req *request) error {
 	return s.respondObject(req, code, done.obj)
 }
 
-// delete deletes an object, or begins to.
+// delete deletes an object or marks it as being deleted.
 func (w *write) delete(options *metav1.DeleteOptions) (deletion, error) {
 	ctx, cancel := context.WithTimeout(w.ctx, writeTimeout)
 	defer cancel()
@@ -62,14 +62,14 @@ func (w *write) delete(options *metav1.DeleteOptions) (deletion, error) {
 		if entry == nil {
 			return deletion{}, apierrors.NewNotFound(w.res.groupResource(), w.name)
 		}
-		// Grace changes the options for the object at hand; the next attempt may meet another.
+		// Grace changes the options for this state of the object; a retry may see another.
 		attempt := options.DeepCopy()
 		done, err := w.deleteOnce(entry, attempt)
 		if err == nil {
 			return done, nil
 		}
-		var again bool
-		if entry, again, err = w.again(entry, err); !again {
+		var retry bool
+		if entry, retry, err = w.retry(entry, err); !retry {
 			return deletion{}, err
 		}
 	}
@@ -85,7 +85,7 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 		return deletion{}, err
 	}
 	if k.Delete.Check != nil {
-		if err := k.Delete.Check(w.ctx, w.s.env(), live); err != nil {
+		if err := k.Delete.Check(w.ctx, w.s.KindClient(), live); err != nil {
 			return deletion{}, err
 		}
 	}
@@ -108,14 +108,14 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 			w.warn(text)
 		}
 	}
-	done, err := w.carryOut(entry, live, options, grace)
+	done, err := w.deleteOrMark(entry, live, options, grace)
 	if err != nil || w.rules.DryRun {
 		undo()
 	}
 	return done, err
 }
 
-// checkPreconditions: the client may say which object, in which state, it means.
+// checkPreconditions checks the UID and resourceVersion of the options' preconditions.
 func (w *write) checkPreconditions(live kind.Object, options *metav1.DeleteOptions) error {
 	wanted := options.Preconditions
 	if wanted == nil {
@@ -150,11 +150,11 @@ func (w *write) admitDelete(live kind.Object, options *metav1.DeleteOptions) (un
 	return func() { w.chain.Undo(context.WithoutCancel(w.ctx), a) }, nil
 }
 
-// grace is how a deletion treats the time somebody needs to let go of the object.
+// grace is the decision about graceful deletion.
 type grace struct {
-	// graceful: the object is marked and stays until its time is up.
+	// graceful: the object is marked and remains until its grace period is over.
 	graceful bool
-	// pending: the object is marked already, and the client asks for nothing sooner.
+	// pending: the object is already marked, and the client does not shorten the grace period.
 	pending bool
 	first   bool
 	until   metav1.Time
@@ -168,7 +168,7 @@ func (g grace) check(options *metav1.DeleteOptions) error {
 	return nil
 }
 
-// graceFor decides about grace. A deletion that has begun can only become shorter.
+// graceFor decides about graceful deletion. The grace period of a deletion that has begun can only become shorter.
 func (w *write) graceFor(live kind.Object, options *metav1.DeleteOptions) grace {
 	if seconds := options.GracePeriodSeconds; seconds != nil && *seconds < 0 {
 		one := int64(1)
@@ -206,7 +206,7 @@ func (w *write) graceFor(live kind.Object, options *metav1.DeleteOptions) grace 
 	if until.Before(&w.rules.Now) {
 		until = w.rules.Now
 		if seconds != 0 {
-			// Its time is over, but who holds the object still has to confirm.
+			// The grace period is over, but the kubelet still has to confirm.
 			seconds = 1
 		}
 	}
@@ -217,14 +217,14 @@ func after(t metav1.Time, seconds int64) metav1.Time {
 	return metav1.NewTime(t.Add(time.Duration(seconds) * time.Second))
 }
 
-// carryOut marks the object, removes it, or does one after the other.
-func (w *write) carryOut(entry *cache.Entry, live kind.Object, options *metav1.DeleteOptions, g grace) (deletion, error) {
+// deleteOrMark marks the object, removes it, or both.
+func (w *write) deleteOrMark(entry *cache.Entry, live kind.Object, options *metav1.DeleteOptions, g grace) (deletion, error) {
 	finalizers, changed := w.deletionFinalizers(live, options)
 	if !g.graceful && len(finalizers) == 0 {
 		return w.remove(entry, live)
 	}
 	if g.graceful && g.seconds == 0 && len(finalizers) == 0 && live.GetDeletionTimestamp() != nil && !w.rules.DryRun {
-		return w.remove(entry, live) // it is marked already; whoever confirms its end need not mark it again
+		return w.remove(entry, live) // it is already marked: this request confirms the end of the grace period
 	}
 	obj := live.DeepCopyObject().(kind.Object)
 	if changed {
@@ -257,7 +257,7 @@ func (w *write) carryOut(entry *cache.Entry, live kind.Object, options *metav1.D
 	return w.removeMarked(marked, live)
 }
 
-// markDeleting: the object waits for its finalizers alone.
+// markDeleting marks an object that only waits for its finalizers.
 func (w *write) markDeleting(obj kind.Object) {
 	begun := obj.GetDeletionTimestamp()
 	if begun == nil && obj.GetGeneration() > 0 {
@@ -271,7 +271,7 @@ func (w *write) markDeleting(obj kind.Object) {
 	obj.SetDeletionGracePeriodSeconds(&zero)
 }
 
-// remove takes the object out of the store.
+// remove deletes the object from the store.
 func (w *write) remove(entry *cache.Entry, live kind.Object) (deletion, error) {
 	if w.rules.DryRun {
 		return w.finished(entry, live, true), nil
@@ -283,7 +283,7 @@ func (w *write) remove(entry *cache.Entry, live kind.Object) (deletion, error) {
 	return w.finished(gone, live, true), w.afterDelete(gone)
 }
 
-// removeMarked removes an object that was just marked. Others may have seen the mark and removed it first.
+// removeMarked removes an object that was just marked. Another client may have seen the mark and removed it first.
 func (w *write) removeMarked(marked *cache.Entry, live kind.Object) (deletion, error) {
 	done, err := w.remove(marked, live)
 	var conflict *cache.Conflict
@@ -293,7 +293,7 @@ func (w *write) removeMarked(marked *cache.Entry, live kind.Object) (deletion, e
 	return done, err
 }
 
-// finished is the answer when nothing more is to be done: a Status with the object's identity, or the object.
+// finished is the response when nothing is left to do: a Status with the object's identity, or the object.
 func (w *write) finished(entry *cache.Entry, live kind.Object, gone bool) deletion {
 	if w.res.kind.Delete.ReturnObject {
 		return deletion{entry: entry, gone: gone}
@@ -338,8 +338,8 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 	return deletion{entry: marked}, nil
 }
 
-// deletionFinalizers are the object's finalizers with those of the garbage collector as the deletion wants them: one to
-// let dependents go (orphan), one to wait for their end (foregroundDeletion), or none.
+// deletionFinalizers are the object's finalizers with those of the garbage collector set by the propagation policy: orphan,
+// foregroundDeletion, or neither.
 func (w *write) deletionFinalizers(live kind.Object, options *metav1.DeleteOptions) (finalizers []string, changed bool) {
 	had := live.GetFinalizers()
 	policy := w.propagation(had, options)
@@ -360,7 +360,7 @@ func (w *write) deletionFinalizers(live kind.Object, options *metav1.DeleteOptio
 	return finalizers, true
 }
 
-// propagation is what becomes of dependents: as the options say, else as the object's finalizers say, else as the kind has it.
+// propagation is the propagation policy: of the options, else by the object's finalizers, else the kind's default.
 func (w *write) propagation(finalizers []string, options *metav1.DeleteOptions) metav1.DeletionPropagation {
 	if orphan := options.OrphanDependents; orphan != nil { //nolint:staticcheck // clients still send it
 		if *orphan {

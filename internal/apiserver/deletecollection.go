@@ -6,9 +6,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// deleteCollection answers a DELETE of a collection: every object that the selectors mean is deleted as if it alone had
-// been asked for. The answer lists the objects as they were found. It is no transaction: an error leaves what was
-// deleted before it deleted.
+// deleteCollection serves a DELETE of a collection: every selected object is deleted as by a request of its own. The response lists the
+// objects as they were found. It is not a transaction: objects deleted before an error stay deleted.
 func (s *Server) deleteCollection(req *request) error {
 	out, err := req.negotiate()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// What the Go types of the API say of their own end.
+// The API lifecycle methods of the Go types.
 type (
 	deprecated interface{ APILifecycleDeprecated() (major, minor int) }
 	removed    interface{ APILifecycleRemoved() (major, minor int) }
@@ -16,7 +16,7 @@ type (
 	}
 )
 
-// removalOf is the release that no longer serves the type, empty when there is none.
+// removalOf is the release in which the type is removed, empty when there is none.
 func removalOf(obj runtime.Object) string {
 	if r, ok := obj.(removed); ok {
 		if major, minor := r.APILifecycleRemoved(); major != 0 || minor != 0 {
@@ -26,7 +26,7 @@ func removalOf(obj runtime.Object) string {
 	return ""
 }
 
-// deprecationOf is the warning that every request for a deprecated version of a resource is answered with; empty for all others.
+// deprecationOf is the warning in every response for a deprecated version of a resource; empty for other versions.
 func deprecationOf(obj runtime.Object, gvk schema.GroupVersionKind) string {
 	d, ok := obj.(deprecated)
 	if !ok {

@@ -20,8 +20,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// groupOrder is the order in which discovery lists groups: kubectl takes the first that has a resource of the name it
-// looks for. Groups that do not stand here follow by name.
+// groupOrder is the order of groups in discovery: kubectl uses the first group that has a resource of the given name. Other groups
+// follow by name.
 var groupOrder = []string{
 	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
 	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
@@ -43,17 +43,17 @@ func compareGroups(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// documents are what discovery tells about one catalog.
+// documents are the discovery documents of one catalog.
 type documents struct {
 	groups    []metav1.APIGroup // without the core group
 	core      metav1.APIVersions
 	resources map[schema.GroupVersion]*metav1.APIResourceList
-	// The aggregated documents of /api and /apis are made when they are first asked for.
+	// The aggregated documents of /api and /apis are built on first use.
 	aggregatedCore   func() *aggregated
 	aggregatedGroups func() *aggregated
 }
 
-// aggregated is everything about all groups in one document.
+// aggregated is an aggregated discovery document: all groups in one.
 type aggregated struct {
 	list *apidiscoveryv2.APIGroupDiscoveryList
 	etag string // quoted
@@ -63,7 +63,7 @@ func (s *Server) newDocuments(c *catalog) *documents {
 	d := &documents{resources: make(map[schema.GroupVersion]*metav1.APIResourceList)}
 	for _, served := range c.kinds {
 		if len(served.kind.Verbs) == 0 {
-			continue // the server's own
+			continue // internal: not served to clients
 		}
 		for _, res := range served.resources {
 			gv := res.gvr.GroupVersion()
@@ -111,7 +111,7 @@ func (d *documents) describeGroups(names []string, versions map[string][]string,
 	}
 }
 
-// describe is a resource and its subresources as discovery shows them.
+// describe returns the discovery entries of a resource and its subresources.
 func describe(res *resource) []metav1.APIResource {
 	k := res.kind
 	own := metav1.APIResource{
@@ -138,7 +138,7 @@ func describe(res *resource) []metav1.APIResource {
 	return all
 }
 
-// subVerbs are the verbs a subresource answers; see kind.Subresource for the defaults.
+// subVerbs are the verbs of a subresource; see kind.Subresource for the defaults.
 func subVerbs(sub *kind.Subresource) []string {
 	switch {
 	case sub.Verbs != nil:
@@ -178,7 +178,7 @@ func (d *documents) aggregate(names []string, versions map[string][]string, core
 	}
 	text, err := json.Marshal(list.Items)
 	if err != nil {
-		panic(err) // plain structs cannot fail
+		panic(err) // marshalling plain structs does not fail
 	}
 	return &aggregated{list: list, etag: fmt.Sprintf(`"%X"`, sha512.Sum512(text))}
 }
@@ -188,7 +188,7 @@ func aggregateResources(flat []metav1.APIResource) []apidiscoveryv2.APIResourceD
 	for _, res := range flat {
 		responseKind := &metav1.GroupVersionKind{Group: res.Group, Version: res.Version, Kind: res.Kind}
 		if _, sub, ok := strings.Cut(res.Name, "/"); ok {
-			// Sorted by name, a subresource stands behind its parent.
+			// The list is sorted by name, so a subresource follows its parent.
 			parent := &all[len(all)-1]
 			parent.Subresources = append(parent.Subresources, apidiscoveryv2.APISubresourceDiscovery{
 				Subresource: sub, ResponseKind: responseKind, Verbs: res.Verbs,
@@ -207,7 +207,7 @@ func aggregateResources(flat []metav1.APIResource) []apidiscoveryv2.APIResourceD
 	return all
 }
 
-// discover answers the paths of discovery. ok is false when the path is none of them.
+// discover serves the paths of discovery. ok is false for other paths.
 func (s *Server) discover(req *request) (ok bool, err error) {
 	root, rest := cutSegment(strings.Trim(req.info.path, "/"))
 	if root != "api" && root != "apis" {
@@ -246,7 +246,7 @@ func (s *Server) respondResources(req *request, d *documents, gv schema.GroupVer
 	return true, s.respondDiscovery(req, list, gvk)
 }
 
-// respondDiscovery answers with one of discovery's plain documents. Those of the core group have no version.
+// respondDiscovery responds with a plain discovery document. Those of the core group have no version.
 func (s *Server) respondDiscovery(req *request, document runtime.Object, gvk schema.GroupVersionKind) error {
 	if !isRead(req.Method) {
 		return errNoMethod()
@@ -274,7 +274,7 @@ func (s *Server) respondDocument(req *request, out output, document runtime.Obje
 	return s.writeBody(req, http.StatusOK, mediaType, *buffer)
 }
 
-// respondRoot answers /api and /apis: with the aggregated document for whoever knows it, otherwise with the plain one.
+// respondRoot serves /api and /apis: the aggregated document for clients that accept it, otherwise the plain one.
 func (s *Server) respondRoot(req *request, plain runtime.Object, gvk schema.GroupVersionKind, all func() *aggregated) error {
 	format, ok := wantsAggregated(req.Header.Get("Accept"))
 	if !ok || !isRead(req.Method) {

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// Texts that clients and their users know.
+// Messages of upstream's that clients match or show.
 const (
 	textModified        = "the object has been modified; please apply your changes to the latest version and try again"
 	textListExpired     = "The resourceVersion for the provided list is too old."
@@ -27,8 +27,8 @@ const (
 		"between the time the first chunk was returned and now may show up in the list."
 )
 
-// apiError turns whatever a handler returned into an error that carries a Status. It is the one place where errors of
-// the store and the cache get their meaning for clients. name may be empty.
+// apiError converts an error of a handler into one with a Status. It is the only place where errors of the store and the cache are
+// mapped to API errors. name may be empty.
 func apiError(err error, res schema.GroupResource, name string) apierrors.APIStatus {
 	var status apierrors.APIStatus
 	var conflict *cache.Conflict
@@ -87,7 +87,7 @@ func encryptionStatus(encrypted *store.EncryptionError, res schema.GroupResource
 	}}
 }
 
-// statusOf is the Status a client gets for an error, complete with kind and code.
+// statusOf is the Status for an error, complete with kind and code.
 func statusOf(err error, res schema.GroupResource, name string) *metav1.Status {
 	status := apiError(err, res, name).Status()
 	if status.Status == "" {
@@ -103,7 +103,7 @@ func statusOf(err error, res schema.GroupResource, name string) *metav1.Status {
 	return &status
 }
 
-// errTooLarge says that a client asks for a state the server has not reached.
+// errTooLarge: the requested resourceVersion is newer than the server's.
 func errTooLarge(wanted, current store.Revision) error {
 	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", wanted, current), 1)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
@@ -112,23 +112,23 @@ func errTooLarge(wanted, current store.Revision) error {
 	return err
 }
 
-// errNoRoute says that the path leads nowhere within a served group version.
+// errNoRoute: 404 for a path within a served group version.
 func errNoRoute() *apierrors.StatusError {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, false)
 }
 
-// errNoMethod says that the path exists but does not answer the method.
+// errNoMethod: 405, the path exists but not with this method.
 func errNoMethod() error {
 	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false)
 }
 
-// forbiddenEscapes keeps names from being read as markup by whoever shows the message.
+// forbiddenEscapes escapes HTML in names that are part of the message.
 var forbiddenEscapes = strings.NewReplacer(`&`, "&amp;", `<`, "&lt;", `>`, "&gt;")
 
-// Refusal is the error of a request that is not allowed, for others who ask the authorizer.
-func Refusal(a *authz.Attributes, reason string) error { return errForbidden(a, reason) }
+// ForbiddenError is the error for a request that the authorizer denies, for other users of the authorizer.
+func ForbiddenError(a *authz.Attributes, reason string) error { return errForbidden(a, reason) }
 
-// errForbidden says what the user may not do, and why.
+// errForbidden names the denied access and the reason.
 func errForbidden(a *authz.Attributes, reason string) error {
 	text := forbiddenEscapes.Replace(forbiddenText(a))
 	if reason != "" {
@@ -152,7 +152,7 @@ func forbiddenText(a *authz.Attributes) string {
 	return fmt.Sprintf("User %q cannot %s resource %q in API group %q %s", a.User.Username, a.Verb, resource, a.Group, scope)
 }
 
-// errNotAcceptable and errUnsupportedMediaType name the media types that would have done.
+// errNotAcceptable and errUnsupportedMediaType list the supported media types.
 func errNotAcceptable(accepted ...string) error {
 	return errNotAcceptableText("only the following media types are accepted: " + strings.Join(accepted, ", "))
 }

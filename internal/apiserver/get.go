@@ -8,7 +8,7 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// get answers a GET of one object.
+// get serves a GET of one object.
 func (s *Server) get(req *request) error {
 	if req.res.kind.Virtual != nil {
 		return s.getVirtual(req)
@@ -20,8 +20,8 @@ func (s *Server) get(req *request) error {
 	return s.respondEntry(req, http.StatusOK, entry)
 }
 
-// read finds the object the request names: the newest state when the client names no resourceVersion, what the cache has
-// for "0", and otherwise one that is not older.
+// read returns the object that the request names: the newest state without a resourceVersion, the cached state for "0", and otherwise a
+// state that is not older than the resourceVersion.
 func (s *Server) read(req *request) (*cache.Entry, error) {
 	if version := req.query.Get("resourceVersion"); version == "" {
 		if _, err := s.config.Cache.Sync(req.ctx); err != nil {

@@ -14,10 +14,10 @@ import (
 	"skiff/internal/health"
 )
 
-// HealthCheck is one part's answer to the question whether it works.
+// HealthCheck is the check of one component.
 type HealthCheck = health.Check
 
-// healthChecks answers /healthz, /livez and /readyz.
+// healthChecks serves /healthz, /livez and /readyz.
 type healthChecks struct {
 	live, ready health.Checks
 }
@@ -28,13 +28,13 @@ func newHealth(s *Server, checks []HealthCheck) *healthChecks {
 		case <-s.config.Cache.Ready():
 			return nil
 		default:
-			return errors.New("the cache has not been loaded")
+			return errors.New("the cache is not loaded yet")
 		}
 	}}}, checks...)
 	return &healthChecks{live: health.Live(ready), ready: ready}
 }
 
-// serve answers a path below one of the three roots. ok is false when there is no such check.
+// serve serves a path below one of the three roots. ok is false when there is no such check.
 func (h *healthChecks) serve(req *request, root, name string) (ok bool) {
 	checks := h.live
 	if root == "readyz" {
@@ -43,7 +43,7 @@ func (h *healthChecks) serve(req *request, root, name string) (ok bool) {
 	return checks.Serve(req.ctx, req.w, req.query, root, name)
 }
 
-// dispatchPath answers what is not a resource.
+// dispatchPath serves paths that are not resources.
 func (s *Server) dispatchPath(req *request) error {
 	if ok, err := s.discover(req); ok {
 		return err
@@ -74,7 +74,7 @@ func (s *Server) dispatchPath(req *request) error {
 	return s.notFound(req)
 }
 
-// extraPath finds who serves a path that the configuration added: the longest match wins.
+// extraPath returns the handler of a configured path: the longest match.
 func (s *Server) extraPath(path string) http.Handler {
 	if handler := s.config.Paths[path]; handler != nil {
 		return handler
@@ -89,8 +89,8 @@ func (s *Server) extraPath(path string) http.Handler {
 	return found
 }
 
-// notFound answers paths that no kind and no part of the server knows: those the configuration added, also such as look like
-// resources of another group and were authorized as such, and then those nobody knows.
+// notFound serves paths that belong to no kind: configured paths, which may look like resources of another group and are then authorized
+// as such, then the NotFound handler, and otherwise 404.
 func (s *Server) notFound(req *request) error {
 	if handler := s.extraPath(req.info.path); handler != nil {
 		handler.ServeHTTP(req.w, req.Request.WithContext(req.ctx))
@@ -104,7 +104,7 @@ func (s *Server) notFound(req *request) error {
 	return nil
 }
 
-// writeRawJSON answers with something that is no API object.
+// writeRawJSON responds with a value that is not an API object.
 func writeRawJSON(req *request, value any) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -115,7 +115,7 @@ func writeRawJSON(req *request, value any) error {
 	return nil
 }
 
-// paths are all paths there are, for /.
+// paths lists all paths, for /.
 func (s *Server) paths() []string {
 	paths := []string{"/api", "/apis", "/healthz", "/livez", "/readyz", "/metrics", "/version"}
 	for _, check := range s.health.live {

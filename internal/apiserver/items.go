@@ -8,21 +8,21 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// items are the part of a list's body that repeats.
+// items are the items of a list in one format.
 type items interface {
-	// of is the page whose entries the items are made of, one each.
+	// of is the page: each item is one of its entries.
 	of() *page
 	// append appends an item.
 	append(to []byte, i int) ([]byte, error)
-	// encoding names the form of the items where runs of them are kept (see run.go).
+	// encoding identifies the format in the cache of runs (see run.go).
 	encoding() cache.EncodingID
 }
 
 // jsonItems are entries separated by commas.
 type jsonItems struct {
 	*page
-	encode func(*cache.Entry) ([]byte, error) // memoized
-	head   []byte                             // put in place of an encoding's opening brace; empty: nothing is
+	encode func(*cache.Entry) ([]byte, error) // cached
+	head   []byte                             // replaces an encoding's opening brace; empty: it is kept
 	id     cache.EncodingID
 }
 
@@ -62,15 +62,15 @@ func (p *protoItems) append(to []byte, i int) ([]byte, error) {
 	return item.append(to), nil
 }
 
-// listHead opens a list whose items together have a length.
+// listHead returns the beginning of a list, given the total length of its items.
 type listHead func(items int) []byte
 
-// writeItems writes a list: head, items, tail. Everything that can fail happens before the first byte is written.
+// writeItems writes a list: head, items, tail. All encoding happens before the first byte is written, so that it can fail cleanly.
 func (s *Server) writeItems(req *request, mediaType string, head listHead, list items, tail []byte) error {
 	entries := list.of().entries
 	gzip := acceptsGzip(req.Request)
 	if gzip && storedAtLeast(entries, gzipThreshold) {
-		return s.writePacked(req, mediaType, head, list, tail)
+		return s.writeGzip(req, mediaType, head, list, tail)
 	}
 	plain, err := runsOf(list, formPlain, plainRun)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Server) writeItems(req *request, mediaType string, head listHead, list 
 	opening := head(plain.length)
 	total := len(opening) + plain.length + len(tail)
 	if gzip && total > gzipThreshold {
-		return s.writePacked(req, mediaType, head, list, tail)
+		return s.writeGzip(req, mediaType, head, list, tail)
 	}
 	req.writeListHeader(mediaType, total)
 	req.w.writeAll(opening)
@@ -96,7 +96,7 @@ func (r *request) writeListHeader(mediaType string, length int) {
 	r.w.WriteHeader(http.StatusOK)
 }
 
-// storedAtLeast guesses at the size of a list by what its entries take in the store.
+// storedAtLeast estimates the size of a list by the stored size of its entries.
 func storedAtLeast(entries []*cache.Entry, size int) bool {
 	for _, e := range entries {
 		if size -= len(e.Stored()); size < 0 {

@@ -24,15 +24,15 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// freshTimeout is how long a read waits for the cache to reach the state the client has already seen elsewhere.
-const freshTimeout = 3 * time.Second
+// catchUpTimeout is how long a read waits for the cache to reach the state the client has already seen elsewhere.
+const catchUpTimeout = 3 * time.Second
 
-// waitFor waits until the cache has reached a revision, or says that the client asks for too much.
+// waitFor waits until the cache has reached a revision; after catchUpTimeout it returns errTooLarge.
 func (s *Server) waitFor(ctx context.Context, revision store.Revision) error {
 	if s.config.Cache.Revision() >= revision {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
+	ctx, cancel := context.WithTimeout(ctx, catchUpTimeout)
 	defer cancel()
 	if err := s.config.Cache.WaitFor(ctx, revision); err != nil {
 		return errTooLarge(revision, s.config.Cache.Revision())
@@ -40,33 +40,33 @@ func (s *Server) waitFor(ctx context.Context, revision store.Revision) error {
 	return nil
 }
 
-// page is what a list answers: entries of one snapshot, and how to go on.
+// page is the result of a list: entries of one snapshot, and the continue token.
 type page struct {
 	extent
 	entries   []*cache.Entry
 	snapshot  cache.Snapshot
 	next      string // the continue token; empty when the list is complete
 	remaining *int64 // nil when unknown
-	selected  bool   // a selector left some out
+	selected  bool   // there is a selector
 }
 
 func (p *page) revision() store.Revision { return p.snapshot.Revision() }
 
-// extent says which part of a snapshot a page is.
+// extent is the range of a snapshot that a page covers.
 type extent struct {
 	prefix, from string
 	limit        int64 // 0 is none
 }
 
-// part is what a snapshot has in an extent.
-type part struct {
+// pageEntries are the entries of a snapshot within an extent.
+type pageEntries struct {
 	entries []*cache.Entry
 	more    bool
 }
 
-// part collects what lies in the extent and matches; nil matches everything.
-func (e extent) part(snapshot cache.Snapshot, match *matcher) *part {
-	found := &part{}
+// collect returns the matching entries within the extent; a nil matcher matches everything.
+func (e extent) collect(snapshot cache.Snapshot, match *matcher) *pageEntries {
+	found := &pageEntries{}
 	if e.limit == 0 && match == nil {
 		found.entries = make([]*cache.Entry, 0, snapshot.LenFrom(e.prefix, e.from))
 	}
@@ -83,7 +83,7 @@ func (e extent) part(snapshot cache.Snapshot, match *matcher) *part {
 	return found
 }
 
-// list answers a LIST.
+// list serves a LIST.
 func (s *Server) list(req *request) error {
 	out, err := req.negotiate()
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *Server) list(req *request) error {
 	return s.respondList(req, out, found)
 }
 
-// listName names the type of a list in messages.
+// listName is the type of a list, for messages.
 func (r *resource) listName() string {
 	if list := r.newList(); list != nil {
 		return fmt.Sprintf("%T", list)
@@ -120,7 +120,7 @@ func (r *resource) listName() string {
 	return r.kind.ListKind
 }
 
-// find collects the entries that a list, or a deletion of a collection, means.
+// find returns the entries that a list or a deletecollection selects.
 func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	prefix := req.res.kind.KeyPrefix(req.namespaceOfKeys())
 	snapshot, from, err := s.snapshot(req.ctx, req.res.table, prefix, opts)
@@ -139,18 +139,18 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 		}
 		return found, nil
 	}
-	var there *part
+	var collected *pageEntries
 	if found.selected {
-		there = found.part(snapshot, match)
+		collected = found.collect(snapshot, match)
 	} else {
-		view, err := snapshot.Memoize(found.extent, func() (any, error) { return found.part(snapshot, nil), nil })
+		view, err := snapshot.Memoize(found.extent, func() (any, error) { return found.collect(snapshot, nil), nil })
 		if err != nil {
 			return nil, err
 		}
-		there = view.(*part)
+		collected = view.(*pageEntries)
 	}
-	found.entries = there.entries
-	if there.more {
+	found.entries = collected.entries
+	if collected.more {
 		last := found.entries[len(found.entries)-1].Key()
 		found.next = encodeContinue(last+"\x00", prefix, found.revision())
 		if !found.selected {
@@ -161,7 +161,7 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	return found, nil
 }
 
-// snapshot finds the state a list is answered from, and the key it begins at:
+// snapshot returns the state that a list reads, and the key it begins at:
 //
 //	resourceVersion   match          state
 //	""                               the newest, consistently
@@ -232,7 +232,7 @@ func parseResourceVersion(text string) (store.Revision, error) {
 	return store.Revision(revision), nil
 }
 
-// continueToken says where a list goes on. Its form is upstream's, so that a client can go on at either server.
+// continueToken is where a list continues. The format is upstream's, so that a client can continue at either server.
 type continueToken struct {
 	Version  string `json:"v"`
 	Revision int64  `json:"rv"`    // -1: the newest
@@ -244,7 +244,7 @@ const continueVersion = "meta.k8s.io/v1"
 func encodeContinue(key, prefix string, revision store.Revision) string {
 	token, err := json.Marshal(continueToken{Version: continueVersion, Revision: revision, Start: strings.TrimPrefix(key, prefix)})
 	if err != nil {
-		panic(err) // three plain fields cannot fail
+		panic(err) // marshalling plain fields does not fail
 	}
 	return base64.RawURLEncoding.EncodeToString(token)
 }
@@ -267,7 +267,7 @@ func decodeContinue(text, prefix string) (from string, revision store.Revision, 
 	case token.Start == "":
 		return "", 0, fmt.Errorf("%s: encoded start key empty (version %s)", invalid, continueVersion)
 	}
-	// A token comes from the client: it must not lead out of the prefix.
+	// The token comes from the client: it must not lead out of the prefix.
 	key := token.Start
 	if !strings.HasPrefix(key, "/") {
 		key = "/" + key
@@ -317,7 +317,7 @@ func (r *resource) listKind() schema.GroupVersionKind {
 	return r.gvk.GroupVersion().WithKind(r.kind.ListKind)
 }
 
-// respondList writes entries as a list, item by item, from encodings that are shared by all lists and watches.
+// respondList writes entries as a list, from cached encodings that all lists and watches share.
 func (s *Server) respondList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
@@ -328,7 +328,7 @@ func (s *Server) respondList(req *request, out output, p *page) error {
 	return s.respondJSONItems(req, out, head, &jsonItems{page: p, encode: res.json, id: res.ids.listJSON})
 }
 
-// respondJSONItems writes a JSON list, or what it becomes as YAML or indented.
+// respondJSONItems writes a JSON list, also indented or as YAML.
 func (s *Server) respondJSONItems(req *request, out output, head []byte, items *jsonItems) error {
 	if out.format == formatJSON && !out.pretty {
 		return s.writeItems(req, mediaJSON, func(int) []byte { return head }, items, listTail)
@@ -346,7 +346,7 @@ func (s *Server) respondJSONItems(req *request, out output, head []byte, items *
 	return s.finishBody(req, http.StatusOK, out, buffer)
 }
 
-// respondProtoItems writes a protobuf list. Its envelope tells the length of what it holds.
+// respondProtoItems writes a protobuf list. Its envelope contains the length of the list.
 func (s *Server) respondProtoItems(req *request, head []byte, p *page, items *protoItems) error {
 	metadata := protoListMeta(p)
 	return s.writeItems(req, mediaProtobuf, func(size int) []byte {
@@ -355,7 +355,7 @@ func (s *Server) respondProtoItems(req *request, head []byte, p *page, items *pr
 	}, items, envelopeTail)
 }
 
-// listVirtual answers a list of objects that are computed on each read.
+// listVirtual serves a list of a virtual kind.
 func (s *Server) listVirtual(req *request, out output, opts *listOptions) error {
 	objs, err := s.virtual(req, opts)
 	if err != nil {
@@ -373,7 +373,7 @@ func (s *Server) listVirtual(req *request, out output, opts *listOptions) error 
 		items[i] = obj
 	}
 	if err := meta.SetList(list, items); err != nil {
-		return fmt.Errorf("make a list of %s: %w", req.res.kind.Plural, err)
+		return fmt.Errorf("build list of %s: %w", req.res.kind.Plural, err)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
@@ -383,9 +383,9 @@ func (s *Server) listVirtual(req *request, out output, opts *listOptions) error 
 	return s.finishBody(req, http.StatusOK, out, buffer)
 }
 
-// virtual computes the objects of a view, in the served version, those that the selectors mean.
+// virtual computes the selected objects of a virtual kind, in the served version.
 func (s *Server) virtual(req *request, opts *listOptions) ([]kind.Object, error) {
-	objs, err := req.res.kind.Virtual(req.ctx, s.env())
+	objs, err := req.res.kind.Virtual(req.ctx, s.KindClient())
 	if err != nil {
 		return nil, err
 	}

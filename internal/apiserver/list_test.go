@@ -322,12 +322,12 @@ func TestPackedListEqualsPlainList(t *testing.T) {
 	} {
 		for range 2 { // made, and remembered
 			plain := s.get("/api/v1/configmaps", "Accept: "+accept)
-			packed := s.get("/api/v1/configmaps", "Accept: "+accept, "Accept-Encoding: gzip")
-			if packed.header.Get("Content-Encoding") != "gzip" || packed.header.Get("Vary") != "Accept-Encoding" {
-				t.Errorf("%s: not packed: %v", accept, packed.header)
+			compressed := s.get("/api/v1/configmaps", "Accept: "+accept, "Accept-Encoding: gzip")
+			if compressed.header.Get("Content-Encoding") != "gzip" || compressed.header.Get("Vary") != "Accept-Encoding" {
+				t.Errorf("%s: not packed: %v", accept, compressed.header)
 				continue
 			}
-			if !bytes.Equal(gunzip(t, packed.body), plain.body) {
+			if !bytes.Equal(gunzip(t, compressed.body), plain.body) {
 				t.Errorf("%s: the packed list differs", accept)
 			}
 		}
@@ -337,8 +337,8 @@ func TestPackedListEqualsPlainList(t *testing.T) {
 		s.remove("configmaps", "ns", fmt.Sprint("cm", 100+i))
 		for _, query := range []string{"", "?labelSelector=!x", "?limit=200"} {
 			plain := s.get("/api/v1/configmaps" + query)
-			packed := s.get("/api/v1/configmaps"+query, "Accept-Encoding: gzip")
-			if !bytes.Equal(gunzip(t, packed.body), plain.body) {
+			compressed := s.get("/api/v1/configmaps"+query, "Accept-Encoding: gzip")
+			if !bytes.Equal(gunzip(t, compressed.body), plain.body) {
 				t.Fatalf("after %d changes the packed list %s differs", i, query)
 			}
 		}
@@ -400,11 +400,11 @@ func FuzzChecksumOfPieces(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		var sum checksum
 		for _, text := range [][]byte{a, b} {
-			packed, err := pack(text)
+			compressed, err := compress(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			sum.add(packed)
+			sum.add(compressed)
 		}
 		sum.addText([]byte("]}"))
 		whole := append(append(bytes.Clone(a), b...), "]}"...)

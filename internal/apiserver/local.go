@@ -23,20 +23,20 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// Local is the server as parts inside its own process see it. Reads hand out the cache's own objects, which are read-only;
-// everything else goes through the handler, without a connection, as the given user.
+// Local is the in-process client's access to the server. Reads return the cache's own objects, which are read-only; everything else
+// goes through the handler, without a connection, as the given user.
 type Local struct {
 	server *Server
 	user   authn.User
 }
 
-// Local returns the server for a part of the same process that acts as user. Such parts are trusted with reads.
+// Local returns the access of a component in the same process that acts as user. Reads are not authorized.
 func (s *Server) Local(user authn.User) *Local { return &Local{server: s, user: user} }
 
-// As is what the server offers to somebody else.
+// As returns the same access as another user.
 func (l *Local) As(user authn.User) *Local { return l.server.Local(user) }
 
-// find returns the resource, which must be stored in the version asked for: other versions are made for each reader.
+// find returns the resource, which must be requested in its stored version: other versions are converted for each reader.
 func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
 	res := l.server.catalog.Load().byVersion[gvr]
 	if res == nil || res.table == nil || !res.stored() {
@@ -61,7 +61,7 @@ func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 	return e.Object()
 }
 
-// LastChange is the revision of the last change of a resource; zero while nothing was ever written. It costs next to nothing.
+// LastChange is the revision of the last write to a resource, zero if there was none. It is cheap.
 func (l *Local) LastChange(gvr schema.GroupVersionResource) int64 {
 	res, err := l.find(gvr)
 	if err != nil {
@@ -139,7 +139,7 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 	return w, nil
 }
 
-// localWatch carries changes of a table to a part of the same process.
+// localWatch sends the changes of a table to a component in the same process.
 type localWatch struct {
 	res      *resource
 	match    *matcher
@@ -185,15 +185,15 @@ func (w *localWatch) run(ctx context.Context) {
 	}
 }
 
-// forward sends a change as the selector sees it: what comes to match is added, what ceases to is deleted.
+// forward sends a change as the selector sees it: an object that begins to match is added, one that ceases to match is deleted.
 func (w *localWatch) forward(ctx context.Context, event *cache.Event) bool {
-	change, departed := w.match.judge(event)
+	change, deselected := w.match.classify(event)
 	if change == 0 {
 		return true
 	}
 	obj, err := event.Entry.Object()
-	if departed {
-		obj, err = departedObject(event)
+	if deselected {
+		obj, err = deselectedObject(event)
 	}
 	if err != nil {
 		return w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
@@ -213,7 +213,7 @@ func (w *localWatch) send(ctx context.Context, kind watch.EventType, obj runtime
 // Transport carries requests to the handler without a connection.
 func (l *Local) Transport() http.RoundTripper { return l }
 
-// RoundTrip implements http.RoundTripper. The handler runs beside the caller, so that streams work too.
+// RoundTrip implements http.RoundTripper. The handler runs in its own goroutine, so that streams work too.
 func (l *Local) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(authn.WithUser(r.Context(), l.user))
 	request := r.Clone(ctx)
@@ -240,19 +240,19 @@ func (l *Local) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// localResponse is an answer on its way from the handler to a caller in the same process.
+// localResponse carries a response from the handler to a caller in the same process.
 type localResponse struct {
 	header  http.Header
 	code    int
 	started chan struct{}
 	cancel  context.CancelFunc
 
-	mu       sync.Mutex
-	more     sync.Cond
-	buffer   bytes.Buffer
-	answered bool
-	finished bool
-	closed   bool
+	mu            sync.Mutex
+	more          sync.Cond
+	buffer        bytes.Buffer
+	headerWritten bool
+	finished      bool
+	closed        bool
 }
 
 // Header implements http.ResponseWriter.
@@ -262,14 +262,14 @@ func (w *localResponse) Header() http.Header { return w.header }
 func (w *localResponse) WriteHeader(code int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.answer(code)
+	w.writeHeader(code)
 }
 
-func (w *localResponse) answer(code int) {
-	if w.answered {
+func (w *localResponse) writeHeader(code int) {
+	if w.headerWritten {
 		return
 	}
-	w.answered, w.code = true, code
+	w.headerWritten, w.code = true, code
 	close(w.started)
 }
 
@@ -277,9 +277,9 @@ func (w *localResponse) answer(code int) {
 func (w *localResponse) Write(data []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.answer(http.StatusOK)
+	w.writeHeader(http.StatusOK)
 	if w.closed {
-		return 0, errors.New("the caller has gone away")
+		return 0, errors.New("response body closed by the caller")
 	}
 	defer w.more.Signal()
 	return w.buffer.Write(data)
@@ -291,7 +291,7 @@ func (w *localResponse) Flush() { w.WriteHeader(http.StatusOK) }
 func (w *localResponse) finish() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.answer(http.StatusOK)
+	w.writeHeader(http.StatusOK)
 	w.finished = true
 	w.more.Signal()
 }

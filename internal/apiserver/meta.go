@@ -24,12 +24,11 @@ import (
 	"skiff/internal/store"
 )
 
-// now is the time of a write. API times have no fractions of seconds; keeping none makes what is in memory equal to what
-// comes back from the store.
+// now is the time of a write, truncated to seconds: API times have no fractions, so the object in memory equals the stored one.
 func now() metav1.Time { return metav1.Time{Time: time.Now().UTC().Truncate(time.Second)} }
 
-// wipeSystemFields clears what a client cannot say about a new object.
-func wipeSystemFields(obj metav1.Object) {
+// clearSystemFields clears the fields of a new object that a client cannot set.
+func clearSystemFields(obj metav1.Object) {
 	obj.SetCreationTimestamp(metav1.Time{})
 	obj.SetUID("")
 	obj.SetDeletionTimestamp(nil)
@@ -37,7 +36,7 @@ func wipeSystemFields(obj metav1.Object) {
 	obj.SetSelfLink("")
 }
 
-// fillSystemFields gives a new object what the server decides.
+// fillSystemFields sets the fields of a new object that the server decides.
 func fillSystemFields(obj metav1.Object, at metav1.Time) {
 	obj.SetCreationTimestamp(at)
 	obj.SetUID(types.UID(uuid.NewString()))
@@ -52,13 +51,13 @@ const (
 	generatedAttempts = 8
 )
 
-// generateName appends a random suffix, cutting the base so that the name stays a DNS label.
+// generateName appends a random suffix and truncates the base so that the name fits into a DNS label.
 func generateName(base string) string {
 	base = base[:min(len(base), generatedLongest-generatedSuffix)]
 	return base + utilrand.String(generatedSuffix)
 }
 
-// ensureNamespace makes the object's namespace that of the request.
+// ensureNamespace sets the object's namespace to that of the request, or checks it.
 func ensureNamespace(expected string, obj metav1.Object) error {
 	switch namespace := obj.GetNamespace(); {
 	case namespace == expected:
@@ -90,7 +89,7 @@ const (
 		"API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: %v"
 )
 
-// dropDuplicateOwners removes owners that are given twice, and tells the client.
+// dropDuplicateOwners removes duplicate owner references and warns the client.
 func dropDuplicateOwners(obj metav1.Object, warn func(string), text string) {
 	owners := obj.GetOwnerReferences()
 	if len(owners) < 2 {
@@ -122,12 +121,12 @@ func validatePathSegment(name string, prefix bool) []string {
 	return path.IsValidPathSegmentName(name)
 }
 
-// validateNewMetadata judges the metadata of a new object.
+// validateNewMetadata validates the metadata of a new object.
 func validateNewMetadata(k *kind.Kind, obj kind.Object) field.ErrorList {
 	return apivalidation.ValidateObjectMetaAccessor(obj, k.Namespaced, k.ValidateName, metadataPath)
 }
 
-// validateNames: whatever a kind allows for names, they must fit into a path.
+// validateNames checks that the name is a valid path segment, whatever the kind allows.
 func validateNames(obj kind.Object) (errs field.ErrorList) {
 	if base := obj.GetGenerateName(); base != "" {
 		for _, text := range validatePathSegment(base, true) {
@@ -140,8 +139,8 @@ func validateNames(obj kind.Object) (errs field.ErrorList) {
 	return errs
 }
 
-// validateChangedMetadata judges the metadata of a changed object, and the change. What was valid before and has not
-// changed is valid still; most writes do not touch metadata.
+// validateChangedMetadata validates the metadata of a changed object, and the change. Unchanged metadata is not validated again; most
+// writes do not touch it.
 func validateChangedMetadata(k *kind.Kind, obj, old kind.Object) field.ErrorList {
 	if sameMetadata(obj, old) {
 		return nil
@@ -155,7 +154,7 @@ func validateChangedMetadata(k *kind.Kind, obj, old kind.Object) field.ErrorList
 	return errs
 }
 
-// sameMetadata reports whether everything validation looks at is as it was.
+// sameMetadata reports whether nothing that validation checks has changed.
 func sameMetadata(obj, old kind.Object) bool {
 	if obj.GetName() != old.GetName() || obj.GetNamespace() != old.GetNamespace() || obj.GetGenerateName() != old.GetGenerateName() ||
 		obj.GetUID() != old.GetUID() || obj.GetResourceVersion() == "" || obj.GetGeneration() < old.GetGeneration() {
@@ -173,7 +172,7 @@ func sameMetadata(obj, old kind.Object) bool {
 		})
 }
 
-// keepSystemFields puts back what no update can change.
+// keepSystemFields restores the fields that no update can change.
 func keepSystemFields(obj, old metav1.Object) {
 	if obj.GetUID() == "" {
 		obj.SetUID(old.GetUID())
@@ -189,8 +188,8 @@ func keepSystemFields(obj, old metav1.Object) {
 	}
 }
 
-// takeMetadata makes obj's metadata that of from.
-func takeMetadata(obj, from metav1.Object) {
+// copyMetadata makes obj's metadata that of from.
+func copyMetadata(obj, from metav1.Object) {
 	obj.SetName(from.GetName())
 	obj.SetGenerateName(from.GetGenerateName())
 	obj.SetNamespace(from.GetNamespace())
@@ -208,25 +207,25 @@ func takeMetadata(obj, from metav1.Object) {
 	obj.SetManagedFields(slices.Clone(from.GetManagedFields()))
 }
 
-// keepTimes undoes changes of managedFields' times when nothing else has changed, so that writing what is there already
-// changes nothing.
-func keepTimes(obj, old kind.Object) {
+// keepUnchangedTimes restores the times of managedFields when nothing else has changed, so that an update without changes writes
+// nothing.
+func keepUnchangedTimes(obj, old kind.Object) {
 	entries, before := obj.GetManagedFields(), old.GetManagedFields()
 	if len(entries) == 0 || len(entries) != len(before) {
 		return
 	}
-	moved := false
+	timesChanged := false
 	for i := range entries {
 		a, b := entries[i], before[i]
 		if !a.Time.Equal(b.Time) {
-			moved = true
+			timesChanged = true
 		}
 		a.Time, b.Time = nil, nil
 		if !managedfields.EqualEntries([]metav1.ManagedFieldsEntry{a}, []metav1.ManagedFieldsEntry{b}) {
 			return
 		}
 	}
-	if !moved {
+	if !timesChanged {
 		return
 	}
 	obj.SetManagedFields(slices.Clone(before))
@@ -235,7 +234,7 @@ func keepTimes(obj, old kind.Object) {
 	}
 }
 
-// parseVersion reads an object's resourceVersion; 0 means that it has none.
+// parseVersion parses an object's resourceVersion; 0 means that it has none.
 func parseVersion(obj metav1.Object) (store.Revision, error) {
 	text := obj.GetResourceVersion()
 	if text == "" {
@@ -245,7 +244,7 @@ func parseVersion(obj metav1.Object) (store.Revision, error) {
 	return store.Revision(version), err
 }
 
-// errPrecondition is upstream's text for a precondition the store found broken.
+// errPrecondition is upstream's error for a failed precondition in the store.
 func errPrecondition(w *write, key, what string) error {
 	return apierrors.NewConflict(w.res.groupResource(), w.name, fmt.Errorf(
 		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: %s", key, what))

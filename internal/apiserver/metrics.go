@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// metrics counts requests under upstream's names and labels. Counting a request looks up no labels: each resource keeps
-// the series of the requests it has seen.
+// metrics counts requests with upstream's names and labels. Each resource caches its series, so that counting a request does not look
+// up labels.
 type metrics struct {
 	registry *prometheus.Registry
 	handler  http.Handler
@@ -70,7 +70,7 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 	return m
 }
 
-// watch adds what the server can be asked at any time.
+// watch registers the gauges that are read from the server.
 func (m *metrics) watch(s *Server) {
 	inflight := func(kindOfRequest string, l *inFlightLimiter) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -96,7 +96,7 @@ func (m *metrics) watch(s *Server) {
 	}
 }
 
-// objectCounts tells how many objects there are of each kind, when it is asked.
+// objectCounts collects the number of objects of each kind.
 type objectCounts struct{ s *Server }
 
 var objectCountDesc = prometheus.NewDesc("apiserver_storage_objects",
@@ -126,13 +126,13 @@ type resourceMetrics struct {
 	eventBytes               prometheus.Observer
 }
 
-// seriesKey tells a resource's requests apart.
+// seriesKey identifies a series of a resource.
 type seriesKey struct {
 	verb, scope, subresource string
 	dryRun                   bool
 }
 
-// series counts requests of one sort.
+// series counts the requests with one set of labels.
 type series struct {
 	duration, size prometheus.Observer
 	labels         []string
@@ -240,8 +240,7 @@ func scopeOf(info *requestInfo) string {
 	return "cluster"
 }
 
-// seriesOf finds where a request is counted. Requests for what is not served are counted together, because anyone can
-// make up names.
+// seriesOf returns the series of a request. Requests for unknown resources share one series, because their names are the client's.
 func (m *metrics) seriesOf(req *request) *series {
 	if req.res == nil {
 		key := seriesKey{verb: "other"}
@@ -257,7 +256,7 @@ func (m *metrics) seriesOf(req *request) *series {
 	return req.res.metrics.get(key)
 }
 
-// record counts a request that has been answered. Streams have no duration worth comparing.
+// record counts a finished request. Long-running requests have no meaningful duration.
 func (m *metrics) record(req *request) {
 	s := m.seriesOf(req)
 	code := req.w.code
@@ -273,7 +272,7 @@ func (m *metrics) record(req *request) {
 	}
 }
 
-// longRunning counts a stream until the function it returns is called.
+// longRunning counts a long-running request until the function it returns is called.
 func (m *metrics) longRunning(req *request) func() {
 	key := seriesKey{verb: reportedVerb(req), scope: scopeOf(&req.info)}
 	if req.sub != nil {

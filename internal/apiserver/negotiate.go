@@ -11,10 +11,10 @@ import (
 	"github.com/munnerz/goautoneg"
 )
 
-// format is how bytes on the wire are written.
+// format is a wire format.
 type format uint8
 
-// The formats the server speaks, in the order of preference when the client does not care.
+// The supported formats, in the server's order of preference.
 const (
 	formatJSON format = iota
 	formatYAML
@@ -31,7 +31,7 @@ var mediaTypes = [...]string{formatJSON: mediaJSON, formatYAML: mediaYAML, forma
 
 func (f format) mediaType() string { return mediaTypes[f] }
 
-// shape is what is made of an object for the client.
+// shape is the transformation of an object that the client requests.
 type shape uint8
 
 const (
@@ -41,7 +41,7 @@ const (
 	shapePartialList
 )
 
-// output is what the client wants to get: an object or something made of it, in a format.
+// output is the negotiated form of the response.
 type output struct {
 	format format
 	shape  shape
@@ -50,10 +50,10 @@ type output struct {
 	pretty      bool
 }
 
-// clause is one alternative of an Accept header. Clauses stand in the order of the client's preference.
+// clause is one media range of an Accept header. Clauses are in the client's order of preference.
 type clause struct {
 	formats  []format // those it matches, in order of the server's preference
-	asked    bool     // a transformation was asked for (as, g, v)
+	asked    bool     // a transformation is requested (as, g, v)
 	as, g, v string
 	stream   string
 	pretty   bool
@@ -61,7 +61,7 @@ type clause struct {
 	profile  string
 }
 
-// acceptCache remembers how Accept headers read; clients send few different ones. It stops growing when somebody sends many.
+// acceptCache caches parsed Accept headers; clients send few different ones. Its size is bounded.
 var acceptCache struct {
 	parsed sync.Map // string → []clause
 	size   atomic.Int64
@@ -107,14 +107,14 @@ func parseClauses(header string) []clause {
 	return clauses
 }
 
-// offer is what can be had besides JSON and YAML of plain objects.
+// offer is what a resource supports besides JSON and YAML of whole objects.
 type offer struct {
 	protobuf bool // plain objects have a protobuf form
-	partial  bool // objects can be cut down to their metadata
+	partial  bool // PartialObjectMetadata
 	tables   bool
 }
 
-// shapeIn is the transformation a clause asks for, in a format. ok is false when it cannot be served.
+// shapeIn is the transformation that a clause requests, in a format. ok is false when it is not supported.
 func (c *clause) shapeIn(f format, o offer) (s shape, ok bool) {
 	if !c.asked {
 		return shapeObject, o.protobuf || f != formatProtobuf
@@ -133,7 +133,7 @@ func (c *clause) shapeIn(f format, o offer) (s shape, ok bool) {
 	return 0, false
 }
 
-// negotiate finds the first of the client's wishes that can be met.
+// negotiate returns the first of the client's preferences that is supported.
 func negotiate(r *http.Request, o offer) (output, bool) {
 	header := r.Header.Get("Accept")
 	out := output{pretty: wantsPretty(r)}
@@ -160,7 +160,7 @@ func negotiate(r *http.Request, o offer) (output, bool) {
 	return out, false
 }
 
-// negotiate finds what the client wants to get for an object of its resource.
+// negotiate returns the form of a response with an object of the resource.
 func (r *request) negotiate() (output, error) {
 	o := r.offer()
 	out, ok := negotiate(r.Request, o)
@@ -170,8 +170,8 @@ func (r *request) negotiate() (output, error) {
 	return out, nil
 }
 
-// offer is what the resource of the request can be had as. The answer to an action is no object that could be listed,
-// so there are no tables of it.
+// offer is what the resource of the request supports. The result of an action cannot be listed, so it has no table unless the kind
+// has columns.
 func (r *request) offer() offer {
 	if r.res == nil {
 		return offer{protobuf: true}
@@ -179,7 +179,7 @@ func (r *request) offer() offer {
 	return offer{protobuf: r.res.codec.protobuf, partial: true, tables: r.res.kind.Action == nil || r.res.kind.Columns != nil}
 }
 
-// negotiateStream finds what the client wants to get as a stream of events. YAML has no streams.
+// negotiateStream returns the form of a stream of events. There are no streams in YAML.
 func (r *request) negotiateStream() (output, error) {
 	out, ok := negotiate(r.Request, r.offer())
 	if ok && out.format != formatYAML {
@@ -199,7 +199,7 @@ func acceptedTypes(protobuf bool) []string {
 	return mediaTypes[:formatProtobuf]
 }
 
-// wantsPretty: the parameter decides, and without it people's own tools get indented answers.
+// wantsPretty: the pretty parameter decides; without it, curl, wget and browsers get indented JSON.
 func wantsPretty(r *http.Request) bool {
 	if strings.Contains(r.URL.RawQuery, "pretty") {
 		if value := r.URL.Query().Get("pretty"); value != "" {
@@ -211,7 +211,7 @@ func wantsPretty(r *http.Request) bool {
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// contentFormat reads the Content-Type of a request's body. JSON when there is none.
+// contentFormat is the format of the request's body by its Content-Type; JSON when there is none.
 func (r *request) contentFormat() (format, error) {
 	protobuf := r.res == nil || r.res.codec.protobuf
 	header := r.Header.Get("Content-Type")
@@ -233,7 +233,7 @@ func (r *request) contentFormat() (format, error) {
 	return 0, errUnsupportedMediaType(acceptedTypes(protobuf)...)
 }
 
-// acceptsGzip follows upstream: the header must name gzip; weights are not looked at.
+// acceptsGzip follows upstream: the header must contain gzip; weights are ignored.
 func acceptsGzip(r *http.Request) bool {
 	header := r.Header.Get("Accept-Encoding")
 	for header != "" {

@@ -13,7 +13,7 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// partialKind is an object cut down to its metadata, in a version of meta.k8s.io.
+// partialKind is PartialObjectMetadata in a version of meta.k8s.io.
 func partialKind(version string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: metav1.GroupName, Version: version, Kind: "PartialObjectMetadata"}
 }
@@ -43,7 +43,7 @@ func (e *encoder) appendPartialJSON(to []byte, entry *cache.Entry, version strin
 	return append(append(to, partialHeads[version].json...), body[1:]...), nil
 }
 
-// appendPartialOf is appendPartialJSON for an object that is no entry.
+// appendPartialOf is appendPartialJSON for an object that is not a cache entry.
 func appendPartialOf(to []byte, obj kind.Object, version string) ([]byte, error) {
 	body, err := json.Marshal(partialOf(obj))
 	if err != nil {
@@ -52,8 +52,8 @@ func appendPartialOf(to []byte, obj kind.Object, version string) ([]byte, error)
 	return append(append(to, partialHeads[version].json...), body[1:]...), nil
 }
 
-// partialProto is an entry's metadata as a protobuf message. A partial object's metadata is its field 1, as is every
-// object's, so it too is cut out of the stored bytes.
+// partialProto is an entry's metadata as a protobuf message. Metadata is field 1 of a partial object, as of every object, so it is
+// spliced from the stored bytes too.
 func (e *encoder) partialProto(entry *cache.Entry) (protoItem, error) {
 	if e.protobuf {
 		if s, ok := newSplice(entry.Stored(), e.storeHead, entry.Revision()); ok {
@@ -70,13 +70,13 @@ func (e *encoder) partialProto(entry *cache.Entry) (protoItem, error) {
 	return protoItem{encoded: encoded}, err
 }
 
-// metadataOnly leaves the rest of the message away.
+// metadataOnly drops the rest of the message.
 func (s splice) metadataOnly() splice {
 	s.body = s.body[:s.metadata-2-s.versionLen+s.next-s.at]
 	return s
 }
 
-// respondShaped answers with one object, in the stored version, as something else than itself.
+// respondShaped responds with the table or metadata of one object in the stored version.
 func (s *Server) respondShaped(req *request, code int, out output, obj kind.Object) error {
 	switch out.shape {
 	case shapeTable:
@@ -102,7 +102,7 @@ func partialListHead(version string, p *page) []byte {
 	return appendListHead(nil, "PartialObjectMetadataList", metav1.GroupName+"/"+version, p)
 }
 
-// respondPartialList answers a list with the metadata of its objects.
+// respondPartialList responds to a list with the metadata of its objects.
 func (s *Server) respondPartialList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
@@ -116,7 +116,7 @@ func (s *Server) respondPartialList(req *request, out output, p *page) error {
 	})
 }
 
-// respondPartialListOf answers a list of computed objects with their metadata.
+// respondPartialListOf responds to a list of a virtual kind with the metadata of its objects.
 func (s *Server) respondPartialListOf(req *request, out output, objs []kind.Object) error {
 	list := &metav1.PartialObjectMetadataList{Items: make([]metav1.PartialObjectMetadata, len(objs))}
 	for i, obj := range objs {
@@ -133,7 +133,7 @@ func (s *Server) respondPartialListOf(req *request, out output, objs []kind.Obje
 	return s.finishBody(req, http.StatusOK, out, buffer)
 }
 
-// partialOf is an object's metadata as an object of its own.
+// partialOf returns the PartialObjectMetadata of an object.
 func partialOf(obj kind.Object) *metav1.PartialObjectMetadata {
 	return meta.AsPartialObjectMetadata(obj)
 }

@@ -25,10 +25,10 @@ import (
 // maxPatchOperations is the largest number of operations in a JSON patch.
 const maxPatchOperations = 10000
 
-// A few operations that copy a value into itself would otherwise make an object of any size. The library knows one limit for all.
+// Copy operations could otherwise grow an object without bound. The library has one global limit.
 func init() { jsonpatch.AccumulatedCopySizeLimit = defaultLimits.Body }
 
-// patching is a PATCH on its way.
+// patching is the state of a PATCH.
 type patching struct {
 	s         *Server
 	req       *request
@@ -39,7 +39,7 @@ type patching struct {
 	validate  strictness
 }
 
-// patchTypes are the patches a resource takes. Strategic merges need Go types to learn their strategies from.
+// patchTypes are the supported patch types. Strategic merge needs the struct tags of Go types.
 func patchTypes(dynamic bool) []string {
 	if dynamic {
 		return []string{string(types.JSONPatchType), string(types.MergePatchType), string(types.ApplyYAMLPatchType)}
@@ -49,7 +49,7 @@ func patchTypes(dynamic bool) []string {
 	}
 }
 
-// beginPatch is what every PATCH begins with.
+// beginPatch parses and checks a PATCH.
 func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
 	contentType, _, _ := strings.Cut(req.Header.Get("Content-Type"), ";")
 	known := false
@@ -93,7 +93,7 @@ func (p *patching) checkSyntax() error {
 	return nil
 }
 
-// change is the patch as a change of the object or of a part of it.
+// change is the change that the patch makes.
 func (p *patching) change() *change {
 	c := p.w.clientChange(p.req, p.options.DryRun, p.options.FieldManager, p.options.FieldValidation)
 	c.updateOptions = &metav1.UpdateOptions{
@@ -103,7 +103,7 @@ func (p *patching) change() *change {
 	return c
 }
 
-// patch answers a PATCH of an object or of a part of it.
+// patch serves a PATCH of an object or of a subresource such as status.
 func (s *Server) patch(req *request) error {
 	_, dynamic := req.res.newObject().(runtime.Unstructured)
 	p, err := s.beginPatch(req, dynamic)
@@ -124,7 +124,7 @@ func (s *Server) patch(req *request) error {
 			if err := p.check(obj); err != nil {
 				return nil, err
 			}
-			return w.managedAndMutated(c, live, obj)
+			return w.setManagedFieldsAndMutate(c, live, obj)
 		}
 	}
 	done, err := w.change(c)
@@ -134,7 +134,7 @@ func (s *Server) patch(req *request) error {
 	return s.respondOutcome(req, done)
 }
 
-// check: a patch cannot move an object.
+// check checks that the patch did not change namespace or name.
 func (p *patching) check(obj kind.Object) error {
 	if err := ensureNamespace(p.w.namespace, obj); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (p *patching) check(obj kind.Object) error {
 	return checkName(obj, p.w.name, p.w.namespace)
 }
 
-// patchedResource applies the patch to the live object in the version of the request, and returns the stored one.
+// patchedResource applies the patch to the live object in the version of the request and returns the result in the stored version.
 func (p *patching) patchedResource(live kind.Object) (kind.Object, error) {
 	res := p.w.res
 	versioned, err := res.fromStored(live)
@@ -156,7 +156,7 @@ func (p *patching) patchedResource(live kind.Object) (kind.Object, error) {
 	return res.toStored(patched)
 }
 
-// patched applies the patch to an object and returns a new one. res is nil for the views of a resource.
+// patched applies the patch to an object and returns a new one. res is nil for views (scale).
 func (p *patching) patched(obj kind.Object, empty func() kind.Object, res *resource, gvk schema.GroupVersionKind) (kind.Object, error) {
 	if p.patchType == types.StrategicMergePatchType {
 		return p.strategic(obj, empty)
@@ -195,13 +195,13 @@ func (p *patching) patched(obj kind.Object, empty func() kind.Object, res *resou
 			found = append(found, fmt.Errorf("unknown field %q", path))
 		}
 	}
-	if err := p.validate.judge(found, p.w.warn); err != nil {
+	if err := p.validate.report(found, p.w.warn); err != nil {
 		return nil, invalid(err)
 	}
 	return out, nil
 }
 
-// jsonPatchOperation is what a strict reader accepts as an operation of a JSON patch.
+// jsonPatchOperation is an operation of a JSON patch, for strict decoding.
 type jsonPatchOperation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
@@ -212,7 +212,7 @@ type jsonPatchOperation struct {
 // patchedJSON applies a JSON patch or a JSON merge patch.
 func (p *patching) patchedJSON(before []byte) (after []byte, found []error, err error) {
 	if p.patchType == types.MergePatchType {
-		if p.validate.looks() {
+		if p.validate.enabled() {
 			if found, err = kjson.UnmarshalStrict(p.body, &map[string]any{}); err != nil {
 				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 			}
@@ -223,7 +223,7 @@ func (p *patching) patchedJSON(before []byte) (after []byte, found []error, err 
 		}
 		return after, found, err
 	}
-	if p.validate.looks() {
+	if p.validate.enabled() {
 		var operations []jsonPatchOperation
 		if found, err = kjson.UnmarshalStrict(p.body, &operations); err != nil {
 			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
@@ -246,7 +246,7 @@ func (p *patching) patchedJSON(before []byte) (after []byte, found []error, err 
 	return after, found, nil
 }
 
-// applyOperations runs a JSON patch. Some operations on the whole document make the library panic.
+// applyOperations applies a JSON patch. Some operations on the whole document make the library panic.
 func applyOperations(operations jsonpatch.Patch, before []byte) (after []byte, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -268,7 +268,7 @@ func (p *patching) strategic(obj kind.Object, empty func() kind.Object) (kind.Ob
 	}
 	patch := map[string]any{}
 	var found []error
-	if p.validate.looks() {
+	if p.validate.enabled() {
 		found, err = kjson.UnmarshalStrict(p.body, &patch)
 	} else {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(p.body, &patch)
@@ -286,13 +286,13 @@ func (p *patching) strategic(obj kind.Object, empty func() kind.Object) (kind.Ob
 		})
 	}
 	out := empty()
-	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(merged, out, p.validate.looks())
+	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(merged, out, p.validate.enabled())
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		found = append(found, strict.Errors()...)
 	} else if err != nil {
 		return nil, invalid(err)
 	}
-	if err := p.validate.judge(found, p.w.warn); err != nil {
+	if err := p.validate.report(found, p.w.warn); err != nil {
 		return nil, invalid(err)
 	}
 	return out, nil

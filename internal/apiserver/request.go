@@ -17,7 +17,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// request is one API request on its way through the server.
+// request is an API request with the state that the filters add.
 type request struct {
 	*http.Request
 	w     *responseWriter
@@ -32,19 +32,19 @@ type request struct {
 	inFlight *inFlightLimiter
 	seats    fairness.Seats
 
-	id         string       // of the audit
+	id         string       // audit ID
 	event      *audit.Event // nil when the request is not recorded
 	attributes authz.Attributes
 	warnings   []string
 }
 
-// Context ends when the client goes away or the request's time is up.
+// Context ends when the client disconnects or the request's deadline passes.
 func (r *request) Context() context.Context { return r.ctx }
 
-// warn adds a Warning header to the answer. It must be called before the answer is written.
+// warn adds a Warning header. It must be called before the response is written.
 func (r *request) warn(text string) {
-	for _, had := range r.warnings {
-		if had == text {
+	for _, existing := range r.warnings {
+		if existing == text {
 			return
 		}
 	}
@@ -54,7 +54,7 @@ func (r *request) warn(text string) {
 // annotate adds an annotation to the request's audit event.
 func (r *request) annotate(key, value string) { r.event.Annotate(key, value) }
 
-// requestInfo is what a path and a method say.
+// requestInfo is a parsed method and path; upstream's RequestInfo.
 type requestInfo struct {
 	verb string
 	path string
@@ -72,13 +72,12 @@ func cutSegment(p string) (segment, rest string) {
 	return segment, rest
 }
 
-// parseRequest reads a path and a method. Requests for resources look like
+// parseRequest parses a method and a path. Requests for resources have the form
 //
 //	/api/{version}/{resource}[/{name}[/{subresource}]]
 //	/api/{version}/namespaces/{namespace}/{resource}[/{name}[/{subresource}]]
 //
-// with /apis/{group} in place of /api for all groups but the core one, and an old form of watching that puts "watch"
-// behind the version.
+// with /apis/{group} instead of /api for all groups but the core one, and a deprecated form of watch with "watch" after the version.
 func parseRequest(method, urlPath string, query url.Values) requestInfo {
 	info := requestInfo{verb: strings.ToLower(method), path: urlPath}
 	root, rest := cutSegment(strings.Trim(urlPath, "/"))
@@ -126,8 +125,8 @@ func verbOf(method string) string {
 	return ""
 }
 
-// parseResource reads what follows the version. A namespace is a resource and a scope: what stands behind its name is a
-// resource within it, unless it is one of its own two subresources.
+// parseResource parses what follows the version. A namespace is a resource and a scope: what follows its name is a resource in it,
+// unless it is one of the two subresources of namespaces.
 func (i *requestInfo) parseResource(rest string) {
 	i.resource, rest = cutSegment(rest)
 	if i.resource == "namespaces" && rest != "" {
@@ -145,7 +144,7 @@ func (i *requestInfo) parseResource(rest string) {
 		return
 	}
 	if i.name == "" {
-		// Something below nothing. It must not be taken for a list, which is authorized otherwise.
+		// An empty name. It must not be taken for a list, which is authorized differently.
 		i.resource = ""
 		return
 	}
@@ -156,7 +155,7 @@ func (i *requestInfo) parseResource(rest string) {
 	}
 }
 
-// refineVerb tells lists, watches and deletions of collections from what their methods share with single objects.
+// refineVerb sets list, watch and deletecollection where the path names no object.
 func (i *requestInfo) refineVerb(query url.Values) {
 	if i.name != "" {
 		return
@@ -175,7 +174,7 @@ func (i *requestInfo) refineVerb(query url.Values) {
 	}
 }
 
-// selectedName is the one name a field selector leaves possible. Authorization sees it as the request's name.
+// selectedName is the only name that a field selector allows. Authorization sees it as the request's name.
 func selectedName(selector string) string {
 	if selector == "" || !strings.Contains(selector, "metadata.name") {
 		return ""
@@ -191,7 +190,7 @@ func selectedName(selector string) string {
 	return name
 }
 
-// isTrue reads a boolean parameter as API clients write them: present without a value means true.
+// isTrue parses a boolean parameter; present without a value means true.
 func isTrue(query url.Values, key string) bool {
 	values, ok := query[key]
 	if !ok || len(values) == 0 {

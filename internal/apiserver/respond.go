@@ -22,16 +22,16 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// responseWriter remembers what was answered, for metrics, audit and the last line of defence against panics.
+// responseWriter records status and size for metrics, audit and the handling of panics.
 type responseWriter struct {
 	http.ResponseWriter
-	code   int // 0 until the header is written
-	bytes  int64
-	event  *audit.Event
-	copied []byte // what was written, for the audit; nil when it does not want it
+	code     int // 0 until the header is written
+	bytes    int64
+	event    *audit.Event
+	recorded []byte // the body, for the audit event; nil when it is not recorded
 }
 
-// begin notes that the answer begins.
+// begin records the status code of the response.
 func (w *responseWriter) begin(code int) {
 	if w.code == 0 {
 		w.code = code
@@ -46,15 +46,15 @@ func (w *responseWriter) WriteHeader(code int) {
 
 func (w *responseWriter) Write(p []byte) (int, error) {
 	w.begin(http.StatusOK)
-	if w.copied != nil {
-		w.copied = append(w.copied, p...)
+	if w.recorded != nil {
+		w.recorded = append(w.recorded, p...)
 	}
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
 	return n, err
 }
 
-// writeAll writes the pieces of a long answer. That the client has gone is nobody's business.
+// writeAll writes the pieces of a long response. Errors are ignored: the client has disconnected.
 func (w *responseWriter) writeAll(pieces ...[]byte) {
 	for _, piece := range pieces {
 		if _, err := w.Write(piece); err != nil {
@@ -74,7 +74,7 @@ func (w *responseWriter) Flush() {
 func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	hijacker, ok := w.ResponseWriter.(http.Hijacker)
 	if !ok {
-		return nil, nil, fmt.Errorf("connection of %T cannot be taken over", w.ResponseWriter)
+		return nil, nil, fmt.Errorf("connection of %T cannot be hijacked", w.ResponseWriter)
 	}
 	w.begin(http.StatusSwitchingProtocols)
 	return hijacker.Hijack()
@@ -83,24 +83,24 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap lets http.ResponseController reach the server's own writer.
 func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// buffers are reused between answers. Those that grew beyond a single large object are left to the collector.
+// buffers are reused between responses, except those that have grown beyond maxPooledBuffer.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
 
-const largestPooledBuffer = 4 << 20
+const maxPooledBuffer = 4 << 20
 
 func getBuffer() *[]byte { return buffers.Get().(*[]byte) }
 
 func putBuffer(b *[]byte) {
-	if cap(*b) <= largestPooledBuffer {
+	if cap(*b) <= maxPooledBuffer {
 		*b = (*b)[:0]
 		buffers.Put(b)
 	}
 }
 
-// gzipThreshold is the size above which an answer is compressed for clients that accept it.
+// gzipThreshold is the size above which a response is compressed for clients that accept it.
 const gzipThreshold = 128 << 10
 
-// gzipWriters are at level 1: several times cheaper than the default for little more bytes.
+// gzipWriters use level 1: several times cheaper than the default, for little more bytes.
 var gzipWriters = sync.Pool{New: func() any {
 	w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
 	if err != nil {
@@ -109,7 +109,7 @@ var gzipWriters = sync.Pool{New: func() any {
 	return w
 }}
 
-// writeBody writes a complete answer.
+// writeBody writes a complete response.
 func (s *Server) writeBody(req *request, code int, mediaType string, body []byte) error {
 	header := req.w.Header()
 	header["Content-Type"] = contentType(mediaType)
@@ -122,7 +122,7 @@ func (s *Server) writeBody(req *request, code int, mediaType string, body []byte
 		defer gzipWriters.Put(writer)
 		writer.Reset(req.w)
 		if _, err := writer.Write(body); err != nil {
-			return nil // the client is gone; there is nobody to tell
+			return nil // the client has disconnected
 		}
 		_ = writer.Close()
 		return nil
@@ -133,7 +133,7 @@ func (s *Server) writeBody(req *request, code int, mediaType string, body []byte
 	return nil
 }
 
-// Header values that are written often. They are never changed.
+// Frequent header values. They are never modified.
 var (
 	gzipEncoding    = []string{"gzip"}
 	jsonContent     = []string{mediaJSON}
@@ -150,7 +150,7 @@ func contentType(mediaType string) []string {
 	return []string{mediaType}
 }
 
-// Warnings beyond the total are cut to the item's length, and dropped when that does not help.
+// If all warnings together exceed warningTotal, each is truncated to warningItem; those that still do not fit are dropped.
 const (
 	warningTotal = 4 << 10
 	warningItem  = 256
@@ -176,7 +176,7 @@ func (r *request) writeWarnings() {
 	r.warnings = nil
 }
 
-// respondEntry answers with an object of the cache, in the form the client asked for.
+// respondEntry responds with a cache entry in the negotiated form.
 func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error {
 	out, err := req.negotiate()
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	case out.format == formatProtobuf:
 		*buffer, err = req.res.appendProto(*buffer, entry)
 	case isMutating(req.Method) && req.res.watchers.Load() == 0:
-		// The writer is the only one who asked to see it; it is not worth being remembered.
+		// Nobody else is expected to read this revision in JSON, so the encoding is not cached.
 		*buffer, err = req.res.appendMarshaled(*buffer, entry)
 	default:
 		*buffer, err = req.res.appendJSON(*buffer, entry)
@@ -206,7 +206,7 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	return s.finishBody(req, code, out, buffer)
 }
 
-// finishBody writes a body that is in protobuf or compact JSON, as pretty JSON or YAML where that was asked for.
+// finishBody writes a body of protobuf or compact JSON, converted to indented JSON or YAML if requested.
 func (s *Server) finishBody(req *request, code int, out output, body *[]byte) error {
 	switch {
 	case out.format == formatYAML:
@@ -227,8 +227,8 @@ func (s *Server) finishBody(req *request, code int, out output, body *[]byte) er
 	return s.writeBody(req, code, out.format.mediaType(), *body)
 }
 
-// respondObject answers with an object that is not in the cache: a Status, a view, the result of an action or of a dry
-// run. An object of the resource's stored version is shown in the version of the request. The object is not changed.
+// respondObject responds with an object that is not a cache entry: a Status, a view, the result of an action or of a dry run. An object
+// of the stored version is converted to the version of the request. The object is not modified.
 func (s *Server) respondObject(req *request, code int, obj runtime.Object) error {
 	if _, isStatus := obj.(*metav1.Status); isStatus {
 		return s.respondStatus(req, code, obj)
@@ -259,20 +259,19 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 	return s.finishBody(req, code, out, buffer)
 }
 
-// respondStatus answers with a Status, which is never transformed. It must reach the client even when the client's
-// wishes cannot be met.
+// respondStatus responds with a Status, which is never transformed. It is sent even when the Accept header cannot be satisfied.
 func (s *Server) respondStatus(req *request, code int, status runtime.Object) error {
 	out, ok := negotiate(req.Request, offer{protobuf: true})
 	if !ok {
-		req.w.copied = nil // what nobody asked for is not recorded
+		req.w.recorded = nil // a form the client did not accept is not recorded
 		text, err := json.MarshalIndent(status, "", "  ")
 		if err != nil {
 			return err
 		}
 		return s.writeBody(req, code, mediaJSON, text)
 	}
-	if said, ok := status.(*metav1.Status); ok {
-		s.auditStatus(req, said)
+	if typed, ok := status.(*metav1.Status); ok {
+		s.auditStatus(req, typed)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
@@ -283,7 +282,7 @@ func (s *Server) respondStatus(req *request, code int, status runtime.Object) er
 	return s.finishBody(req, code, out, buffer)
 }
 
-// kindOf says what an object is. Types that are registered under several kinds are taken for the one nearest to the request.
+// kindOf is the kind of an object. For a type registered under several kinds it is the one in the request's group version.
 func (s *Server) kindOf(req *request, obj runtime.Object) schema.GroupVersionKind {
 	if gvk := obj.GetObjectKind().GroupVersionKind(); gvk.Kind != "" {
 		return gvk
@@ -323,7 +322,7 @@ func appendObject(to []byte, obj runtime.Object, gvk schema.GroupVersionKind, f 
 		return append(to, body...), nil
 	}
 	to = append(to, jsonHead(gvk)...)
-	if len(body) == 2 { // an object without fields: the comma behind its type must go
+	if len(body) == 2 { // no fields: remove the comma after the type
 		to = to[:len(to)-1]
 	}
 	return append(to, body[1:]...), nil

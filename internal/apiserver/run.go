@@ -7,23 +7,22 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// A list is put together from runs of items that were written before: some thirty items that follow one another,
-// encoded, and for clients that accept it compressed (see pack.go). Where runs end is decided by the items' keys alone,
-// so that a change makes one run new and leaves the others as they were. A run is kept with its first entry, under a name
-// made from the keys and revisions of all its entries.
+// A list is concatenated from cached runs: about thirty consecutive items, encoded and, for clients that accept it, compressed (see
+// gziplist.go). The boundaries depend on the items' keys only, so a change invalidates one run and leaves the others. A run is cached
+// with its first entry, under a name made from the keys and revisions of all its entries.
 type run struct {
 	start, end int
 	signature  uint64 // of keys and revisions
 }
 
-// A run ends before a key whose hash ends in runBits zeros, and in any case at runEntries or runBytes of stored bytes.
+// A run ends before a key whose hash ends in runBits zeros, and in any case after runEntries entries or runBytes stored bytes.
 const (
 	runBits    = 5
 	runEntries = 128
 	runBytes   = 512 << 10
 )
 
-// nextRun finds the run that begins at an entry.
+// nextRun returns the run that begins at an entry.
 func nextRun(entries []*cache.Entry, start int) run {
 	r := run{start: start, signature: 0x9e3779b97f4a7c15}
 	stored := 0
@@ -41,15 +40,15 @@ func nextRun(entries []*cache.Entry, start int) run {
 	return r
 }
 
-// The forms in which runs are kept.
+// The forms in which runs are cached.
 const (
 	formPlain = "plain"
 	formGzip  = "gzip"
 )
 
-// remember returns what make makes of a run, from memory if it was made before. The first run of a list is another than the
-// same run elsewhere: its first item has no comma before it. Selections are not remembered, there are too many of them.
-func remember(list items, r run, form string, make func() ([]byte, error)) ([]byte, error) {
+// memoized returns the result of make for a run, from the cache if possible. The first run of a list differs from the same run
+// elsewhere: its first item has no comma before it. Runs of selections are not cached, because there are too many of them.
+func memoized(list items, r run, form string, make func() ([]byte, error)) ([]byte, error) {
 	if list.of().selected {
 		return make()
 	}
@@ -70,14 +69,14 @@ type runs struct {
 	length int // of all pieces
 }
 
-// runsKey names the runs of a part of a snapshot, in one form.
+// runsKey identifies the runs of a page of a snapshot, in one form.
 type runsKey struct {
 	extent
 	encoding cache.EncodingID
 	form     string
 }
 
-// runsOf puts a list together from its runs, each made by make. The table may be as it was when that was last done.
+// runsOf returns all runs of a list, each made by make, from the snapshot's cache if possible.
 func runsOf(list items, form string, make func(items, run) ([]byte, error)) (*runs, error) {
 	p := list.of()
 	assemble := func() (any, error) {
@@ -115,9 +114,9 @@ func appendRun(to []byte, list items, r run) (_ []byte, err error) {
 	return to, err
 }
 
-// plainRun returns a run as it is written to clients that take it uncompressed.
+// plainRun returns an uncompressed run.
 func plainRun(list items, r run) ([]byte, error) {
-	return remember(list, r, formPlain, func() ([]byte, error) {
+	return memoized(list, r, formPlain, func() ([]byte, error) {
 		buffer := getBuffer()
 		defer putBuffer(buffer)
 		var err error

@@ -43,7 +43,7 @@ type listOptions struct {
 	initialEvents *bool
 }
 
-// listOptions reads and judges the parameters of the request.
+// listOptions parses and validates the parameters of the request.
 func (r *request) listOptions() (*listOptions, error) {
 	opts, err := parseListOptions(r.query)
 	if err != nil {
@@ -51,7 +51,7 @@ func (r *request) listOptions() (*listOptions, error) {
 	}
 	opts.watch = r.info.verb == "watch"
 	if opts.watch && opts.initialEvents == nil && opts.match == "" && (opts.resourceVersion == "" || opts.resourceVersion == "0") {
-		// Without a place to begin at, a watch begins with what there is.
+		// A watch without a resourceVersion begins with the current state.
 		yes := true
 		opts.initialEvents, opts.match = &yes, matchNotOlderThan
 	}
@@ -66,7 +66,7 @@ func (r *request) listOptions() (*listOptions, error) {
 	return opts, r.applyName(opts)
 }
 
-// applyName makes a name in the path or in the selector the one thing that is selected.
+// applyName restricts the selection to the name in the path or in the selector.
 func (r *request) applyName(opts *listOptions) error {
 	name := r.info.name
 	if name == "" {
@@ -122,7 +122,7 @@ func parseListOptions(query url.Values) (*listOptions, error) {
 	return opts, nil
 }
 
-// validate judges which parameters go together.
+// validate checks which parameters may be combined.
 func (o *listOptions) validate() field.ErrorList {
 	var errs field.ErrorList
 	matchPath := field.NewPath("resourceVersionMatch")
@@ -164,7 +164,7 @@ func (o *listOptions) validate() field.ErrorList {
 	return errs
 }
 
-// storedField translates a selector's label into the stored version's, and refuses those the kind does not have.
+// storedField maps a field label to the stored version's and rejects unknown labels.
 func (r *resource) storedField(label, value string) (string, string, error) {
 	if label == fieldName || label == fieldNamespace {
 		return label, value, nil
@@ -181,7 +181,7 @@ func (r *resource) storedField(label, value string) (string, string, error) {
 	return "", "", fmt.Errorf("field label not supported: %s", label)
 }
 
-// selectableFields computes what field selectors can ask for, besides name and namespace.
+// selectableFields returns a function that computes the selectable fields besides name and namespace.
 func selectableFields(k *kind.Kind) func(kind.Object) map[string]string {
 	if len(k.Fields) == 0 {
 		return nil
@@ -196,7 +196,7 @@ func selectableFields(k *kind.Kind) func(kind.Object) map[string]string {
 	}
 }
 
-// matcher decides which entries a list or a watch means.
+// matcher selects the entries of a list or a watch.
 type matcher struct {
 	kind           *kind.Kind
 	prefix         string // of keys
@@ -204,11 +204,11 @@ type matcher struct {
 	namespace      string
 	labels         labels.Selector // nil: everything
 	fields         fields.Selector // nil: everything
-	fieldsBeyondID bool            // the field selector asks for more than name and namespace
-	set            fieldSet        // of the entry being judged: a matcher serves one request
+	fieldsBeyondID bool            // the field selector has other fields than name and namespace
+	set            fieldSet        // of the current entry: a matcher serves one request
 }
 
-// namespaceOfKeys is the namespace whose keys the request can mean; empty for all.
+// namespaceOfKeys is the namespace of the request's keys; empty for all.
 func (r *request) namespaceOfKeys() string {
 	if !r.res.kind.Namespaced {
 		return ""
@@ -237,7 +237,7 @@ func (r *request) matcher(opts *listOptions) *matcher {
 	return m
 }
 
-// everything: all entries below the prefix match.
+// everything reports whether all entries below the prefix match.
 func (m *matcher) everything() bool { return m.labels == nil && m.fields == nil }
 
 // onlyKey is the one key that can match.
@@ -248,7 +248,7 @@ func (m *matcher) onlyKey() (string, bool) {
 	return m.kind.Key(m.namespace, m.name), true
 }
 
-// matches judges an entry whose key lies below the prefix.
+// matches reports whether an entry matches whose key is below the prefix.
 func (m *matcher) matches(e *cache.Entry) bool {
 	if m.labels != nil && !m.labels.Matches(labels.Set(e.Labels())) {
 		return false
@@ -263,9 +263,9 @@ func (m *matcher) matches(e *cache.Entry) bool {
 	return m.fields.Matches(&m.set)
 }
 
-// judge says what a change of the table is to someone who looks at a selection: 0 when it is nothing. departed means that the
-// object still is, but has left the selection.
-func (m *matcher) judge(event *cache.Event) (change cache.EventType, departed bool) {
+// classify returns the type of an event as a watcher with this selector sees it: 0 when it sees nothing. deselected means that the
+// object still exists but no longer matches.
+func (m *matcher) classify(event *cache.Event) (change cache.EventType, deselected bool) {
 	if !strings.HasPrefix(event.Entry.Key(), m.prefix) {
 		return 0, false
 	}
@@ -285,7 +285,7 @@ func (m *matcher) judge(event *cache.Event) (change cache.EventType, departed bo
 	return 0, false
 }
 
-// matchesObject judges an object that is no entry.
+// matchesObject reports whether an object matches that is not a cache entry.
 func (m *matcher) matchesObject(obj kind.Object) bool {
 	if m.labels != nil && !m.labels.Matches(labels.Set(obj.GetLabels())) {
 		return false
@@ -300,7 +300,7 @@ func (m *matcher) matchesObject(obj kind.Object) bool {
 	return m.fields.Matches(&set)
 }
 
-// splitKey reads namespace and name out of a key.
+// splitKey returns namespace and name of a key.
 func splitKey(k *kind.Kind, key string) (namespace, name string) {
 	slash := strings.LastIndexByte(key, '/')
 	name = key[slash+1:]
@@ -310,7 +310,7 @@ func splitKey(k *kind.Kind, key string) (namespace, name string) {
 	return namespace, name
 }
 
-// fieldSet is an object's selectable fields, name and namespace among them.
+// fieldSet is the selectable fields of an object, with name and namespace.
 type fieldSet struct {
 	name, namespace string
 	values          map[string]string

@@ -1,9 +1,9 @@
-// Package apiserver is HTTP in front of kinds and store. It has no code for any particular resource: a request's path
-// names a row of the table of kinds in one of its served versions (resource), and the row says what the request may do.
+// Package apiserver serves the Kubernetes API over HTTP. It has no code for any particular resource: a request's path names a Kind of
+// the Kind table in one of its served versions (type resource), and the Kind defines defaults, validation, columns and subresources.
 //
-// A request takes one road, which chain.go shows in order: authentication, its turn, authorization, dispatch. The verbs
-// have a file each. Reads are answered from the cache (package store/cache) with encodings that are made once per object
-// and shared by everyone who asks; writes go through admission and the row's rules.
+// chain.go is the filter chain of every request, in order: authentication, priority and fairness, authorization, dispatch. The verbs
+// have a file each. Reads are served from the cache (package store/cache) with encodings that are made once per object and shared by
+// all readers; writes go through admission and the Kind's validation.
 //
 // The set of resources can change while the server runs: it is an immutable catalog behind an atomic pointer.
 package apiserver
@@ -34,7 +34,7 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// Config is everything a server is made of. Scheme, Cache, Authenticator and Authorizer must be set.
+// Config is the configuration of a server. Scheme, Cache, Authenticator and Authorizer must be set.
 type Config struct {
 	Kinds         []*kind.Kind
 	Scheme        *runtime.Scheme
@@ -44,27 +44,27 @@ type Config struct {
 	Admission     admission.Chain
 	// OpenAPI serves /openapi/v2 and /openapi/v3; nil serves neither.
 	OpenAPI http.Handler
-	// TypeConverter knows the schemas that server-side apply and managedFields need. It is asked once per write.
+	// TypeConverter returns the schemas for server-side apply and managedFields. It is called when a resource is first written.
 	TypeConverter func() (apimanagedfields.TypeConverter, error)
 	Version       version.Info
 	Limits        Limits
-	// Fairness gives requests their turns; nil: they are only counted, up to the Limits.
+	// Fairness is API priority and fairness; nil: requests are limited by Limits only.
 	Fairness *fairness.Fairness
 	Log      *slog.Logger
-	// Checks are asked by /healthz, /livez and /readyz besides the server's own.
+	// Checks are further checks of /healthz, /livez and /readyz.
 	Checks []HealthCheck
 
-	// Impersonate returns the user on whose behalf the request acts, after checking that user may do so, and for the audit the
-	// verb by which that is allowed when it is for this request only. nil: nobody can act for another.
+	// Impersonate returns the impersonated user, after checking that user may impersonate it, and for the audit the verb that allows it
+	// when impersonation is constrained. nil: there is no impersonation.
 	Impersonate func(r *http.Request, user authn.User) (acting authn.User, constraint string, err error)
-	// CheckWrite looks at what a client wants to write in the light of who it is, after admission has changed it and before it
-	// is judged: nobody may grant what they do not have. old is nil on create. nil: nothing is checked.
+	// CheckWrite checks whether the client may write this object (privilege escalation), after mutating admission and before
+	// validation. old is nil on create. nil: nothing is checked.
 	CheckWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) error
-	// JudgeWrite finds what is wrong with an object, valid otherwise, because of who writes it. old is nil on create. nil: nothing is.
-	JudgeWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) field.ErrorList
-	// Tokens signs tokens of service accounts; nil: nobody gets any.
+	// ValidateWrite validates what the client may set in an otherwise valid object. old is nil on create. nil: nothing is validated.
+	ValidateWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) field.ErrorList
+	// Tokens issues service account tokens; nil: none are issued.
 	Tokens kind.TokenIssuer
-	// Components tells how the parts of the control plane are; nil: nobody knows.
+	// Components returns the health of the control plane's components; nil: it is unknown.
 	Components func(ctx context.Context) []kind.ComponentHealth
 	// Audit records requests; nil: none.
 	Audit *audit.Auditor
@@ -72,15 +72,15 @@ type Config struct {
 	Connectors map[string]Connector
 	// Paths serve further paths that no kind has, exactly as written or with everything below when they end in "/".
 	Paths map[string]http.Handler
-	// Address is where clients reach the server, as discovery tells them ("10.0.0.1:6443").
+	// Address is the server's address in discovery ("10.0.0.1:6443").
 	Address string
-	// Registry collects what /metrics shows; nil: one of the server's own.
+	// Registry is the registry of /metrics; nil: the server makes its own.
 	Registry *prometheus.Registry
-	// NotFound answers paths the server knows nothing about (a seam for further API servers); nil: 404.
+	// NotFound serves unknown paths (for aggregated API servers); nil: 404.
 	NotFound http.Handler
 }
 
-// Connection is a request for a stream below an object.
+// Connection is a request for a streaming subresource.
 type Connection struct {
 	User        authn.User
 	Resource    schema.GroupResource
@@ -91,21 +91,21 @@ type Connection struct {
 	Path string
 }
 
-// Connector serves streams. An error returned before anything was written becomes a Status.
+// Connector serves a streaming subresource. An error returned before anything was written becomes a Status.
 type Connector interface {
 	Connect(w http.ResponseWriter, r *http.Request, c *Connection) error
 }
 
-// Server answers API requests. Make one with New; serve Handler.
+// Server serves API requests.
 type Server struct {
 	config  Config
 	log     *slog.Logger
 	limits  Limits
 	metrics *metrics
 	health  *healthChecks
-	// readOnly and mutating count the requests that are running.
+	// readOnly and mutating count the requests in flight.
 	readOnly, mutating inFlightLimiter
-	// identify tells who sends a request, and what is to be said of how that was found out.
+	// identify authenticates a request. The identity includes warnings and audit annotations.
 	identify func(*http.Request) (authn.Identity, bool, error)
 
 	managedFields *managedfields.Factory
@@ -113,7 +113,7 @@ type Server struct {
 	catalog       atomic.Pointer[catalog]
 }
 
-// New makes a server for the kinds of the configuration. It starts nothing.
+// New makes a server for the kinds of the configuration.
 func New(c Config) (*Server, error) {
 	if c.Scheme == nil || c.Cache == nil || c.Authenticator == nil || c.Authorizer == nil {
 		return nil, errors.New("apiserver: Scheme, Cache, Authenticator and Authorizer are needed")
@@ -137,12 +137,12 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// identifierOf asks an authenticator for all it knows; most know the user alone.
+// identifierOf uses the authenticator's Identify method if it has one; otherwise the identity is the user alone.
 func identifierOf(a authn.Authenticator) func(*http.Request) (authn.Identity, bool, error) {
-	if knows, ok := a.(interface {
+	if identifier, ok := a.(interface {
 		Identify(*http.Request) (authn.Identity, bool, error)
 	}); ok {
-		return knows.Identify
+		return identifier.Identify
 	}
 	return func(r *http.Request) (authn.Identity, bool, error) {
 		user, ok, err := a.Authenticate(r)
@@ -150,7 +150,7 @@ func identifierOf(a authn.Authenticator) func(*http.Request) (authn.Identity, bo
 	}
 }
 
-// SetKinds makes kinds the whole set that is served. Kinds that were served before keep their tables.
+// SetKinds sets the served kinds. Kinds that were served before keep their cache tables.
 func (s *Server) SetKinds(kinds []*kind.Kind) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +169,7 @@ func (s *Server) AddKind(k *kind.Kind) error {
 	return s.setKinds(append(kinds, k))
 }
 
-// RemoveKind stops serving a kind. Its objects stay in the store.
+// RemoveKind stops serving a kind. Its objects remain in the store.
 func (s *Server) RemoveKind(k *kind.Kind) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,16 +219,16 @@ func (s *Server) setKinds(kinds []*kind.Kind) error {
 	return nil
 }
 
-// Handler is the whole road of a request; see chain.go.
+// Handler is the filter chain and all handlers; see chain.go.
 func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 
-// resource finds the resource of a kind in its stored version, or the preferred one where the kind is stored under
-// another group's version. nil when nothing of that name is served.
+// resource returns the resource of a kind in its stored version, or in the preferred one where the kind is stored under another group's
+// version. It returns nil when it is not served.
 func (s *Server) resource(gr schema.GroupResource) *resource {
 	return s.catalog.Load().byResource[gr]
 }
 
-// catalog is the set of resources served at one time. It never changes; a new set is a new catalog.
+// catalog is the set of served resources. It is immutable; a change makes a new one.
 type catalog struct {
 	kinds      []*servedKind
 	byVersion  map[schema.GroupVersionResource]*resource
@@ -246,7 +246,7 @@ func (c *catalog) add(served *servedKind) error {
 			c.byResource[gr] = res
 		}
 		if len(served.kind.Verbs) == 0 {
-			continue // rows of the server itself use the kind; clients cannot
+			continue // internal: used by other kinds, not served to clients
 		}
 		if c.byVersion[res.gvr] != nil {
 			return fmt.Errorf("apiserver: %s is served twice", res.gvr)
@@ -262,7 +262,7 @@ func (c *catalog) add(served *servedKind) error {
 type servedKind struct {
 	kind      *kind.Kind
 	codec     *storeCodec
-	table     *cache.Table // nil for actions and views
+	table     *cache.Table // nil for actions and virtual kinds
 	resources []*resource
 }
 
@@ -272,15 +272,15 @@ type resource struct {
 	version *kind.Version
 	gvk     schema.GroupVersionKind
 	gvr     schema.GroupVersionResource
-	table   *cache.Table // nil for actions and views
+	table   *cache.Table // nil for actions and virtual kinds
 	codec   *storeCodec
 	subs    map[string]*kind.Subresource
-	// deprecation is the warning that goes with every answer; empty for a resource that stays.
+	// deprecation is the warning in every response; empty if the version is not deprecated.
 	deprecation string
 
 	encoder
-	watchers atomic.Int64                              // watches that are being served in JSON
-	batches  [formatProtobuf + 1]atomic.Pointer[batch] // by format, what was last sent to those who watch everything
+	watchers atomic.Int64                              // open watches in JSON
+	batches  [formatProtobuf + 1]atomic.Pointer[batch] // by format, the last batch for watches without a selector
 	metrics  *resourceMetrics
 	managers *managedfields.Resource
 }
@@ -291,7 +291,7 @@ func (r *resource) stored() bool { return r.version.FromStored == nil }
 // groupResource names the resource in errors and for authorization.
 func (r *resource) groupResource() schema.GroupResource { return r.gvr.GroupResource() }
 
-// fromStored shows an object in the served version. It returns obj itself when that is the stored one.
+// fromStored converts an object to the served version. It returns obj itself when that is the stored version.
 func (r *resource) fromStored(obj kind.Object) (kind.Object, error) {
 	if r.version.FromStored == nil {
 		return obj, nil
@@ -337,7 +337,7 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 
 func (k *servedKind) storable() bool { return k.kind.Action == nil && k.kind.Virtual == nil }
 
-// attach gives the kind its table.
+// attach adds the kind's table to the cache.
 func (k *servedKind) attach(c *cache.Cache) {
 	k.table = c.Add(cache.Resource{
 		Name:   k.kind.GroupResource().String(),

@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// getSub answers a GET of a part, which is the whole object, or of a view.
+// getSub serves a GET of a subresource: the whole object, or a view (scale).
 func (s *Server) getSub(req *request) error {
 	if req.sub.View == nil {
 		return s.get(req)
@@ -31,7 +31,7 @@ func (s *Server) getSub(req *request) error {
 	return s.respondView(req, parent)
 }
 
-// respondView answers with an object as its view shows it.
+// respondView responds with the view of an object.
 func (s *Server) respondView(req *request, parent kind.Object) error {
 	view, err := req.sub.View.From(parent)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *Server) respondView(req *request, parent kind.Object) error {
 	return s.respondObject(req, http.StatusOK, view)
 }
 
-// updateSub answers a PUT of a part or of a view.
+// updateSub serves a PUT of a subresource.
 func (s *Server) updateSub(req *request) error {
 	if req.sub.View == nil {
 		return s.update(req)
@@ -83,7 +83,7 @@ func (s *Server) decodeView(req *request, w *write, body []byte, validate strict
 	return view, checkName(view, w.name, w.namespace)
 }
 
-// patchSub answers a PATCH of a part or of a view.
+// patchSub serves a PATCH of a subresource.
 func (s *Server) patchSub(req *request) error {
 	if req.sub.View == nil {
 		return s.patch(req)
@@ -187,7 +187,7 @@ func (w *write) throughView(c *change, live kind.Object, next func(old kind.Obje
 	return parent, nil
 }
 
-// viewPaths say, for each version of the parent, which field stands behind the view's replicas.
+// viewPaths are the paths of the parent's replicas field for each version, for managedFields.
 func (w *write) viewPaths() apimanagedfields.ResourcePathMappings {
 	dotted, ok := w.sub.View.Paths["spec.replicas"]
 	if !ok {
@@ -204,7 +204,7 @@ func (w *write) viewPaths() apimanagedfields.ResourcePathMappings {
 	return paths
 }
 
-// createSub answers a POST below an object (eviction, binding, token).
+// createSub serves a POST of a subresource (eviction, binding, token).
 func (s *Server) createSub(req *request) error {
 	if req.sub.Create == nil {
 		return errNoMethod()
@@ -234,7 +234,7 @@ func (s *Server) createSub(req *request) error {
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.attributes.Kind = gvk
 	if !req.sub.KeepBodyUID {
-		wipeSystemFields(obj)
+		clearSystemFields(obj)
 	}
 	if err := ensureNamespace(w.namespace, obj); err != nil {
 		return err
@@ -246,12 +246,12 @@ func (s *Server) createSub(req *request) error {
 	if err != nil {
 		return err
 	}
-	answer, err := req.sub.Create(w.ctx, s.env(), &w.rules, types.NamespacedName{Namespace: w.namespace, Name: w.name}, obj)
+	created, err := req.sub.Create(w.ctx, s.KindClient(), &w.rules, types.NamespacedName{Namespace: w.namespace, Name: w.name}, obj)
 	if err != nil || w.rules.DryRun {
 		undo()
 	}
 	if err != nil {
 		return err
 	}
-	return s.respondCreated(req, answer)
+	return s.respondCreated(req, created)
 }

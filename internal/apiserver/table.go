@@ -14,18 +14,18 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// tableWriter turns objects of one resource into the rows of a Table, which is written piece by piece.
+// tableWriter encodes objects of one resource as a Table, row by row.
 type tableWriter struct {
 	res     *resource
 	version string // of meta.k8s.io
 	include metav1.IncludeObjectPolicy
 	columns []metav1.TableColumnDefinition
 	row     func(obj kind.Object, now time.Time) []any
-	// convert says that rows are made of objects in the served version, not in the stored one.
+	// convert: rows are computed from objects in the served version, not in the stored one.
 	convert bool
 }
 
-// defaultColumns are the table of a kind that has none of its own.
+// defaultColumns are the columns of a kind that defines none.
 var defaultColumns = []metav1.TableColumnDefinition{
 	kind.NameColumn(),
 	{Name: "Created At", Type: "date", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]},
@@ -35,7 +35,7 @@ func defaultRow(obj kind.Object, _ time.Time) []any {
 	return []any{obj.GetName(), obj.GetCreationTimestamp().UTC().Format(time.RFC3339)}
 }
 
-// tableWriter makes the writer for a request, whose parameter says what of the objects goes into the rows.
+// tableWriter returns the writer for a request; its includeObject parameter decides what rows contain of their object.
 func (r *request) tableWriter(out output) (*tableWriter, error) {
 	t := &tableWriter{res: r.res, version: out.metaVersion, include: metav1.IncludeObjectPolicy(r.query.Get("includeObject"))}
 	switch t.include {
@@ -86,7 +86,7 @@ func (t *tableWriter) cells(objs []kind.Object, now time.Time) ([][]any, error) 
 	return rows, nil
 }
 
-// appendRow appends one row. included writes what the row carries of its object, in the served version.
+// appendRow appends one row. included appends what the row contains of its object, in the served version.
 func (t *tableWriter) appendRow(to []byte, obj kind.Object, cells []any, included func([]byte) ([]byte, error)) ([]byte, error) {
 	text, err := json.Marshal(cells)
 	if err != nil {
@@ -108,7 +108,7 @@ func (t *tableWriter) appendRow(to []byte, obj kind.Object, cells []any, include
 	return append(to, '}'), nil
 }
 
-// appendEntry appends what the row carries of an entry, from its memoized encodings.
+// appendEntry appends what the row contains of an entry, from its cached encodings.
 func (t *tableWriter) appendEntry(to []byte, entry *cache.Entry) ([]byte, error) {
 	switch t.include {
 	case metav1.IncludeObject:
@@ -119,7 +119,7 @@ func (t *tableWriter) appendEntry(to []byte, entry *cache.Entry) ([]byte, error)
 	return t.res.appendPartialJSON(to, entry, t.version)
 }
 
-// appendIncluded appends what the row carries of an object that is no entry.
+// appendIncluded appends what the row contains of an object that is not a cache entry.
 func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.IncludeObjectPolicy) ([]byte, error) {
 	switch include {
 	case metav1.IncludeObject:
@@ -134,7 +134,7 @@ func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.
 	return appendPartialOf(to, obj, t.version)
 }
 
-// respondTable answers a list with a table.
+// respondTable responds to a list with a table.
 func (s *Server) respondTable(req *request, out output, p *page) error {
 	objs := make([]kind.Object, len(p.entries))
 	for i, entry := range p.entries {
@@ -149,14 +149,14 @@ func (s *Server) respondTable(req *request, out output, p *page) error {
 	})
 }
 
-// respondTableOf answers a list of computed objects with a table.
+// respondTableOf responds to a list of a virtual kind with a table.
 func (s *Server) respondTableOf(req *request, out output, objs []kind.Object) error {
 	return s.writeTable(req, http.StatusOK, out, []byte("{}"), objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
 		return t.appendIncluded(to, objs[i], t.include)
 	})
 }
 
-// respondTableOfOne answers with the table of one object, in the stored version.
+// respondTableOfOne responds with the table of one object in the stored version.
 func (s *Server) respondTableOfOne(req *request, code int, out output, obj kind.Object) error {
 	return s.writeTable(req, code, out, tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
 		func(t *tableWriter, to []byte, i int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) })

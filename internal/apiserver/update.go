@@ -19,12 +19,11 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// change is an update in the making. The loop in write.change asks it for the wanted object for each state of the live
-// one it meets, until one is written.
+// change is an update. write.change calls next for each state of the live object until the result is written without conflict.
 type change struct {
-	// next makes the wanted object, a new one at every call; live is nil when there is none. Admission has seen it.
+	// next returns the new object after mutating admission, a new one at every call; live is nil when there is none.
 	next func(live kind.Object) (kind.Object, error)
-	// admit shows the finished object to validating admission; nil means the ordinary way.
+	// admit runs validating admission; nil means write.admit.
 	admit func(obj, live kind.Object) (undo func(), err error)
 	// uid, when not empty, must be the live object's.
 	uid types.UID
@@ -32,13 +31,13 @@ type change struct {
 	allowCreate bool
 	// options for admission: of an update, and of a creation.
 	updateOptions, createOptions runtime.Object
-	// authorizeCreate asks whether the client may create when that is what it comes to.
+	// authorizeCreate checks that the client may create, if the object does not exist.
 	authorizeCreate func() error
-	// bare: the server's own change; neither Prepare nor Status of the row stand in its way.
-	bare bool
+	// internal: the server's own change; the Kind's Prepare and Status do not apply.
+	internal bool
 }
 
-// update answers a PUT of an object or of a part of it.
+// update serves a PUT of an object or of a subresource such as status.
 func (s *Server) update(req *request) error {
 	w, body, options, err := s.beginUpdate(req)
 	if err != nil {
@@ -64,7 +63,7 @@ func (s *Server) update(req *request) error {
 	c.next = func(live kind.Object) (kind.Object, error) {
 		wanted := obj
 		if !first {
-			// The first attempt changed the object; the body says again what is wanted.
+			// The first attempt modified the object: decode it again.
 			if wanted, err = s.decodeBody(req, body, metav1.FieldValidationIgnore); err != nil {
 				return nil, err
 			}
@@ -73,7 +72,7 @@ func (s *Server) update(req *request) error {
 			}
 		}
 		first = false
-		return w.managedAndMutated(c, live, wanted)
+		return w.setManagedFieldsAndMutate(c, live, wanted)
 	}
 	done, err := w.change(c)
 	if err != nil {
@@ -82,7 +81,7 @@ func (s *Server) update(req *request) error {
 	return s.respondOutcome(req, done)
 }
 
-// beginUpdate is what every PUT begins with.
+// beginUpdate parses a PUT.
 func (s *Server) beginUpdate(req *request) (*write, []byte, *metav1.UpdateOptions, error) {
 	if _, err := req.negotiate(); err != nil {
 		return nil, nil, nil, err
@@ -100,7 +99,7 @@ func (s *Server) beginUpdate(req *request) (*write, []byte, *metav1.UpdateOption
 	return w, body, options, nil
 }
 
-// clientChange is a change a client asks for.
+// clientChange is a change for a client.
 func (w *write) clientChange(req *request, dryRun []string, manager, fieldValidation string) *change {
 	return &change{
 		createOptions:   createOptions(dryRun, manager, fieldValidation),
@@ -108,7 +107,7 @@ func (w *write) clientChange(req *request, dryRun []string, manager, fieldValida
 	}
 }
 
-// authorizeCreate: who may update may not for that reason create.
+// authorizeCreate: permission to update does not include permission to create.
 func (s *Server) authorizeCreate(req *request) error {
 	a := req.attributes
 	a.Verb = "create"
@@ -122,13 +121,13 @@ func (s *Server) authorizeCreate(req *request) error {
 	return errForbidden(&a, reason)
 }
 
-// managedAndMutated records the owners of a wanted object's changes and shows it to mutating admission.
-func (w *write) managedAndMutated(c *change, live, wanted kind.Object) (kind.Object, error) {
+// setManagedFieldsAndMutate sets the managedFields of the new object and runs mutating admission.
+func (w *write) setManagedFieldsAndMutate(c *change, live, wanted kind.Object) (kind.Object, error) {
 	base := live
 	if base == nil {
 		base = w.res.kind.New()
 	}
-	if err := w.manage(base, wanted); err != nil {
+	if err := w.setManagedFields(base, wanted); err != nil {
 		return nil, err
 	}
 	return w.mutated(c, live, wanted)
@@ -141,8 +140,7 @@ func (w *write) mutated(c *change, live, wanted kind.Object) (kind.Object, error
 	return w.mutate(admission.Update, wanted, live, c.updateOptions)
 }
 
-// change writes what is wanted over what is there, again when another writer came first, unless the client said
-// which state it wants to change.
+// change updates the object and retries after a conflict with another writer, unless the client gave a resourceVersion.
 func (w *write) change(c *change) (outcome, error) {
 	ctx, cancel := context.WithTimeout(w.ctx, writeTimeout)
 	defer cancel()
@@ -156,17 +154,16 @@ func (w *write) change(c *change) (outcome, error) {
 		if err == nil {
 			return done, nil
 		}
-		var again bool
-		if entry, again, err = w.again(entry, err); !again {
+		var retry bool
+		if entry, retry, err = w.retry(entry, err); !retry {
 			return outcome{}, err
 		}
 	}
 }
 
-// again tells whether a write that failed is to be tried again, and on which state: on the one another writer left, or on
-// the newest when it failed on an older one, because another server's writes reach the cache a little later. What
-// is refused for the state it meets is refused for the newest.
-func (w *write) again(entry *cache.Entry, failure error) (*cache.Entry, bool, error) {
+// retry decides whether a failed write is tried again, and with which entry: with the one of the conflict, or with the newest one if the
+// attempt used an older one, because writes of other servers reach the cache with a delay. An error with the newest entry is final.
+func (w *write) retry(entry *cache.Entry, failure error) (*cache.Entry, bool, error) {
 	if err := w.ctx.Err(); err != nil {
 		return nil, false, err
 	}
@@ -182,7 +179,7 @@ func (w *write) again(entry *cache.Entry, failure error) (*cache.Entry, bool, er
 	return newest, !same, failure
 }
 
-// current finds the object to be changed, nil when there is none. A shared store may know more than the cache.
+// current returns the object, or nil when there is none. The cache may be behind a store shared with other servers.
 func (w *write) current() (*cache.Entry, error) {
 	entry := w.res.table.Get(w.key())
 	if entry != nil {
@@ -217,35 +214,35 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 			return outcome{}, err
 		}
 	}
-	if part := w.part(); part != nil && part.Before != nil && !c.bare {
-		if err := part.Before(w.ctx, w.s.env(), &w.rules, obj, live); err != nil {
+	if part := w.part(); part != nil && part.Before != nil && !c.internal {
+		if err := part.Before(w.ctx, w.s.KindClient(), &w.rules, obj, live); err != nil {
 			return outcome{}, err
 		}
 	}
-	if w.sub != nil || c.bare {
+	if w.sub != nil || c.internal {
 		return w.changePrepared(c, obj, live, entry)
 	}
 	hooks := &w.res.kind.Hooks
-	giveBack := func() {}
+	undoHook := func() {}
 	if hooks.BeforeUpdate != nil {
-		undo, err := hooks.BeforeUpdate(w.ctx, w.s.env(), &w.rules, obj, live)
+		undo, err := hooks.BeforeUpdate(w.ctx, w.s.KindClient(), &w.rules, obj, live)
 		if err != nil {
 			return outcome{}, err
 		}
 		if undo != nil {
-			giveBack = undo
+			undoHook = undo
 		}
 	}
 	done, err := w.changePrepared(c, obj, live, entry)
 	if err != nil || w.rules.DryRun {
-		giveBack()
+		undoHook()
 	} else if hooks.AfterUpdate != nil && done.entry != nil {
-		hooks.AfterUpdate(context.WithoutCancel(w.ctx), w.s.env(), obj, live)
+		hooks.AfterUpdate(context.WithoutCancel(w.ctx), w.s.KindClient(), obj, live)
 	}
 	return done, err
 }
 
-// changePrepared judges the wanted object and stores it.
+// changePrepared validates the new object and stores it.
 func (w *write) changePrepared(c *change, obj, live kind.Object, entry *cache.Entry) (outcome, error) {
 	if err := w.prepareChanged(c, obj, live); err != nil {
 		return outcome{}, err
@@ -267,7 +264,7 @@ func (w *write) changePrepared(c *change, obj, live kind.Object, entry *cache.En
 	return done, err
 }
 
-// createByChange: a PUT or an apply of an object that is not there.
+// createByChange creates the object of a PUT or an apply.
 func (w *write) createByChange(c *change) (outcome, error) {
 	if !c.allowCreate {
 		return outcome{}, apierrors.NewNotFound(w.res.groupResource(), w.name)
@@ -279,7 +276,7 @@ func (w *write) createByChange(c *change) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	wipeSystemFields(obj)
+	clearSystemFields(obj)
 	if c.authorizeCreate != nil {
 		if err := c.authorizeCreate(); err != nil {
 			return outcome{}, err
@@ -287,13 +284,13 @@ func (w *write) createByChange(c *change) (outcome, error) {
 	}
 	done, err := w.createOnce(obj, c.createOptions)
 	if apierrors.IsAlreadyExists(err) {
-		// Somebody created it just now; then it is an update.
+		// Another client has just created it: retry as an update.
 		return outcome{}, &cache.Conflict{Current: w.res.table.Get(w.key())}
 	}
 	return done, err
 }
 
-// checkVersion compares the state the client wants to change with the one there is.
+// checkVersion compares the client's resourceVersion with the current one.
 func (w *write) checkVersion(obj, live kind.Object, entry *cache.Entry) error {
 	version, err := parseVersion(obj)
 	if err != nil {
@@ -314,19 +311,19 @@ func (w *write) checkVersion(obj, live kind.Object, entry *cache.Entry) error {
 	return apierrors.NewConflict(gr, w.name, errors.New(textModified))
 }
 
-// prepareChanged brings a changed object into the form it is stored in, and judges the change.
+// prepareChanged prepares and validates a changed object for the store.
 func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 	k := w.res.kind
 	obj.SetGeneration(live.GetGeneration())
 	part := w.part()
 	switch {
-	case c.bare:
+	case c.internal:
 	case part != nil:
 		w.preparePart(part, obj, live)
 	default:
 		from := live
 		if k.Prepare != nil {
-			from = live.DeepCopyObject().(kind.Object) // Prepare may change what it finds in obj, and live is everybody's
+			from = live.DeepCopyObject().(kind.Object) // Prepare may modify what obj shares with live, and live is shared
 		}
 		if k.Status != nil {
 			k.Status(obj, from)
@@ -335,13 +332,13 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 			k.Prepare(&w.rules, obj, live)
 		}
 	}
-	// A write of the status may change annotations, which some kinds count as wishes; it is none all the same.
+	// A write of the status may change annotations, which SpecChanged of some kinds includes; the generation stays the same.
 	if k.SpecChanged != nil && !w.writesStatus() && k.SpecChanged(obj, live) {
 		obj.SetGeneration(live.GetGeneration() + 1)
 	}
 	keepSystemFields(obj, live)
 	errs := validateChangedMetadata(k, obj, live)
-	if !c.bare {
+	if !c.internal {
 		validate, warnings := k.Validate, k.Warn
 		if part != nil {
 			validate, warnings = part.Validate, part.Warn
@@ -349,8 +346,8 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 		if validate != nil {
 			errs = append(errs, validate(&w.rules, obj, live)...)
 		}
-		if len(errs) == 0 && w.judge != nil {
-			errs = w.judge(obj, live)
+		if len(errs) == 0 && w.validate != nil {
+			errs = w.validate(obj, live)
 		}
 		if len(errs) == 0 && warnings != nil {
 			for _, text := range warnings(obj, live) {
@@ -364,7 +361,7 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 	if k.Canonicalize != nil {
 		k.Canonicalize(obj)
 	}
-	keepTimes(obj, live)
+	keepUnchangedTimes(obj, live)
 	return nil
 }
 
@@ -384,8 +381,8 @@ func (w *write) preparePart(part *kind.UpdateStrategy, obj, live kind.Object) {
 	owners, finalizers := obj.GetOwnerReferences(), obj.GetFinalizers()
 	uid := obj.GetUID()
 	part.Prepare(&w.rules, obj, live)
-	takeMetadata(obj, live)
-	// Whoever names a UID means that object and no other.
+	copyMetadata(obj, live)
+	// A UID in the request is a precondition.
 	if uid != "" {
 		obj.SetUID(uid)
 	}
@@ -398,8 +395,7 @@ func (w *write) preparePart(part *kind.UpdateStrategy, obj, live kind.Object) {
 	}
 }
 
-// replace stores the object over the entry. An object whose deletion only waited for its
-// finalizers goes when the last of them does.
+// replace stores the object. An object that is being deleted is removed with its last finalizer.
 func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, error) {
 	if w.deletesNow(obj, live) {
 		if w.rules.DryRun {
@@ -408,7 +404,7 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 		gone, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
 		var conflict *cache.Conflict
 		if errors.As(err, &conflict) && conflict.Current == nil {
-			return outcome{obj: obj}, nil // somebody else let it go
+			return outcome{obj: obj}, nil // another client has removed it
 		}
 		if err != nil {
 			return outcome{}, err
@@ -423,7 +419,7 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 	return outcome{entry: stored}, err
 }
 
-// deletesNow: nothing holds an object any more that was deleted before.
+// deletesNow reports whether an object that is being deleted has no finalizer and no grace period left.
 func (w *write) deletesNow(obj, live kind.Object) bool {
 	if len(obj.GetFinalizers()) > 0 || live.GetDeletionTimestamp() == nil {
 		return false
@@ -435,7 +431,7 @@ func (w *write) deletesNow(obj, live kind.Object) bool {
 	return held == nil || !held(obj)
 }
 
-// afterDelete tells the kind that an object is gone.
+// afterDelete runs the kind's AfterDelete hook.
 func (w *write) afterDelete(gone *cache.Entry) error {
 	hook := w.res.kind.Hooks.AfterDelete
 	if hook == nil || w.rules.DryRun {
@@ -445,6 +441,6 @@ func (w *write) afterDelete(gone *cache.Entry) error {
 	if err != nil {
 		return err
 	}
-	hook(context.WithoutCancel(w.ctx), w.s.env(), obj)
+	hook(context.WithoutCancel(w.ctx), w.s.KindClient(), obj)
 	return nil
 }

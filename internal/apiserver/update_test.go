@@ -20,11 +20,11 @@ import (
 // with returns the object with the value at the path of keys; nil removes.
 func (a result) with(value any, path ...string) string {
 	a.t.Helper()
-	copied := map[string]any{}
-	if err := json.Unmarshal(a.body, &copied); err != nil {
+	recorded := map[string]any{}
+	if err := json.Unmarshal(a.body, &recorded); err != nil {
 		a.t.Fatal(err)
 	}
-	m := copied
+	m := recorded
 	for _, key := range path[:len(path)-1] {
 		next, ok := m[key].(map[string]any)
 		if !ok {
@@ -39,7 +39,7 @@ func (a result) with(value any, path ...string) string {
 	} else {
 		m[last] = value
 	}
-	raw, err := json.Marshal(copied)
+	raw, err := json.Marshal(recorded)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -274,28 +274,28 @@ func TestHooks(t *testing.T) {
 func TestEnv(t *testing.T) {
 	s := newWriteServer(t)
 	ctx := context.Background()
-	made, err := s.Env().Create(ctx, s.find("configmaps").groupResource(), &corev1.ConfigMap{ObjectMeta: testMeta("default", "e", nil)})
+	made, err := s.KindClient().Create(ctx, s.find("configmaps").groupResource(), &corev1.ConfigMap{ObjectMeta: testMeta("default", "e", nil)})
 	if err != nil || made.GetResourceVersion() == "" {
 		t.Fatalf("%v %v", made, err)
 	}
-	if _, err := s.Env().Create(ctx, s.find("configmaps").groupResource(), &corev1.ConfigMap{ObjectMeta: testMeta("default", "e_e", nil)}); err == nil {
+	if _, err := s.KindClient().Create(ctx, s.find("configmaps").groupResource(), &corev1.ConfigMap{ObjectMeta: testMeta("default", "e_e", nil)}); err == nil {
 		t.Error("an invalid object was stored")
 	}
-	updated, err := s.Env().Update(ctx, s.find("configmaps").groupResource(), "default", "e", func(obj kind.Object) error {
+	updated, err := s.KindClient().Update(ctx, s.find("configmaps").groupResource(), "default", "e", func(obj kind.Object) error {
 		obj.(*corev1.ConfigMap).Data = map[string]string{"a": "b"}
 		return nil
 	})
 	if err != nil || updated.(*corev1.ConfigMap).Data["a"] != "b" {
 		t.Fatalf("%v %v", updated, err)
 	}
-	all, err := s.Env().List(ctx, s.find("configmaps").groupResource(), "default")
+	all, err := s.KindClient().List(ctx, s.find("configmaps").groupResource(), "default")
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%v %v", all, err)
 	}
-	if err := s.Env().Delete(ctx, s.find("configmaps").groupResource(), "default", "e", nil); err != nil {
+	if err := s.KindClient().Delete(ctx, s.find("configmaps").groupResource(), "default", "e", nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Env().Get(ctx, s.find("configmaps").groupResource(), "default", "e"); err == nil {
+	if _, err := s.KindClient().Get(ctx, s.find("configmaps").groupResource(), "default", "e"); err == nil {
 		t.Error("still there")
 	}
 }

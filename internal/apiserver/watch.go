@@ -25,19 +25,19 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// The types of events that are not changes.
+// The event types besides ADDED, MODIFIED and DELETED.
 const (
 	eventBookmark = "BOOKMARK"
 	eventError    = "ERROR"
 )
 
-// lastBookmark is how long before its end a watch sends a last bookmark, from which the client's next watch goes on.
-const lastBookmark = 2 * time.Second
+// finalBookmark is how long before its end a watch sends a last bookmark, from which the client's next watch continues.
+const finalBookmark = 2 * time.Second
 
-// initialChunk is how much of the initial state is gathered before it is sent.
+// initialChunk is the size at which the initial events are flushed.
 const initialChunk = 64 << 10
 
-// watcher serves one watch. It reads changes where its cursor stands, and writes all that are there with one flush.
+// watcher serves one watch. It reads events at its cursor and writes all that are available with one flush.
 type watcher struct {
 	s      *Server
 	req    *request
@@ -49,31 +49,31 @@ type watcher struct {
 	table  *tableWriter
 	sink   sink
 	cursor *cache.Cursor
-	// shared is where watchers who see the same find what one of them made of the last events; nil for those who select.
+	// shared is the last encoded batch, which watchers without a selector share; nil for those with one.
 	shared *atomic.Pointer[batch]
 	// reached is the revision up to which the client has seen everything.
 	reached store.Revision
 	headers bool // the columns of a table have not been sent yet
-	// buffer gathers events until they are sent. It is borrowed for as long: most watchers are idle most of the time.
-	buffer   []byte
-	borrowed *[]byte
-	counted  int // events in the buffer
+	// buffer collects events until they are sent. It comes from a pool and is returned then: most watchers are idle.
+	buffer  []byte
+	pooled  *[]byte
+	counted int // events in the buffer
 }
 
-// sink is where a watch writes to: chunks of an HTTP answer, or messages of a WebSocket.
+// sink is where a watch writes to: an HTTP response, or the messages of a WebSocket.
 type sink interface {
-	// begin answers the request.
+	// begin sends the response header.
 	begin(mediaType string) error
 	// mark ends an event that was appended to the buffer.
 	mark(buffer []byte)
 	// send writes all events of the buffer.
 	send(buffer []byte) error
-	// gone is closed when the client has gone away.
+	// gone is closed when the client disconnects; nil if the request's context tells.
 	gone() <-chan struct{}
 	close()
 }
 
-// watch answers a WATCH.
+// watch serves a WATCH.
 func (s *Server) watch(req *request) error {
 	if req.res.table == nil {
 		return apierrors.NewMethodNotSupported(req.res.groupResource(), "watch")
@@ -113,8 +113,8 @@ func (s *Server) watch(req *request) error {
 	}
 	done := s.metrics.longRunning(req)
 	defer done()
-	forget := s.countWatch(req, opts)
-	defer forget()
+	unregister := s.countWatch(req, opts)
+	defer unregister()
 	if out.format == formatJSON && out.shape == shapeObject {
 		req.res.watchers.Add(1)
 		defer req.res.watchers.Add(-1)
@@ -129,7 +129,7 @@ func (w *watcher) mediaType() string {
 	return mediaJSON
 }
 
-// serve runs the watch to its end. Once it has begun, what goes wrong is told to the client as an event.
+// serve runs the watch to its end. Once it has begun, errors are sent as ERROR events.
 func (w *watcher) serve(timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(w.req.ctx, timeout)
 	defer cancel()
@@ -158,9 +158,9 @@ func (w *watcher) serve(timeout time.Duration) error {
 	return nil
 }
 
-var errClientGone = errors.New("the client has gone away")
+var errClientGone = errors.New("client disconnected")
 
-// start puts the cursor where the client wants to begin, after sending what there is if it wants that.
+// start positions the cursor, and sends the initial events if requested.
 func (w *watcher) start(ctx context.Context) error {
 	initial := w.opts.initialEvents
 	wanted, err := parseResourceVersion(w.opts.resourceVersion)
@@ -197,7 +197,7 @@ func (w *watcher) start(ctx context.Context) error {
 	return w.flush()
 }
 
-// sendInitial sends the state as if all of it had just been created.
+// sendInitial sends the state as ADDED events.
 func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
 	send := func(e *cache.Entry) bool {
 		if !w.match.matches(e) {
@@ -219,24 +219,24 @@ func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
 	return err
 }
 
-// follow sends changes until the time is up or the client is gone.
+// follow sends events until the timeout or until the client disconnects.
 func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 	bookmarks, stop := w.bookmarkTimer(deadline)
 	defer func() { stop() }()
-	due := false
+	bookmarkDue := false
 	for {
 		changed := w.cursor.Changed()
 		events, reached, err := w.cursor.Poll()
 		if err != nil {
 			return err
 		}
-		if err := w.take(events); err != nil {
+		if err := w.deliver(events); err != nil {
 			return err
 		}
 		w.reached = reached
-		if due {
+		if bookmarkDue {
 			w.appendBookmark(false)
-			due = false
+			bookmarkDue = false
 			bookmarks, stop = w.bookmarkTimer(deadline)
 		}
 		if err := w.flush(); err != nil {
@@ -248,7 +248,7 @@ func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 		select {
 		case <-changed:
 		case <-bookmarks:
-			due = true
+			bookmarkDue = true
 		case <-ctx.Done():
 			return nil
 		case <-w.sink.gone():
@@ -257,11 +257,11 @@ func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-// take sends or appends events. Watchers of all of a resource that are woken together send the same bytes, which the first
-// of them makes.
-func (w *watcher) take(events []cache.Event) error {
+// deliver sends or appends events. Watchers without a selector that are woken together send the same bytes, which the first of them
+// encodes.
+func (w *watcher) deliver(events []cache.Event) error {
 	if w.shared == nil || len(events) == 0 {
-		return w.considerAll(events)
+		return w.appendEvents(events)
 	}
 	key := batchKey{prefix: w.match.prefix, first: events[0].Revision, last: events[len(events)-1].Revision}
 	if made := w.shared.Load(); made != nil && made.batchKey == key {
@@ -271,19 +271,19 @@ func (w *watcher) take(events []cache.Event) error {
 		w.res.metrics.watched(made.count, len(made.bytes))
 		return w.sink.send(made.bytes)
 	}
-	if err := w.considerAll(events); err != nil {
+	if err := w.appendEvents(events); err != nil {
 		return err
 	}
-	if len(w.buffer) <= largestBatch {
+	if len(w.buffer) <= maxBatchBytes {
 		w.shared.Store(&batch{batchKey: key, count: w.counted, bytes: bytes.Clone(w.buffer)})
 	}
 	return nil
 }
 
-// largestBatch bounds what a resource keeps for watchers who come together: it stays when they have gone.
-const largestBatch = 64 << 10
+// maxBatchBytes bounds the batch that a resource keeps for its watchers.
+const maxBatchBytes = 64 << 10
 
-// batch is what a watcher of all of a resource sends for some events.
+// batch is the encoding of some events for watchers without a selector.
 type batch struct {
 	batchKey
 	count int // of events within the prefix
@@ -295,22 +295,22 @@ type batchKey struct {
 	first, last store.Revision
 }
 
-func (w *watcher) considerAll(events []cache.Event) error {
+func (w *watcher) appendEvents(events []cache.Event) error {
 	for i := range events {
-		if err := w.consider(&events[i]); err != nil {
+		if err := w.appendEvent(&events[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bookmarkTimer fires when the next bookmark is due; never when the client wants none.
+// bookmarkTimer fires when the next bookmark is due; never when the client did not request bookmarks.
 func (w *watcher) bookmarkTimer(deadline time.Time) (<-chan time.Time, func()) {
 	if !w.opts.bookmarks {
 		return nil, func() {}
 	}
 	wait := w.s.limits.Bookmark
-	if last := time.Until(deadline) - lastBookmark; last < wait {
+	if last := time.Until(deadline) - finalBookmark; last < wait {
 		if last <= 0 {
 			return nil, func() {}
 		}
@@ -320,45 +320,46 @@ func (w *watcher) bookmarkTimer(deadline time.Time) (<-chan time.Time, func()) {
 	return timer.C, func() { timer.Stop() }
 }
 
-// consider appends a change as the client sees it: what enters the selection was added, what leaves it was deleted.
-func (w *watcher) consider(event *cache.Event) error {
+// appendEvent appends an event as the client's selector sees it: an object that begins to match is ADDED, one that ceases to match is
+// DELETED.
+func (w *watcher) appendEvent(event *cache.Event) error {
 	if w.key != "" && event.Entry.Key() != w.key {
 		return nil
 	}
-	change, departed := w.match.judge(event)
+	change, deselected := w.match.classify(event)
 	if change == 0 {
 		return nil
 	}
-	// Of what departs the client is shown the last state it selected, at the revision at which it lost it.
-	return w.appendChange(event, change, departed)
+	// A deselected object is sent in the last state that matched, with the revision of the event.
+	return w.appendChange(event, change, deselected)
 }
 
-// appendChange appends one event. departed says that the object still is but no longer in the selection.
-func (w *watcher) appendChange(event *cache.Event, kindOfEvent cache.EventType, departed bool) (err error) {
+// appendChange appends one event. deselected: the object exists but no longer matches the selector.
+func (w *watcher) appendChange(event *cache.Event, kindOfEvent cache.EventType, deselected bool) (err error) {
 	name := kindOfEvent.String()
-	w.borrow()
+	w.acquireBuffer()
 	start := len(w.buffer)
 	switch {
 	case w.out.shape == shapeTable:
-		err = w.appendTable(event, name, departed)
+		err = w.appendTable(event, name, deselected)
 	case w.out.format == formatProtobuf:
-		err = w.appendProto(event, name, departed)
+		err = w.appendProto(event, name, deselected)
 	default:
-		err = w.appendJSON(event, name, departed)
+		err = w.appendJSON(event, name, deselected)
 	}
 	if err != nil {
-		w.buffer = w.buffer[:start] // the client gets no half event
+		w.buffer = w.buffer[:start] // do not send a partial event
 		return fmt.Errorf("encode %s for a watch: %w", event.Entry.Key(), err)
 	}
 	w.mark()
 	return nil
 }
 
-// borrow makes the buffer ready to be appended to.
-func (w *watcher) borrow() {
-	if w.borrowed == nil {
-		w.borrowed = getBuffer()
-		w.buffer = *w.borrowed
+// acquireBuffer makes the buffer ready for appending.
+func (w *watcher) acquireBuffer() {
+	if w.pooled == nil {
+		w.pooled = getBuffer()
+		w.buffer = *w.pooled
 	}
 }
 
@@ -375,12 +376,12 @@ func (w *watcher) openJSON(event string) {
 
 func (w *watcher) closeJSON() { w.buffer = append(w.buffer, "}\n"...) }
 
-func (w *watcher) appendJSON(event *cache.Event, name string, departed bool) error {
+func (w *watcher) appendJSON(event *cache.Event, name string, deselected bool) error {
 	var body []byte
 	var err error
 	switch {
-	case departed && w.out.shape == shapePartial:
-		obj, err := departedObject(event)
+	case deselected && w.out.shape == shapePartial:
+		obj, err := deselectedObject(event)
 		if err != nil {
 			return err
 		}
@@ -388,8 +389,8 @@ func (w *watcher) appendJSON(event *cache.Event, name string, departed bool) err
 		w.buffer, err = appendPartialOf(w.buffer, obj, w.out.metaVersion)
 		w.closeJSON()
 		return err
-	case departed:
-		body, err = w.res.departedJSON(event)
+	case deselected:
+		body, err = w.res.deselectedJSON(event)
 	case w.out.shape == shapePartial:
 		body, err = w.res.partialJSON(event.Entry)
 	default:
@@ -408,15 +409,15 @@ func (w *watcher) appendJSON(event *cache.Event, name string, departed bool) err
 	return nil
 }
 
-func (w *watcher) appendProto(event *cache.Event, name string, departed bool) error {
+func (w *watcher) appendProto(event *cache.Event, name string, deselected bool) error {
 	var item protoItem
 	var err error
 	head := w.res.protoHead
 	switch {
-	case departed && w.out.shape == shapePartial:
-		item, err = w.res.departedPartial(event)
-	case departed:
-		item, err = w.res.departedProto(event)
+	case deselected && w.out.shape == shapePartial:
+		item, err = w.res.deselectedPartial(event)
+	case deselected:
+		item, err = w.res.deselectedProto(event)
 	case w.out.shape == shapePartial:
 		item, err = w.res.partialProto(event.Entry)
 	default:
@@ -437,8 +438,8 @@ func (w *watcher) appendProto(event *cache.Event, name string, departed bool) er
 	return nil
 }
 
-// openProto opens a frame: four bytes of length, then a message with the event's type (field 1) and, wrapped
-// once (field 2, therein field 1), the object's protobuf form, which follows and is raw bytes long.
+// openProto opens a frame: four bytes of length, then a message with the event's type (field 1) and a RawExtension (field 2) that
+// contains (field 1) the object's protobuf form, which follows and is raw bytes long.
 func (w *watcher) openProto(event string, raw int) {
 	wrapped := 1 + uvarintLen(raw) + raw
 	message := 2 + len(event) + 1 + uvarintLen(wrapped) + wrapped
@@ -449,17 +450,17 @@ func (w *watcher) openProto(event string, raw int) {
 	w.buffer = binary.AppendUvarint(append(w.buffer, tagField1), uint64(raw))
 }
 
-func (w *watcher) appendTable(event *cache.Event, name string, departed bool) error {
+func (w *watcher) appendTable(event *cache.Event, name string, deselected bool) error {
 	obj, err := event.Entry.Object()
-	if departed {
-		obj, err = departedObject(event)
+	if deselected {
+		obj, err = deselectedObject(event)
 	}
 	if err != nil {
 		return err
 	}
 	w.openJSON(name)
 	w.buffer, err = w.table.appendTableEvent(w.buffer, obj, w.headers, func(to []byte) ([]byte, error) {
-		if departed {
+		if deselected {
 			return w.table.appendIncluded(to, obj, w.table.include)
 		}
 		return w.table.appendEntry(to, event.Entry)
@@ -469,8 +470,8 @@ func (w *watcher) appendTable(event *cache.Event, name string, departed bool) er
 	return err
 }
 
-// departedObject is the last state of an object that was selected, at the revision at which it was lost.
-func departedObject(event *cache.Event) (kind.Object, error) {
+// deselectedObject is the last state of an object that matched, with the revision of the event by which it ceased to match.
+func deselectedObject(event *cache.Event) (kind.Object, error) {
 	obj, err := event.Old.Object()
 	if err != nil {
 		return nil, err
@@ -480,11 +481,10 @@ func departedObject(event *cache.Event) (kind.Object, error) {
 	return obj, nil
 }
 
-// departedJSON is memoized with the new entry, so that it too is made once for all watchers: what departed there is
-// the same for everyone.
-func (e *encoder) departedJSON(event *cache.Event) ([]byte, error) {
-	return event.Entry.Encoding(e.ids.departedJSON, func(*cache.Entry) ([]byte, error) {
-		obj, err := e.departed(event)
+// deselectedJSON is cached with the new entry, so that it is encoded once for all watchers.
+func (e *encoder) deselectedJSON(event *cache.Event) ([]byte, error) {
+	return event.Entry.Encoding(e.ids.deselectedJSON, func(*cache.Entry) ([]byte, error) {
+		obj, err := e.deselected(event)
 		if err != nil {
 			return nil, err
 		}
@@ -492,14 +492,14 @@ func (e *encoder) departedJSON(event *cache.Event) ([]byte, error) {
 	})
 }
 
-func (e *encoder) departedProto(event *cache.Event) (protoItem, error) {
+func (e *encoder) deselectedProto(event *cache.Event) (protoItem, error) {
 	if e.stored {
 		if s, ok := newSplice(event.Old.Stored(), e.protoHead, event.Revision); ok {
 			return protoItem{splice: s}, nil
 		}
 	}
-	encoded, err := event.Entry.Encoding(e.ids.departedProto, func(*cache.Entry) ([]byte, error) {
-		obj, err := e.departed(event)
+	encoded, err := event.Entry.Encoding(e.ids.deselectedProto, func(*cache.Entry) ([]byte, error) {
+		obj, err := e.deselected(event)
 		if err != nil {
 			return nil, err
 		}
@@ -508,8 +508,8 @@ func (e *encoder) departedProto(event *cache.Event) (protoItem, error) {
 	return protoItem{encoded: encoded}, err
 }
 
-func (e *encoder) departedPartial(event *cache.Event) (protoItem, error) {
-	obj, err := departedObject(event)
+func (e *encoder) deselectedPartial(event *cache.Event) (protoItem, error) {
+	obj, err := deselectedObject(event)
 	if err != nil {
 		return protoItem{}, err
 	}
@@ -517,16 +517,16 @@ func (e *encoder) departedPartial(event *cache.Event) (protoItem, error) {
 	return protoItem{encoded: encoded}, err
 }
 
-// departed is departedObject in the served version.
-func (e *encoder) departed(event *cache.Event) (kind.Object, error) {
-	obj, err := departedObject(event)
+// deselected is deselectedObject in the served version.
+func (e *encoder) deselected(event *cache.Event) (kind.Object, error) {
+	obj, err := deselectedObject(event)
 	if err != nil || e.convert == nil {
 		return obj, err
 	}
 	return e.convert(obj)
 }
 
-// appendBookmark tells the client how far it has seen everything. end marks the end of the initial events.
+// appendBookmark appends a BOOKMARK event with the revision reached. end marks the end of the initial events.
 func (w *watcher) appendBookmark(end bool) {
 	version := strconv.FormatInt(w.reached, 10)
 	var annotations map[string]string
@@ -544,10 +544,10 @@ func (w *watcher) appendBookmark(end bool) {
 	}
 	obj.SetResourceVersion(version)
 	obj.SetAnnotations(annotations)
-	w.borrow()
+	w.acquireBuffer()
 	start := len(w.buffer)
 	if err := w.appendBookmarkOf(obj, end); err != nil {
-		w.s.log.Error("cannot encode a bookmark", "resource", w.res.gvr, "error", err)
+		w.s.log.Error("failed to encode bookmark", "resource", w.res.gvr, "error", err)
 		w.buffer = w.buffer[:start]
 		return
 	}
@@ -559,7 +559,7 @@ func (w *watcher) appendBookmarkOf(obj kind.Object, end bool) (err error) {
 	case w.out.shape == shapeTable:
 		include := w.table.include
 		if end {
-			include = metav1.IncludeMetadata // the annotation must reach the client
+			include = metav1.IncludeMetadata // it contains the annotation
 		}
 		w.openJSON(eventBookmark)
 		w.buffer, err = w.table.appendTableEvent(w.buffer, obj, w.headers, func(to []byte) ([]byte, error) {
@@ -575,15 +575,15 @@ func (w *watcher) appendBookmarkOf(obj kind.Object, end bool) (err error) {
 }
 
 func (w *watcher) appendError(status *metav1.Status) {
-	w.borrow()
+	w.acquireBuffer()
 	if err := w.appendObject(eventError, status, metav1.Unversioned.WithKind("Status")); err != nil {
-		w.s.log.Error("cannot encode an error for a watch", "resource", w.res.gvr, "error", err)
+		w.s.log.Error("failed to encode error for watch", "resource", w.res.gvr, "error", err)
 		return
 	}
 	w.mark()
 }
 
-// appendObject appends an event with an object that is no entry.
+// appendObject appends an event with an object that is not a cache entry.
 func (w *watcher) appendObject(event string, obj runtime.Object, gvk schema.GroupVersionKind) error {
 	body, err := appendObject(nil, obj, gvk, w.out.format)
 	if err != nil {
@@ -600,22 +600,22 @@ func (w *watcher) appendObject(event string, obj runtime.Object, gvk schema.Grou
 	return nil
 }
 
-// flush sends what has been appended.
+// flush sends the appended events.
 func (w *watcher) flush() error {
-	if w.borrowed == nil {
+	if w.pooled == nil {
 		return nil
 	}
-	// Counted first: whoever has seen an event finds it counted.
+	// Count first: a client that has seen an event must find it counted.
 	w.res.metrics.watched(w.counted, len(w.buffer))
 	err := w.sink.send(w.buffer)
 	w.counted = 0
-	*w.borrowed = w.buffer
-	putBuffer(w.borrowed)
-	w.borrowed, w.buffer = nil, nil
+	*w.pooled = w.buffer
+	putBuffer(w.pooled)
+	w.pooled, w.buffer = nil, nil
 	return err
 }
 
-// chunkSink writes to an ordinary HTTP answer.
+// chunkSink writes to an HTTP response.
 type chunkSink struct {
 	req *request
 }
@@ -639,7 +639,7 @@ func (c *chunkSink) send(buffer []byte) error {
 	return nil
 }
 
-// gone: the request's context tells.
+// gone is nil: the request's context ends when the client disconnects.
 func (c *chunkSink) gone() <-chan struct{} { return nil }
 
 func (c *chunkSink) close() {}

@@ -7,7 +7,7 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// socketSink writes each event as one message of a WebSocket: text for JSON, binary for protobuf.
+// socketSink sends each event as one WebSocket message: text for JSON, binary for protobuf.
 type socketSink struct {
 	req    *request
 	text   bool
@@ -16,25 +16,24 @@ type socketSink struct {
 	closed chan struct{}
 }
 
-// upgrader lets pages of any origin in: who may watch is decided by the credential, which a page of another origin
-// cannot make the browser send.
+// upgrader accepts all origins: access is decided by the credential, which a page of another origin cannot make the browser send.
 var upgrader = websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }}
 
-// socketWait is how long a message may take to leave.
-const socketWait = 30 * time.Second
+// socketWriteTimeout is how long a message may take to leave.
+const socketWriteTimeout = 30 * time.Second
 
 func (s *socketSink) begin(mediaType string) error {
 	s.closed = make(chan struct{})
 	conn, err := upgrader.Upgrade(s.req.w, s.req.Request, http.Header{"Content-Type": []string{mediaType}})
 	if err != nil {
-		return nil // the upgrader has answered
+		return nil // the upgrader has responded
 	}
 	s.conn = conn
 	go s.read()
 	return nil
 }
 
-// read waits for the client to go away. It has nothing to say.
+// read waits until the client disconnects. Its messages are ignored.
 func (s *socketSink) read() {
 	defer close(s.closed)
 	for {
@@ -50,14 +49,14 @@ func (s *socketSink) send(buffer []byte) error {
 	if s.conn == nil {
 		return errClientGone
 	}
-	// A message has its length already; the frame's own is left away.
+	// A message has a length of its own; skip that of the frame.
 	kindOfMessage, skip := websocket.BinaryMessage, 4
 	if s.text {
 		kindOfMessage, skip = websocket.TextMessage, 0
 	}
 	start := 0
 	for _, end := range s.ends {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(socketWait))
+		_ = s.conn.SetWriteDeadline(time.Now().Add(socketWriteTimeout))
 		if err := s.conn.WriteMessage(kindOfMessage, buffer[start+skip:end]); err != nil {
 			return errClientGone
 		}

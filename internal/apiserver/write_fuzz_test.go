@@ -24,8 +24,8 @@ func (s *testServer) serveRaw(method, path, contentType string, body []byte) *ht
 	return recorder
 }
 
-// judgeAnswer: whatever a client sends, it gets a well-formed answer that does not blame the server's own code.
-func judgeAnswer(t *testing.T, got *httptest.ResponseRecorder, body []byte) {
+// checkResponse: whatever a client sends, it gets a well-formed answer that does not blame the server's own code.
+func checkResponse(t *testing.T, got *httptest.ResponseRecorder, body []byte) {
 	t.Helper()
 	var object map[string]any
 	if err := json.Unmarshal(got.Body.Bytes(), &object); err != nil {
@@ -47,7 +47,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte, format uint8) {
 		contentType := mediaTypes[int(format)%len(mediaTypes)]
 		got := s.serveRaw("POST", deploymentsPath+"?dryRun=All", contentType, body)
-		judgeAnswer(t, got, body)
+		checkResponse(t, got, body)
 		if got.Code == http.StatusInternalServerError && !strings.Contains(got.Body.String(), "resourceVersion") {
 			t.Fatalf("code 500 for %q: %s", body, got.Body.Bytes())
 		}
@@ -62,7 +62,7 @@ func fuzzPatch(f *testing.F, contentType, query string, seeds ...string) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got := s.serveRaw("PATCH", deploymentsPath+"/web?dryRun=All"+query, contentType, body)
-		judgeAnswer(t, got, body)
+		checkResponse(t, got, body)
 		entry := s.find("deployments.apps").table.Get("/registry/deployments/default/web")
 		obj, err := entry.Object()
 		if err != nil || obj.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image != "i:1" {

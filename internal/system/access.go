@@ -154,7 +154,7 @@ func (a *accessControl) setAuthorization(c config.Authorization) error {
 	}
 	a.escalation = &authz.Escalation{RBAC: rbac, Authorizer: a.authorizer}
 	a.fieldAccess = &authz.FieldAuthorizer{
-		Authorizer: a.authorizer, Forbidden: apiserver.Refusal,
+		Authorizer: a.authorizer, Forbidden: apiserver.ForbiddenError,
 		Objects: func(ctx context.Context, resource schema.GroupResource, name string) (kind.Object, error) {
 			return a.client.Get(ctx, resource, "", name)
 		},
@@ -168,7 +168,7 @@ func (a *accessControl) setAuthorization(c config.Authorization) error {
 
 // attach sets the server whose objects are read.
 func (a *accessControl) attach(server *apiserver.Server, kinds []*kind.Kind) {
-	a.client = server.Env()
+	a.client = server.KindClient()
 	a.objects.Set(a.client)
 	a.policy.Cache = server.Local(apiServerUser)
 	for _, k := range kinds {

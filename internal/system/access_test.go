@@ -83,7 +83,7 @@ func benchmarkHandler(b *testing.B, with benchmarked) http.Handler {
 	b.Cleanup(func() { cancel(); running.Wait() })
 	<-objects.Ready()
 	cluster := bootstrap.Cluster{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, APIServer: netip.MustParseAddrPort("127.0.0.1:6443"), NodeGroup: "nodes"}
-	if err := errors.Join(bootstrap.EnsureObjects(ctx, server.Env(), cluster), authz.Reconcile(ctx, server.Env(), authz.BootstrapPolicy())); err != nil {
+	if err := errors.Join(bootstrap.EnsureObjects(ctx, server.KindClient(), cluster), authz.Reconcile(ctx, server.KindClient(), authz.BootstrapPolicy())); err != nil {
 		b.Fatal(err)
 	}
 	if access.fairness != nil {
@@ -100,7 +100,7 @@ func benchmarkHandler(b *testing.B, with benchmarked) http.Handler {
 		}},
 		{schema.GroupResource{Resource: "serviceaccounts"}, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}},
 	} {
-		if err := bootstrap.Ensure(ctx, server.Env(), o.resource, o.object); err != nil {
+		if err := bootstrap.Ensure(ctx, server.KindClient(), o.resource, o.object); err != nil {
 			b.Fatal(err)
 		}
 	}

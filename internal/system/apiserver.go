@@ -67,7 +67,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Authorizer:    o.access.authorizer,
 		Impersonate:   o.access.impersonation.Impersonate,
 		CheckWrite:    o.access.escalation.Check,
-		JudgeWrite:    o.access.fieldAccess.Check,
+		ValidateWrite: o.access.fieldAccess.Check,
 		Tokens:        o.access.issuer,
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: o.storeHealthy(ctx)}}

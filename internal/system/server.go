@@ -184,7 +184,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 			return err
 		}
 		start("service repair", func(ctx context.Context) error {
-			core.RunRepair(ctx, s.api.Env(), s.config.NodePortRange, s.log.With("component", "service-repair"))
+			core.RunRepair(ctx, s.api.KindClient(), s.config.NodePortRange, s.log.With("component", "service-repair"))
 			return nil
 		})
 		start("controllers and scheduler", s.runComponents)
@@ -215,14 +215,14 @@ func (s *server) bootstrap(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := bootstrap.EnsureObjects(ctx, s.api.Env(), cluster); err != nil {
+		if err := bootstrap.EnsureObjects(ctx, s.api.KindClient(), cluster); err != nil {
 			return err
 		}
 		s.hooks.Done(hookSystemNamespaces)
 		return nil
 	})
 	group.Go(func() error {
-		if err := authz.Reconcile(ctx, s.api.Env(), authz.BootstrapPolicy()); err != nil {
+		if err := authz.Reconcile(ctx, s.api.KindClient(), authz.BootstrapPolicy()); err != nil {
 			return fmt.Errorf("reconcile RBAC policy: %w", err)
 		}
 		s.hooks.Done(hookBootstrapRoles)

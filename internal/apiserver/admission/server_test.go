@@ -46,7 +46,7 @@ func newServer(t testing.TB, withRules bool) *server {
 	var chain admission.Chain
 	var err error
 	if withRules {
-		chain, err = admission.List(admission.Options{Client: func() kind.Client { return made.Env() }, Authorizer: authorizer})
+		chain, err = admission.List(admission.Options{Client: func() kind.Client { return made.KindClient() }, Authorizer: authorizer})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func newServer(t testing.TB, withRules bool) *server {
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	<-objects.Ready()
-	s := &server{t: t, handler: made.Handler(), env: made.Env()}
+	s := &server{t: t, handler: made.Handler(), env: made.KindClient()}
 	s.create("namespaces", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}})
 	s.create("serviceaccounts", &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "team"}})
 	return s

@@ -1,9 +1,8 @@
-// Package connect carries requests through the API server to where an answer is a stream and not an object: logs, exec,
-// attach and port-forward to the kubelet of a pod's node, and the proxies to pods, services and nodes.
+// Package connect serves the subresources that are streams: logs, exec, attach and port-forward, which it forwards to the kubelet
+// of the pod's node, and the proxies to pods, services and nodes.
 //
-// The server stands between: it has authenticated and authorized the client, and speaks to the other side under its
-// own name. The client's credentials go no further, redirects are handed back and never followed, and addresses that
-// lead back to the server's own machine or its network segment are refused.
+// The API server has authenticated and authorized the client, and authenticates to the backend as itself. It does not forward the
+// client's credentials, returns redirects without following them, and rejects loopback and link-local addresses.
 package connect
 
 import (
@@ -19,20 +18,20 @@ import (
 	"skiff/internal/kind"
 )
 
-// Objects looks things up in the API.
+// Objects reads objects from the API.
 type Objects interface {
 	Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error)
 	List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error)
 }
 
-// Config says what connectors need.
+// Config is what the connectors need.
 type Config struct {
 	Objects Objects
-	// Kubelet proves the server to kubelets, and kubelets to the server.
+	// Kubelet has the server's client certificate for kubelets and the CA that verifies theirs.
 	Kubelet *tls.Config
 }
 
-// The resources that are looked up.
+// The resources that are read.
 var (
 	pods           = schema.GroupResource{Resource: "pods"}
 	nodes          = schema.GroupResource{Resource: "nodes"}
@@ -40,7 +39,7 @@ var (
 	endpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
 )
 
-// connector makes a function a connector.
+// connector is a function that implements apiserver.Connector.
 type connector func(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error
 
 // Connect implements apiserver.Connector.
@@ -48,46 +47,46 @@ func (f connector) Connect(w http.ResponseWriter, r *http.Request, c *apiserver.
 	return f(w, r, c)
 }
 
-// roads are the ways to the other sides.
-type roads struct {
+// backends are the transports to kubelets and workloads.
+type backends struct {
 	objects Objects
 	kubelet *http.Transport
-	// unverified is the way to a kubelet for a client that does not insist on its certificate.
+	// unverified does not verify the kubelet's certificate (insecureSkipTLSVerifyBackend).
 	unverified *http.Transport
-	// nodes is the way to a kubelet for a client that chooses the path, and may have chosen the node's address as well.
+	// nodes is for the node proxy, whose client chooses the path and may control the node's address.
 	nodes *http.Transport
-	// workloads is the way to pods and services, whose certificates nobody knows.
+	// workloads is for pods and services, whose certificates cannot be verified.
 	workloads *http.Transport
 }
 
-func newRoads(c Config) *roads {
+func newBackends(c Config) *backends {
 	unverified := c.Kubelet.Clone()
 	unverified.InsecureSkipVerify = true
-	return &roads{
+	return &backends{
 		objects:    c.Objects,
 		kubelet:    newTransport(c.Kubelet, nil),
 		unverified: newTransport(unverified, nil),
-		nodes:      newTransport(c.Kubelet, refuseNearby),
-		workloads:  newTransport(&tls.Config{InsecureSkipVerify: true}, refuseNearby),
+		nodes:      newTransport(c.Kubelet, rejectLocal),
+		workloads:  newTransport(&tls.Config{InsecureSkipVerify: true}, rejectLocal),
 	}
 }
 
 // New returns the connectors by resource and subresource.
-func New(c Config) map[string]apiserver.Connector { return newRoads(c).connectors() }
+func New(c Config) map[string]apiserver.Connector { return newBackends(c).connectors() }
 
-func (r *roads) connectors() map[string]apiserver.Connector {
+func (b *backends) connectors() map[string]apiserver.Connector {
 	return map[string]apiserver.Connector{
-		"pods/log":         connector(r.podLog),
-		"pods/exec":        connector(r.podExec),
-		"pods/attach":      connector(r.podAttach),
-		"pods/portforward": connector(r.podPortForward),
-		"pods/proxy":       connector(r.podProxy),
-		"services/proxy":   connector(r.serviceProxy),
-		"nodes/proxy":      connector(r.nodeProxy),
+		"pods/log":         connector(b.podLog),
+		"pods/exec":        connector(b.podExec),
+		"pods/attach":      connector(b.podAttach),
+		"pods/portforward": connector(b.podPortForward),
+		"pods/proxy":       connector(b.podProxy),
+		"services/proxy":   connector(b.serviceProxy),
+		"nodes/proxy":      connector(b.nodeProxy),
 	}
 }
 
-// newTransport speaks HTTP/1.1 alone: a connection that is upgraded belongs to one stream.
+// newTransport uses HTTP/1.1 only: an upgraded connection belongs to one stream.
 func newTransport(t *tls.Config, check func(address string) error) *http.Transport {
 	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
 	if check != nil {
@@ -99,7 +98,7 @@ func newTransport(t *tls.Config, check func(address string) error) *http.Transpo
 		TLSHandshakeTimeout: 10 * time.Second,
 		MaxIdleConnsPerHost: 25,
 		IdleConnTimeout:     90 * time.Second,
-		// What the other side compressed is the client's to unpack.
+		// Compressed responses are passed on as they are.
 		DisableCompression: true,
 	}
 }

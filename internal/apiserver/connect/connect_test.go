@@ -45,7 +45,7 @@ func (t things) List(_ context.Context, resource schema.GroupResource, namespace
 	return found, nil
 }
 
-// kubelet is a TLS server that tells what it was asked, upgrades when asked to and echoes then.
+// kubelet is a TLS server that responds with the request line; it upgrades connections on request and echoes what it receives.
 func kubelet(t *testing.T) *httptest.Server {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"Authorization", "X-Remote-User", "Impersonate-User"} {
@@ -103,7 +103,7 @@ func world(t *testing.T, s *httptest.Server, containers ...string) (map[string]a
 	there := things{"pods ns/p": pod, "nodes /n": node}
 	roots := x509.NewCertPool()
 	roots.AddCert(s.Certificate())
-	r := newRoads(Config{Objects: there, Kubelet: &tls.Config{RootCAs: roots}})
+	r := newBackends(Config{Objects: there, Kubelet: &tls.Config{RootCAs: roots}})
 	r.nodes = r.kubelet // which here is at a loopback address
 	return r.connectors(), there
 }
@@ -157,7 +157,7 @@ func TestLogIsRefused(t *testing.T) {
 	connectors, _ := world(t, kubelet(t), "main", "refused", "elsewhere")
 	for name, want := range map[string]string{
 		"refused":   `container "refused" in pod "p" is waiting to start: ContainerCreating`,
-		"elsewhere": "Internal error occurred: the kubelet answers with a redirect, which is not followed",
+		"elsewhere": "Internal error occurred: the kubelet responded with a redirect, which is not followed",
 		"":          "a container name must be specified for pod p, choose one of: [main refused elsewhere]",
 	} {
 		_, body, err := ask(t, connectors, "GET", "pods/log", "p", "", "container="+name)
@@ -300,9 +300,9 @@ func TestNearbyAddressesAreRefused(t *testing.T) {
 			t.Errorf("a pod at %q: %v", ip, err)
 		}
 	}
-	checked := New(Config{Objects: there, Kubelet: &tls.Config{}})
+	statusChecker := New(Config{Objects: there, Kubelet: &tls.Config{}})
 	for _, name := range []string{"n", "n:" + at.Port()} {
-		if _, _, err := ask(t, checked, "GET", "nodes/proxy", name, "/", ""); !apierrors.IsBadRequest(err) || err.Error() != "address not allowed" {
+		if _, _, err := ask(t, statusChecker, "GET", "nodes/proxy", name, "/", ""); !apierrors.IsBadRequest(err) || err.Error() != "address not allowed" {
 			t.Errorf("%s, a node at a loopback address: %v", name, err)
 		}
 	}
@@ -333,7 +333,7 @@ func TestServiceEndpoints(t *testing.T) {
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "s-1", Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
 			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}}, Endpoints: test.endpoints,
 		}
-		d := &roads{objects: things{"pods ns/p": pod, "services ns/s": service, "endpointslices ns/s-1": slice}}
+		d := &backends{objects: things{"pods ns/p": pod, "services ns/s": service, "endpointslices ns/s-1": slice}}
 		got, err := d.endpointOf(httptest.NewRequest("GET", "/", nil), service, test.port)
 		if got != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
 			t.Errorf("%s: %s %v, want %s %s", test.what, got, err, test.want, test.err)

@@ -10,14 +10,14 @@ import (
 var errNotAllowed = errors.New("address not allowed")
 
 // checkedControl looks at the address a connection is really made to, after names have been resolved, so that no name can
-// mean one thing when it is checked and another when it is used.
+// mean one thing when it is statusChecker and another when it is used.
 func checkedControl(check func(address string) error) func(context.Context, string, string, syscall.RawConn) error {
 	return func(_ context.Context, _, address string, _ syscall.RawConn) error { return check(address) }
 }
 
-// refuseNearby refuses what is not an address of some other machine or pod: loopback, link-local (where clouds keep their
-// credentials), multicast, and none at all.
-func refuseNearby(address string) error {
+// rejectLocal rejects addresses that are not of another host or pod: loopback, link-local (cloud metadata services), multicast and
+// unspecified.
+func rejectLocal(address string) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil || !reachable(at.Addr()) {
 		return errNotAllowed
@@ -30,7 +30,7 @@ func reachable(ip netip.Addr) bool {
 	return ip.IsGlobalUnicast() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
 }
 
-// reachableText is reachable for an address out of an object.
+// reachableText is reachable for an address in text form.
 func reachableText(text string) bool {
 	ip, err := netip.ParseAddr(text)
 	return err == nil && reachable(ip)

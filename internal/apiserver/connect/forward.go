@@ -14,7 +14,7 @@ import (
 	"skiff/internal/forward"
 )
 
-// send forwards the request and turns what fails into an error of the API.
+// send forwards the request. A failure becomes an API error.
 func send(w http.ResponseWriter, r *http.Request, to *url.URL, over http.RoundTripper) error {
 	err := forward.Request(w, r, to, over)
 	var status *apierrors.StatusError
@@ -27,9 +27,8 @@ func send(w http.ResponseWriter, r *http.Request, to *url.URL, over http.RoundTr
 	return apierrors.NewServiceUnavailable("error trying to reach service: " + err.Error())
 }
 
-// through is send for a proxy: below its own path the other side looks like a whole server. Its redirects and the
-// links of its pages are made to lead back through here.
-func through(w http.ResponseWriter, r *http.Request, to *url.URL, rest string, over http.RoundTripper) error {
+// proxyTo is send for a proxy subresource. Redirects and the links of HTML pages are rewritten to go through the proxy.
+func proxyTo(w http.ResponseWriter, r *http.Request, to *url.URL, rest string, over http.RoundTripper) error {
 	if rest == "" && strings.HasSuffix(r.URL.Path, "/") {
 		rest = "/"
 	}
@@ -49,35 +48,34 @@ func through(w http.ResponseWriter, r *http.Request, to *url.URL, rest string, o
 	}
 	location := *to
 	location.Path, location.RawQuery = rest, r.URL.RawQuery
-	noted := &noting{RoundTripper: over}
-	over = noted
+	recorder := &errorRecorder{RoundTripper: over}
+	over = recorder
 	if r.Header.Get("Upgrade") == "" {
-		over = &withoutOrigins{&proxy.Transport{Scheme: r.URL.Scheme, Host: r.URL.Host, PathPrepend: prepend, RoundTripper: over}}
+		over = &corsStripper{&proxy.Transport{Scheme: r.URL.Scheme, Host: r.URL.Host, PathPrepend: prepend, RoundTripper: over}}
 	}
 	err := send(w, r, &location, over)
-	if errors.Is(noted.failed, errNotAllowed) {
+	if errors.Is(recorder.failed, errNotAllowed) {
 		return apierrors.NewBadRequest(errNotAllowed.Error())
 	}
 	return err
 }
 
-// noting remembers why it failed, where others make a text of that.
-type noting struct {
+// errorRecorder keeps the error of the last request: the proxy library only passes its text on.
+type errorRecorder struct {
 	http.RoundTripper
 	failed error
 }
 
-func (t *noting) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *errorRecorder) RoundTrip(r *http.Request) (*http.Response, error) {
 	var response *http.Response
 	response, t.failed = t.RoundTripper.RoundTrip(r)
 	return response, t.failed
 }
 
-// withoutOrigins takes the other side's rules about foreign origins out of its answers: here they would speak for the API
-// server.
-type withoutOrigins struct{ http.RoundTripper }
+// corsStripper removes the backend's CORS headers: they would apply to the API server.
+type corsStripper struct{ http.RoundTripper }
 
-func (t *withoutOrigins) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *corsStripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := t.RoundTripper.RoundTrip(r)
 	if err != nil {
 		return nil, err
@@ -88,18 +86,17 @@ func (t *withoutOrigins) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// checked turns the kubelet's refusals into errors of the API, and refuses redirects, for answers that are not proxied as
-// they are.
-type checked struct {
+// statusChecker turns the kubelet's error responses into API errors and rejects redirects.
+type statusChecker struct {
 	http.RoundTripper
 	resource schema.GroupResource
 	name     string
 }
 
-// maxRefusal bounds how much of a refusal is told on.
-const maxRefusal = 4 << 10
+// maxErrorBody bounds how much of an error response is returned to the client.
+const maxErrorBody = 4 << 10
 
-func (t *checked) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t *statusChecker) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := t.RoundTripper.RoundTrip(r)
 	if err != nil || response.StatusCode == http.StatusSwitchingProtocols ||
 		response.StatusCode >= http.StatusOK && response.StatusCode < http.StatusMultipleChoices {
@@ -107,18 +104,18 @@ func (t *checked) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	defer response.Body.Close()
 	if response.StatusCode < http.StatusBadRequest {
-		return nil, apierrors.NewInternalError(errors.New("the kubelet answers with a redirect, which is not followed"))
+		return nil, apierrors.NewInternalError(errors.New("the kubelet responded with a redirect, which is not followed"))
 	}
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxErrorBody))
 	if err != nil {
 		return nil, err
 	}
-	said := strings.TrimSpace(string(text))
+	message := strings.TrimSpace(string(text))
 	switch response.StatusCode {
 	case http.StatusInternalServerError:
-		return nil, apierrors.NewInternalError(errors.New(said))
+		return nil, apierrors.NewInternalError(errors.New(message))
 	case http.StatusBadRequest:
-		return nil, apierrors.NewBadRequest(said)
+		return nil, apierrors.NewBadRequest(message)
 	}
-	return nil, apierrors.NewGenericServerResponse(response.StatusCode, "", t.resource, t.name, said, 0, false)
+	return nil, apierrors.NewGenericServerResponse(response.StatusCode, "", t.resource, t.name, message, 0, false)
 }

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// parameters reads options out of a query. The first that cannot be read is remembered.
+// parameters parses options from a query. err is the first error.
 type parameters struct {
 	query url.Values
 	err   error
@@ -62,7 +62,7 @@ func logOptions(query url.Values) (*corev1.PodLogOptions, error) {
 	return o, p.err
 }
 
-// streamQuery asks the kubelet for the streams that the client asked for.
+// streamQuery translates the client's streams into the kubelet's parameters.
 func streamQuery(query url.Values) url.Values {
 	p, to := parameters{query: query}, url.Values{}
 	for name, kubelets := range map[string]string{"stdin": "input", "stdout": "output", "stderr": "error", "tty": "tty"} {

@@ -21,15 +21,15 @@ import (
 	"skiff/internal/container"
 )
 
-func (d *roads) pod(ctx context.Context, c *apiserver.Connection) (*corev1.Pod, error) {
-	obj, err := d.objects.Get(ctx, pods, c.Namespace, c.Name)
+func (b *backends) pod(ctx context.Context, c *apiserver.Connection) (*corev1.Pod, error) {
+	obj, err := b.objects.Get(ctx, pods, c.Namespace, c.Name)
 	if err != nil {
 		return nil, err
 	}
 	return obj.(*corev1.Pod), nil
 }
 
-// chooseContainer is the container a client means: the one it names, or the only one.
+// chooseContainer returns the container that the client names, or the only one.
 func chooseContainer(pod *corev1.Pod, name string) (string, error) {
 	var names []string
 	for _, c := range container.All(&pod.Spec) {
@@ -48,7 +48,7 @@ func chooseContainer(pod *corev1.Pod, name string) (string, error) {
 	return "", apierrors.NewBadRequest(fmt.Sprintf("a container name must be specified for pod %s, choose one of: %s", pod.Name, names))
 }
 
-func (d *roads) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+func (b *backends) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	options, err := logOptions(r.URL.Query())
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (d *roads) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.Conn
 	if errs := validateLogOptions(options); len(errs) > 0 {
 		return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), c.Name, errs)
 	}
-	pod, err := d.pod(r.Context(), c)
+	pod, err := b.pod(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -65,23 +65,23 @@ func (d *roads) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.Conn
 		return err
 	}
 	if pod.Spec.NodeName == "" {
-		w.WriteHeader(http.StatusNoContent) // nothing has been said yet
+		w.WriteHeader(http.StatusNoContent) // nothing has been message yet
 		return nil
 	}
 	w.Header().Set("Content-Type", "text/plain")
-	location, err := d.kubeletOf(r.Context(), pod.Spec.NodeName)
+	location, err := b.kubeletOf(r.Context(), pod.Spec.NodeName)
 	if err != nil {
 		return err
 	}
 	location.Path = "/containerLogs/" + pod.Namespace + "/" + pod.Name + "/" + name
 	location.RawQuery = logQuery(options).Encode()
-	var over http.RoundTripper = d.kubelet
+	var over http.RoundTripper = b.kubelet
 	if options.InsecureSkipTLSVerifyBackend {
-		over = d.unverified
+		over = b.unverified
 	}
-	over = &checked{RoundTripper: over, resource: c.Resource, name: c.Name}
+	over = &statusChecker{RoundTripper: over, resource: c.Resource, name: c.Name}
 	if websocket.IsWebSocketUpgrade(r) {
-		return sendOverSocket(w, r, location, over)
+		return sendOverWebSocket(w, r, location, over)
 	}
 	pass := r.Clone(r.Context())
 	pass.Header = http.Header{}
@@ -135,20 +135,20 @@ func validateLogOptions(o *corev1.PodLogOptions) (errs field.ErrorList) {
 	return errs
 }
 
-func (d *roads) podExec(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+func (b *backends) podExec(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	query := r.URL.Query()
 	to := streamQuery(query)
 	to["command"] = query["command"]
-	return d.stream(w, r, c, "exec", query.Get("container"), to)
+	return b.stream(w, r, c, "exec", query.Get("container"), to)
 }
 
-func (d *roads) podAttach(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+func (b *backends) podAttach(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	query := r.URL.Query()
-	return d.stream(w, r, c, "attach", query.Get("container"), streamQuery(query))
+	return b.stream(w, r, c, "attach", query.Get("container"), streamQuery(query))
 }
 
-func (d *roads) podPortForward(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
-	pod, err := d.pod(r.Context(), c)
+func (b *backends) podPortForward(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+	pod, err := b.pod(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -162,46 +162,46 @@ func (d *roads) podPortForward(w http.ResponseWriter, r *http.Request, c *apiser
 	if len(ports) > 0 {
 		query.Set("port", strings.Join(ports, ","))
 	}
-	return d.toKubelet(w, r, pod, "/portForward/"+pod.Namespace+"/"+pod.Name, query)
+	return b.toKubelet(w, r, pod, "/portForward/"+pod.Namespace+"/"+pod.Name, query)
 }
 
-// stream carries a session with a container.
-func (d *roads) stream(w http.ResponseWriter, r *http.Request, c *apiserver.Connection, verb, name string, query url.Values) error {
-	pod, err := d.pod(r.Context(), c)
+// stream forwards an exec or attach session to the kubelet.
+func (b *backends) stream(w http.ResponseWriter, r *http.Request, c *apiserver.Connection, verb, name string, query url.Values) error {
+	pod, err := b.pod(r.Context(), c)
 	if err != nil {
 		return err
 	}
 	if name, err = chooseContainer(pod, name); err != nil {
 		return err
 	}
-	return d.toKubelet(w, r, pod, "/"+verb+"/"+pod.Namespace+"/"+pod.Name+"/"+name, query)
+	return b.toKubelet(w, r, pod, "/"+verb+"/"+pod.Namespace+"/"+pod.Name+"/"+name, query)
 }
 
-func (d *roads) toKubelet(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, path string, query url.Values) error {
+func (b *backends) toKubelet(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, path string, query url.Values) error {
 	if pod.Spec.NodeName == "" {
 		return apierrors.NewBadRequest(fmt.Sprintf("pod %s does not have a host assigned", pod.Name))
 	}
 	if r.Header.Get("Upgrade") == "" {
 		return apierrors.NewBadRequest("Upgrade request required")
 	}
-	location, err := d.kubeletOf(r.Context(), pod.Spec.NodeName)
+	location, err := b.kubeletOf(r.Context(), pod.Spec.NodeName)
 	if err != nil {
 		return err
 	}
 	location.Path, location.RawQuery = path, query.Encode()
-	return send(w, r, location, d.kubelet)
+	return send(w, r, location, b.kubelet)
 }
 
-// addressOrder is in which order a node's addresses are tried: those that need no name service first.
+// addressOrder is the order of preference of a node's addresses: IP addresses before names.
 var addressOrder = []corev1.NodeAddressType{
 	corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS, corev1.NodeHostName,
 }
 
 const kubeletPort = 10250
 
-// kubeletOf is where the kubelet of a node answers.
-func (d *roads) kubeletOf(ctx context.Context, name string) (*url.URL, error) {
-	obj, err := d.objects.Get(ctx, nodes, metav1.NamespaceNone, name)
+// kubeletOf returns the URL of a node's kubelet.
+func (b *backends) kubeletOf(ctx context.Context, name string) (*url.URL, error) {
+	obj, err := b.objects.Get(ctx, nodes, metav1.NamespaceNone, name)
 	if err != nil {
 		return nil, err
 	}

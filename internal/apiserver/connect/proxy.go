@@ -17,7 +17,7 @@ import (
 	"skiff/internal/apiserver"
 )
 
-// target reads "name", "name:port" or "scheme:name:port".
+// target parses "name", "name:port" or "scheme:name:port".
 func target(c *apiserver.Connection, what string) (scheme, name, port string, err error) {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(c.Name)
 	if !ok {
@@ -29,12 +29,12 @@ func target(c *apiserver.Connection, what string) (scheme, name, port string, er
 	return scheme, name, port, nil
 }
 
-func (d *roads) podProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+func (b *backends) podProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	scheme, name, port, err := target(c, "pod")
 	if err != nil {
 		return err
 	}
-	obj, err := d.objects.Get(r.Context(), pods, c.Namespace, name)
+	obj, err := b.objects.Get(r.Context(), pods, c.Namespace, name)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (d *roads) podProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Co
 	if !reachableText(ip) {
 		return apierrors.NewBadRequest(errNotAllowed.Error())
 	}
-	return through(w, r, &url.URL{Scheme: scheme, Host: hostPort(ip, port)}, c.Path, d.workloads)
+	return proxyTo(w, r, &url.URL{Scheme: scheme, Host: hostPort(ip, port)}, c.Path, b.workloads)
 }
 
 // firstPort is the first port any container of the pod declares, or empty.
@@ -72,27 +72,27 @@ func hostPort(ip, port string) string {
 	return ip
 }
 
-func (d *roads) nodeProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+func (b *backends) nodeProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	scheme, name, port, err := target(c, "node")
 	if err != nil {
 		return err
 	}
-	location, err := d.kubeletOf(r.Context(), name)
+	location, err := b.kubeletOf(r.Context(), name)
 	if err != nil {
 		return err
 	}
 	if port == "" || port == location.Port() {
-		return through(w, r, location, c.Path, d.nodes)
+		return proxyTo(w, r, location, c.Path, b.nodes)
 	}
-	return through(w, r, &url.URL{Scheme: scheme, Host: net.JoinHostPort(location.Hostname(), port)}, c.Path, d.workloads)
+	return proxyTo(w, r, &url.URL{Scheme: scheme, Host: net.JoinHostPort(location.Hostname(), port)}, c.Path, b.workloads)
 }
 
-func (d *roads) serviceProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+func (b *backends) serviceProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	scheme, name, port, err := target(c, "service")
 	if err != nil {
 		return err
 	}
-	obj, err := d.objects.Get(r.Context(), services, c.Namespace, name)
+	obj, err := b.objects.Get(r.Context(), services, c.Namespace, name)
 	if err != nil {
 		return err
 	}
@@ -102,14 +102,14 @@ func (d *roads) serviceProxy(w http.ResponseWriter, r *http.Request, c *apiserve
 			return err
 		}
 	}
-	host, err := d.endpointOf(r, service, port)
+	host, err := b.endpointOf(r, service, port)
 	if err != nil {
 		return err
 	}
-	return through(w, r, &url.URL{Scheme: scheme, Host: host}, c.Path, d.workloads)
+	return proxyTo(w, r, &url.URL{Scheme: scheme, Host: host}, c.Path, b.workloads)
 }
 
-// portName is the name of a service's port, empty for one that needs none.
+// portName returns the name of a service's port by its number.
 func portName(service *corev1.Service, number int) (string, error) {
 	for _, port := range service.Spec.Ports {
 		if int(port.Port) == number {
@@ -119,10 +119,10 @@ func portName(service *corev1.Service, number int) (string, error) {
 	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", number, service.Name))
 }
 
-// endpointOf picks one of a service's ready endpoints. Only addresses of the service's own pods are taken: a slice could
-// name any address at all.
-func (d *roads) endpointOf(r *http.Request, service *corev1.Service, port string) (string, error) {
-	objs, err := d.objects.List(r.Context(), endpointSlices, service.Namespace)
+// endpointOf picks one of a service's ready endpoints at random. Only addresses of pods in the service's namespace are used: a slice
+// may contain any address.
+func (b *backends) endpointOf(r *http.Request, service *corev1.Service, port string) (string, error) {
+	objs, err := b.objects.List(r.Context(), endpointSlices, service.Namespace)
 	if err != nil {
 		return "", err
 	}
@@ -138,7 +138,7 @@ func (d *roads) endpointOf(r *http.Request, service *corev1.Service, port string
 		}
 		for i := range slice.Endpoints {
 			endpoint := &slice.Endpoints[i]
-			if endpoint.Conditions.Ready != nil && !*endpoint.Conditions.Ready || !d.isPod(r, service.Namespace, endpoint) {
+			if endpoint.Conditions.Ready != nil && !*endpoint.Conditions.Ready || !b.isPod(r, service.Namespace, endpoint) {
 				continue
 			}
 			candidates = append(candidates, net.JoinHostPort(endpoint.Addresses[0], strconv.Itoa(int(number))))
@@ -159,13 +159,13 @@ func slicePort(slice *discoveryv1.EndpointSlice, name string) (int32, bool) {
 	return 0, false
 }
 
-// isPod: the endpoint is a pod of the namespace, at an address that pod really has.
-func (d *roads) isPod(r *http.Request, namespace string, endpoint *discoveryv1.Endpoint) bool {
+// isPod reports whether the endpoint is a pod of the namespace, at an address of that pod.
+func (b *backends) isPod(r *http.Request, namespace string, endpoint *discoveryv1.Endpoint) bool {
 	ref := endpoint.TargetRef
 	if ref == nil || ref.Kind != "Pod" || len(endpoint.Addresses) == 0 || ref.Namespace != namespace {
 		return false
 	}
-	obj, err := d.objects.Get(r.Context(), pods, namespace, ref.Name)
+	obj, err := b.objects.Get(r.Context(), pods, namespace, ref.Name)
 	if err != nil {
 		return false
 	}

@@ -20,52 +20,52 @@ import (
 )
 
 const (
-	// usageWindow is over how much time kubelets measure.
+	// usageWindow is the window over which kubelets measure.
 	usageWindow = 10 * time.Second
-	// usageTTL is how long answers of kubelets are used again; they take a reading no more often.
+	// usageTTL is how long responses of kubelets are cached; they do not measure more often.
 	usageTTL = 5 * time.Second
-	// usageTimeout is how long a kubelet may take.
+	// usageTimeout bounds the requests to kubelets.
 	usageTimeout = 5 * time.Second
-	// largestSummary bounds what a kubelet may say.
-	largestSummary = 32 << 20
+	// maxSummaryBytes bounds the response of a kubelet.
+	maxSummaryBytes = 32 << 20
 )
 
-// Metrics asks kubelets what their nodes and pods use.
+// Metrics reads the resource usage of nodes and pods from the kubelets.
 type Metrics struct {
-	roads *roads
+	backends *backends
 
 	mu        sync.Mutex
-	asked     time.Time
+	queried   time.Time
 	summaries []*statsapi.Summary
 }
 
 // NewMetrics makes a source of metrics.
-func NewMetrics(c Config) *Metrics { return &Metrics{roads: newRoads(c)} }
+func NewMetrics(c Config) *Metrics { return &Metrics{backends: newBackends(c)} }
 
-// all asks the kubelets of all nodes that are ready, at the same time, unless that was just done. A node that does not answer is left out.
+// all queries the kubelets of all ready nodes in parallel, or returns the cached responses. Nodes that do not respond are left out.
 func (m *Metrics) all(ctx context.Context) ([]*statsapi.Summary, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if time.Since(m.asked) < usageTTL {
+	if time.Since(m.queried) < usageTTL {
 		return m.summaries, nil
 	}
-	objs, err := m.roads.objects.List(ctx, nodes, metav1.NamespaceNone)
+	objs, err := m.backends.objects.List(ctx, nodes, metav1.NamespaceNone)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, usageTimeout)
 	defer cancel()
-	answers := make([]*statsapi.Summary, len(objs))
-	var asking sync.WaitGroup
+	responses := make([]*statsapi.Summary, len(objs))
+	var queries sync.WaitGroup
 	for i, obj := range objs {
 		if !ready(obj.(*corev1.Node)) {
 			continue
 		}
-		asking.Go(func() { answers[i], _ = m.roads.summary(ctx, obj.GetName()) }) // who has not answered is missing
+		queries.Go(func() { responses[i], _ = m.backends.summary(ctx, obj.GetName()) }) // nil for a node that does not respond
 	}
-	asking.Wait()
-	m.asked = time.Now()
-	m.summaries = slices.DeleteFunc(answers, func(s *statsapi.Summary) bool { return s == nil })
+	queries.Wait()
+	m.queried = time.Now()
+	m.summaries = slices.DeleteFunc(responses, func(s *statsapi.Summary) bool { return s == nil })
 	return m.summaries, nil
 }
 
@@ -75,9 +75,9 @@ func ready(node *corev1.Node) bool {
 	})
 }
 
-// summary asks one kubelet.
-func (d *roads) summary(ctx context.Context, node string) (*statsapi.Summary, error) {
-	location, err := d.kubeletOf(ctx, node)
+// summary queries one kubelet.
+func (b *backends) summary(ctx context.Context, node string) (*statsapi.Summary, error) {
+	location, err := b.kubeletOf(ctx, node)
 	if err != nil {
 		return nil, err
 	}
@@ -86,15 +86,15 @@ func (d *roads) summary(ctx context.Context, node string) (*statsapi.Summary, er
 	if err != nil {
 		return nil, err
 	}
-	response, err := d.kubelet.RoundTrip(request)
+	response, err := b.kubelet.RoundTrip(request)
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the kubelet of %s answers %s", node, response.Status)
+		return nil, fmt.Errorf("the kubelet of %s responses %s", node, response.Status)
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, largestSummary))
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxSummaryBytes))
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (m *Metrics) NodeMetrics(ctx context.Context) (all []*metricsv1beta1.NodeMe
 	}
 	for _, s := range summaries {
 		used, at, ok := used(s.Node.CPU, s.Node.Memory)
-		obj, err := m.roads.objects.Get(ctx, nodes, metav1.NamespaceNone, s.Node.NodeName)
+		obj, err := m.backends.objects.Get(ctx, nodes, metav1.NamespaceNone, s.Node.NodeName)
 		if !ok || err != nil {
 			continue
 		}
@@ -129,9 +129,9 @@ func (m *Metrics) PodMetrics(ctx context.Context) (all []*metricsv1beta1.PodMetr
 	}
 	for _, s := range summaries {
 		for _, pod := range s.Pods {
-			obj, err := m.roads.objects.Get(ctx, pods, pod.PodRef.Namespace, pod.PodRef.Name)
+			obj, err := m.backends.objects.Get(ctx, pods, pod.PodRef.Namespace, pod.PodRef.Name)
 			if err != nil || string(obj.GetUID()) != pod.PodRef.UID || obj.(*corev1.Pod).Spec.NodeName != s.Node.NodeName {
-				continue // it is gone, or a kubelet speaks of pods that are not its own
+				continue // deleted, or not a pod of this kubelet's node
 			}
 			if found := podMetrics(obj, pod); found != nil {
 				all = append(all, found)
@@ -141,7 +141,7 @@ func (m *Metrics) PodMetrics(ctx context.Context) (all []*metricsv1beta1.PodMetr
 	return all, nil
 }
 
-// podMetrics is nil when the use of a container is not known yet: half an answer would mislead an autoscaler.
+// podMetrics is nil while the usage of a container is unknown: partial metrics would mislead an autoscaler.
 func podMetrics(obj kind.Object, pod statsapi.PodStats) *metricsv1beta1.PodMetrics {
 	found := &metricsv1beta1.PodMetrics{ObjectMeta: describe(obj), Window: metav1.Duration{Duration: usageWindow}}
 	for _, c := range pod.Containers {

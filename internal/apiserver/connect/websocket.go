@@ -12,22 +12,22 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// The ways a log is written to a WebSocket: as bytes, or as text for those who cannot take bytes.
+// The WebSocket subprotocols for logs: binary messages, or base64 in text messages.
 const (
 	protocolBinary = "binary.k8s.io"
 	protocolBase64 = "base64.binary.k8s.io"
 )
 
-// socketWriteTimeout is how long a client may take to accept a message.
+// socketWriteTimeout bounds the write of a message.
 const socketWriteTimeout = 30 * time.Second
 
-// sendOverSocket answers with what the location says, in the messages of a WebSocket.
-func sendOverSocket(w http.ResponseWriter, r *http.Request, from *url.URL, over http.RoundTripper) error {
-	asked, err := http.NewRequestWithContext(r.Context(), http.MethodGet, from.String(), nil)
+// sendOverWebSocket sends the response of a GET of the location as messages of a WebSocket.
+func sendOverWebSocket(w http.ResponseWriter, r *http.Request, from *url.URL, over http.RoundTripper) error {
+	request, err := http.NewRequestWithContext(r.Context(), http.MethodGet, from.String(), nil)
 	if err != nil {
 		return err
 	}
-	answer, err := over.RoundTrip(asked)
+	response, err := over.RoundTrip(request)
 	if err != nil {
 		var status *apierrors.StatusError
 		if errors.As(err, &status) {
@@ -35,28 +35,28 @@ func sendOverSocket(w http.ResponseWriter, r *http.Request, from *url.URL, over 
 		}
 		return apierrors.NewServiceUnavailable("error trying to reach service: " + err.Error())
 	}
-	defer answer.Body.Close()
+	defer response.Body.Close()
 	upgrader := websocket.Upgrader{
 		Subprotocols: []string{protocolBinary, protocolBase64},
-		CheckOrigin:  func(*http.Request) bool { return true }, // who may is decided by credentials, which no browser adds by itself
+		CheckOrigin:  func(*http.Request) bool { return true }, // access is decided by credentials, which a browser does not add by itself
 	}
 	conn, err := upgrader.Upgrade(w, r, nil)
 	if err != nil {
-		return nil // the upgrader has answered
+		return nil // the upgrader has responded
 	}
 	defer conn.Close()
-	// Whoever reads a log says nothing; reading finds out when they leave.
+	// The client sends nothing; reading detects that it disconnects.
 	go func() {
 		for {
 			if _, _, err := conn.ReadMessage(); err != nil {
-				answer.Body.Close()
+				response.Body.Close()
 				return
 			}
 		}
 	}()
 	buffer := make([]byte, 16<<10)
 	for {
-		n, err := answer.Body.Read(buffer)
+		n, err := response.Body.Read(buffer)
 		if n > 0 && writeLog(conn, buffer[:n]) != nil {
 			return nil // the client is gone
 		}

@@ -12,36 +12,34 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// serverEnv is the server as rows see it; see kind.Client.
-type serverEnv struct {
+// kindClient is the access of a Kind's functions to other objects; see kind.Client.
+type kindClient struct {
 	s *Server
 }
 
-func (s *Server) env() kind.Client {
+// KindClient returns the client that the functions of a Kind get. It bypasses admission.
+func (s *Server) KindClient() kind.Client {
 	if s.config.Tokens != nil {
-		return issuingEnv{serverEnv{s}, s.config.Tokens}
+		return issuingKindClient{kindClient{s}, s.config.Tokens}
 	}
-	return serverEnv{s}
+	return kindClient{s}
 }
 
-// issuingEnv is a serverEnv that also signs tokens.
-type issuingEnv struct {
-	serverEnv
+// issuingKindClient is a kindClient that also signs tokens.
+type issuingKindClient struct {
+	kindClient
 	kind.TokenIssuer
 }
 
 // ComponentHealth implements kind.HealthChecker.
-func (e serverEnv) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
+func (e kindClient) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
 	if e.s.config.Components == nil {
 		return nil
 	}
 	return e.s.config.Components(ctx)
 }
 
-// Env is the server as rows see it, for those who act beside requests.
-func (s *Server) Env() kind.Client { return s.env() }
-
-func (e serverEnv) resource(gr schema.GroupResource) (*resource, error) {
+func (e kindClient) resource(gr schema.GroupResource) (*resource, error) {
 	res := e.s.resource(gr)
 	if res == nil || res.table == nil {
 		return nil, fmt.Errorf("resource %s is not served", gr)
@@ -50,7 +48,7 @@ func (e serverEnv) resource(gr schema.GroupResource) (*resource, error) {
 }
 
 // Get implements kind.Client.
-func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
+func (e kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
 		return nil, err
@@ -58,7 +56,7 @@ func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, 
 	key := res.kind.Key(namespace, name)
 	entry := res.table.Get(key)
 	if entry == nil {
-		// It may be there since a moment ago.
+		// The cache may be behind the store.
 		if _, err := e.s.config.Cache.Sync(ctx); err != nil {
 			return nil, err
 		}
@@ -70,7 +68,7 @@ func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, 
 }
 
 // List implements kind.Client.
-func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
+func (e kindClient) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
 		return nil, err
@@ -80,7 +78,7 @@ func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace 
 	}
 	snapshot := res.table.Snapshot()
 	if snapshot.Len("") == 0 {
-		return nil, nil // most clusters have no limit ranges, most have no quotas
+		return nil, nil // frequent for limit ranges and quotas
 	}
 	prefix := res.kind.KeyPrefix(namespace)
 	objs := make([]kind.Object, 0, snapshot.Len(prefix))
@@ -96,7 +94,7 @@ func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace 
 }
 
 // Create implements kind.Client.
-func (e serverEnv) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
+func (e kindClient) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
 		return nil, err
@@ -113,13 +111,13 @@ func (e serverEnv) Create(ctx context.Context, gr schema.GroupResource, obj kind
 }
 
 // Update implements kind.Client.
-func (e serverEnv) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
+func (e kindClient) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
 		return nil, err
 	}
 	w := e.s.ownWrite(ctx, res, namespace, name)
-	done, err := w.change(&change{bare: true, next: func(live kind.Object) (kind.Object, error) {
+	done, err := w.change(&change{internal: true, next: func(live kind.Object) (kind.Object, error) {
 		obj := live.DeepCopyObject().(kind.Object)
 		return obj, alter(obj)
 	}})
@@ -133,7 +131,7 @@ func (e serverEnv) Update(ctx context.Context, gr schema.GroupResource, namespac
 }
 
 // Delete implements kind.Client.
-func (e serverEnv) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
+func (e kindClient) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
 	res, err := e.resource(gr)
 	if err != nil {
 		return err
