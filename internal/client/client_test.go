@@ -29,9 +29,8 @@ import (
 
 var admin = authn.User{Username: "admin", Groups: []string{authn.GroupMasters}}
 
-// onBothHinges runs a test with a client in the server's process and with one across the network: the code that uses a
-// client must not be able to tell.
-func onBothHinges(t *testing.T, test func(t *testing.T, c *client.Client)) {
+// onBothTransports runs a test with a client in the server's process and with a remote one: both must behave the same.
+func onBothTransports(t *testing.T, test func(t *testing.T, c *client.Client)) {
 	for _, hinge := range []string{"in process", "across the network"} {
 		t.Run(hinge, func(t *testing.T) {
 			server := startServer(t)
@@ -85,7 +84,7 @@ func configMap(name string, data map[string]string) *corev1.ConfigMap {
 }
 
 func TestReadAndWrite(t *testing.T) {
-	onBothHinges(t, func(t *testing.T, c *client.Client) {
+	onBothTransports(t, func(t *testing.T, c *client.Client) {
 		ctx := t.Context()
 		maps := client.For[*corev1.ConfigMap](c)
 		created, err := maps.Create(ctx, configMap("a", map[string]string{"k": "1"}), client.WriteOptions{FieldManager: "test"})
@@ -135,7 +134,7 @@ func TestReadAndWrite(t *testing.T) {
 }
 
 func TestWatch(t *testing.T) {
-	onBothHinges(t, func(t *testing.T, c *client.Client) {
+	onBothTransports(t, func(t *testing.T, c *client.Client) {
 		maps := client.For[*corev1.ConfigMap](c)
 		_, revision, err := maps.List(t.Context(), "", client.Selector{})
 		if err != nil {
@@ -178,7 +177,7 @@ func TestWatch(t *testing.T) {
 }
 
 func TestInformer(t *testing.T) {
-	onBothHinges(t, func(t *testing.T, c *client.Client) {
+	onBothTransports(t, func(t *testing.T, c *client.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
 		maps := client.For[*corev1.ConfigMap](c)
 		if _, err := maps.Create(ctx, configMap("before", nil), client.WriteOptions{}); err != nil {
@@ -234,7 +233,7 @@ func TestInformer(t *testing.T) {
 	})
 }
 
-// TestInProcessSharesObjects: inside the process readers get the cache's own object, all of them the same one.
+// TestInProcessSharesObjects: inside the process all readers get the same cached object.
 func TestInProcessSharesObjects(t *testing.T) {
 	c, err := client.NewLocal(startServer(t).Local(admin), api.Scheme(), api.Kinds(api.Settings{}))
 	if err != nil {
@@ -268,9 +267,9 @@ func waitFor(t *testing.T, condition func() bool) {
 	t.Fatal("it did not happen within ten seconds")
 }
 
-// TestNodeRegistersWithStatus: a kubelet creates its node with the status it has; other kinds begin without one.
+// TestNodeRegistersWithStatus: a kubelet creates its node with a status; other kinds are created without one.
 func TestNodeRegistersWithStatus(t *testing.T) {
-	onBothHinges(t, func(t *testing.T, c *client.Client) {
+	onBothTransports(t, func(t *testing.T, c *client.Client) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
 		made, err := client.For[*corev1.Node](c).Create(t.Context(), node, client.WriteOptions{})
 		if err != nil || made.Status.Phase != corev1.NodeRunning {

@@ -21,19 +21,19 @@ import (
 	"skiff/internal/api"
 )
 
-// registrar plays an API server that knows accounts and gives tokens: t1, t2 and so on.
-type registrar struct {
+// fakeTokenServer is a fake API server with service accounts and tokens t1, t2 and so on.
+type fakeTokenServer struct {
 	life     time.Duration
-	refuses  int // the code of requests for tokens
+	refuses  int // status code of token requests
 	has      []string
 	mu       sync.Mutex
 	asked    []string
 	tokens   int
-	bearer   []string // of requests that are for neither
-	rejected string   // a token that is no longer good
+	bearer   []string // other requests
+	rejected string   // a rejected token
 }
 
-func (s *registrar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *fakeTokenServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	answer := func(code int, obj any) {
@@ -67,15 +67,15 @@ func (s *registrar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(http.StatusOK, corev1.ServiceAccount{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"}})
 	case r.Method == http.MethodGet:
 		status(http.StatusNotFound, metav1.StatusReasonNotFound)
-	case slices.Contains(s.has, "POST "+path): // somebody else was faster
+	case slices.Contains(s.has, "POST "+path): // created concurrently
 		status(http.StatusConflict, metav1.StatusReasonAlreadyExists)
 	default:
 		answer(http.StatusCreated, corev1.ServiceAccount{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"}})
 	}
 }
 
-// RoundTrip answers without a network, so that time may be played.
-func (s *registrar) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip responds without a network, so that the test can run in a synctest bubble.
+func (s *fakeTokenServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, r)
 	return w.Result(), nil
@@ -86,7 +86,7 @@ const (
 	namespace = "/api/v1/namespaces/kube-system"
 )
 
-func newAccount(t *testing.T, s *registrar) *tokenSource {
+func newTokenSource(t *testing.T, s *fakeTokenServer) *tokenSource {
 	t.Helper()
 	owner, err := New(&rest.Config{Host: "http://server", Transport: s}, api.Scheme(), api.Named())
 	if err != nil {
@@ -110,8 +110,8 @@ func TestAccountsAreMade(t *testing.T) {
 		{"somebody else makes it", []string{namespace, make}, 0, []string{get, "GET " + namespace, make, token}, ""},
 		{"no token is given", []string{robotPath}, 403, []string{get, token}, "request token of service account kube-system/robot: "},
 	} {
-		s := &registrar{life: time.Hour, has: test.has, refuses: test.refuses}
-		got, err := newAccount(t, s).token(t.Context())
+		s := &fakeTokenServer{life: time.Hour, has: test.has, refuses: test.refuses}
+		got, err := newTokenSource(t, s).token(t.Context())
 		if (err == nil) != (test.err == "") || err != nil && !strings.HasPrefix(err.Error(), test.err) || err == nil && got != "t1" {
 			t.Errorf("%s: %q, %v", test.what, got, err)
 		}
@@ -121,7 +121,7 @@ func TestAccountsAreMade(t *testing.T) {
 	}
 }
 
-// TestTokensAreRenewed when four fifths of their life are over.
+// TestTokensAreRenewed after four fifths of their lifetime.
 func TestTokensAreRenewed(t *testing.T) {
 	for _, test := range []struct {
 		life time.Duration
@@ -130,12 +130,12 @@ func TestTokensAreRenewed(t *testing.T) {
 	}{
 		{time.Hour, 0, "t1"}, {time.Hour, 48*time.Minute - 1, "t1"}, {time.Hour, 48 * time.Minute, "t2"}, {time.Hour, 5 * time.Hour, "t2"},
 		{10 * time.Minute, 7 * time.Minute, "t1"}, {10 * time.Minute, 8 * time.Minute, "t2"},
-		// With a clock that is ahead of the server's, a token seems to be past at once.
+		// With clock skew, a token may seem to be expired immediately.
 		{-time.Minute, 8*time.Minute - 1, "t1"}, {-time.Minute, 8 * time.Minute, "t2"},
 		{24 * time.Hour, 19 * time.Hour, "t1"}, {24 * time.Hour, 20 * time.Hour, "t2"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			a := newAccount(t, &registrar{life: test.life, has: []string{robotPath}})
+			a := newTokenSource(t, &fakeTokenServer{life: test.life, has: []string{robotPath}})
 			if first, err := a.token(t.Context()); err != nil || first != "t1" {
 				t.Fatalf("%q, %v", first, err)
 			}
@@ -147,9 +147,9 @@ func TestTokensAreRenewed(t *testing.T) {
 	}
 }
 
-// TestRequestsAsAnAccount: every request carries the token, and one that the server refuses is not shown again.
+// TestRequestsAsAnAccount: every request has the token, and a rejected token is not used again.
 func TestRequestsAsAnAccount(t *testing.T) {
-	s := &registrar{life: time.Hour, has: []string{robotPath}}
+	s := &fakeTokenServer{life: time.Hour, has: []string{robotPath}}
 	http := httptest.NewServer(s)
 	defer http.Close()
 	owner, err := New(&rest.Config{Host: http.URL, BearerToken: "owner"}, api.Scheme(), api.Named())
@@ -185,7 +185,7 @@ func TestRequestsAsAnAccount(t *testing.T) {
 		t.Errorf("tokens %q, want %q", s.bearer, want)
 	}
 	s.refuses, s.rejected = 403, "t2"
-	_ = read(as) // it is refused
+	_ = read(as) // rejected
 	body := &closed{Reader: strings.NewReader("x")}
 	holder := tokenTransport{base: s, tokens: &tokenSource{client: owner, namespace: "kube-system", name: "robot"}}
 	request := httptest.NewRequest("POST", "/x", body)

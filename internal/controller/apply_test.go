@@ -19,20 +19,20 @@ import (
 	"skiff/internal/kind"
 )
 
-// scribe writes down requests and refuses those it is reported to.
-type scribe struct {
+// fakeWriter records requests and fails the configured ones.
+type fakeWriter struct {
 	refuse func(verb string, obj kind.Object) error
 	live   map[string]kind.Object
 
 	mu       sync.Mutex
 	requests []string
 	events   []string
-	under    int // requests under way
-	most     int // most requests under way at once
+	under    int // in-flight requests
+	most     int // maximum number of in-flight requests
 	gate     chan struct{}
 }
 
-func (s *scribe) request(verb string, obj kind.Object) (kind.Object, error) {
+func (s *fakeWriter) request(verb string, obj kind.Object) (kind.Object, error) {
 	s.mu.Lock()
 	s.requests = append(s.requests, verb+" "+obj.GetName())
 	s.under++
@@ -50,26 +50,26 @@ func (s *scribe) request(verb string, obj kind.Object) (kind.Object, error) {
 	return obj, nil
 }
 
-func (s *scribe) Create(_ context.Context, obj kind.Object, _ client.WriteOptions) (kind.Object, error) {
+func (s *fakeWriter) Create(_ context.Context, obj kind.Object, _ client.WriteOptions) (kind.Object, error) {
 	return s.request("create", obj)
 }
-func (s *scribe) Update(_ context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error) {
+func (s *fakeWriter) Update(_ context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error) {
 	return s.request(strings.TrimSpace("update "+o.Subresource), obj)
 }
-func (s *scribe) Patch(_ context.Context, obj kind.Object, _ client.PatchType, _ []byte, o client.WriteOptions) (kind.Object, error) {
+func (s *fakeWriter) Patch(_ context.Context, obj kind.Object, _ client.PatchType, _ []byte, o client.WriteOptions) (kind.Object, error) {
 	return s.request(strings.TrimSpace("patch "+o.Subresource), obj)
 }
-func (s *scribe) Delete(_ context.Context, obj kind.Object, _ metav1.DeleteOptions) error {
+func (s *fakeWriter) Delete(_ context.Context, obj kind.Object, _ metav1.DeleteOptions) error {
 	_, err := s.request("delete", obj)
 	return err
 }
-func (s *scribe) GetLive(_ context.Context, obj kind.Object) (kind.Object, error) {
+func (s *fakeWriter) GetLive(_ context.Context, obj kind.Object) (kind.Object, error) {
 	if live, ok := s.live[obj.GetName()]; ok {
 		return live, nil
 	}
 	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, obj.GetName())
 }
-func (s *scribe) Event(about kind.Object, eventType, reason, message string) {
+func (s *fakeWriter) Event(about kind.Object, eventType, reason, message string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.events = append(s.events, fmt.Sprintf("%s %s %s: %s", about.GetName(), eventType, reason, message))
@@ -87,7 +87,7 @@ func creating(names ...string) (writes []Write) {
 }
 
 func TestApplyKeepsOrder(t *testing.T) {
-	s := &scribe{}
+	s := &fakeWriter{}
 	plan := Plan{
 		Steps: []Step{{Writes: []Write{Patching(pod("a"), client.MergePatch, nil)}}, {Writes: creating("b")}, {Writes: []Write{Deleting(pod("c"))}}},
 		Status: func(o ApplyResult) kind.Object {
@@ -107,8 +107,8 @@ func TestApplyKeepsOrder(t *testing.T) {
 	}
 }
 
-func TestApplyStopsBehindAFailedStep(t *testing.T) {
-	s := &scribe{refuse: func(verb string, obj kind.Object) error {
+func TestApplyStopsAfterFailedStep(t *testing.T) {
+	s := &fakeWriter{refuse: func(verb string, obj kind.Object) error {
 		if obj.GetName() == "b" {
 			return errors.New("no room")
 		}
@@ -147,11 +147,11 @@ func TestApplyStopsBehindAFailedStep(t *testing.T) {
 func TestCreatesStartSlowly(t *testing.T) {
 	names := strings.Split("abcdefghijklmnopqrstuvwxyz", "")
 	for _, test := range []struct {
-		refuseFrom int // the request that is the first to be refused
+		refuseFrom int // the first request that fails
 		asked      int
 	}{{0, 1}, {1, 3}, {3, 7}, {7, 15}, {100, 26}} {
 		n := 0
-		s := &scribe{}
+		s := &fakeWriter{}
 		var mu sync.Mutex
 		s.refuse = func(string, kind.Object) error {
 			mu.Lock()
@@ -168,7 +168,7 @@ func TestCreatesStartSlowly(t *testing.T) {
 	}
 }
 
-func TestToleratedRefusals(t *testing.T) {
+func TestIgnoredErrors(t *testing.T) {
 	notFound := apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")
 	terminating := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a", errors.New("ending"))
 	terminating.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
@@ -188,14 +188,14 @@ func TestToleratedRefusals(t *testing.T) {
 		{"a plan without a verb", Write{Object: pod("a")}, nil, true},
 	} {
 		wrote := false
-		a := &Applier{Writer: &scribe{refuse: func(string, kind.Object) error { return test.err }}, OnWrite: func(kind.Object) { wrote = true }}
+		a := &Applier{Writer: &fakeWriter{refuse: func(string, kind.Object) error { return test.err }}, OnWrite: func(kind.Object) { wrote = true }}
 		if err := a.Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{test.write}}}}); (err != nil) != test.fails || wrote {
 			t.Errorf("%s: %v, noted as written: %v", test.what, err, wrote)
 		}
 	}
 }
 
-func TestConfirmBeforeAdoption(t *testing.T) {
+func TestRecheckBeforeAdoption(t *testing.T) {
 	now := metav1.Now()
 	successor, leaving := pod("owner"), pod("owner")
 	successor.UID = "other"
@@ -210,7 +210,7 @@ func TestConfirmBeforeAdoption(t *testing.T) {
 		{"another", successor, "original Pod default/owner is gone: got uid other, wanted uid-owner"},
 		{"leaving", leaving, "Pod default/owner has just been deleted at"},
 	} {
-		s := &scribe{live: map[string]kind.Object{}}
+		s := &fakeWriter{live: map[string]kind.Object{}}
 		if test.live != nil {
 			s.live["owner"] = test.live
 		}
@@ -221,8 +221,8 @@ func TestConfirmBeforeAdoption(t *testing.T) {
 	}
 }
 
-func TestRequestsUnderWayAreBounded(t *testing.T) {
-	s := &scribe{gate: make(chan struct{})}
+func TestInFlightRequestsAreLimited(t *testing.T) {
+	s := &fakeWriter{gate: make(chan struct{})}
 	var writes []Write
 	for i := range 3 * maxInFlight {
 		writes = append(writes, Deleting(pod(fmt.Sprint(i))))
@@ -237,14 +237,14 @@ func TestRequestsUnderWayAreBounded(t *testing.T) {
 	}
 }
 
-// When many creates have succeeded the rest go out as fast as they are answered, and still nothing more begins behind one that fails.
-func TestManyCreatesStopBehindAFailure(t *testing.T) {
+// After slow start the remaining creates are limited by maxInFlight only, and none is started after a failure.
+func TestCreatesStopAfterFailure(t *testing.T) {
 	const failing = 5 * maxInFlight
 	var writes []Write
 	for i := range 10 * maxInFlight {
 		writes = append(writes, Creating(pod(fmt.Sprint(i))))
 	}
-	s := &scribe{refuse: func(_ string, obj kind.Object) error {
+	s := &fakeWriter{refuse: func(_ string, obj kind.Object) error {
 		if obj.GetName() == fmt.Sprint(failing) {
 			return errors.New("the quota is used up")
 		}

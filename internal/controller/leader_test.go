@@ -14,11 +14,11 @@ import (
 	"skiff/test/inprocess"
 )
 
-// TestLeaseLock: what stands in the lease is what the election wrote, and nothing overwrites what he has not read.
+// TestLeaseLock: the lease contains the written record, and an update without a read fails.
 func TestLeaseLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := inprocess.Start(t, t.Context())
-		s := &scribe{}
+		s := &fakeWriter{}
 		lock := func(identity string) *leaseLock {
 			return &leaseLock{leases: client.For[*coordinationv1.Lease](c), namespace: "kube-system", name: "lock", identity: identity, events: s}
 		}

@@ -20,15 +20,15 @@ import (
 	"skiff/test/inprocess"
 )
 
-// bench runs one controller on a server of its own.
-type bench struct {
+// testEnvironment runs one controller with its own API server.
+type testEnvironment struct {
 	t        *testing.T
 	ctx      context.Context
 	client   *client.Client
 	registry *prometheus.Registry
 }
 
-func (b *bench) start(d controller.Definition) {
+func (b *testEnvironment) start(d controller.Definition) {
 	b.t.Helper()
 	b.registry = prometheus.NewRegistry()
 	metrics, err := controller.NewMetrics(b.registry)
@@ -47,23 +47,23 @@ func (b *bench) start(d controller.Definition) {
 	go func() { _ = loop.Run(b.ctx) }()
 }
 
-// inBubble runs a test with a server in a bubble of its own time.
-func inBubble(t *testing.T, test func(b *bench)) {
+// inSynctest runs a test with a server in a synctest bubble.
+func inSynctest(t *testing.T, test func(b *testEnvironment)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		test(&bench{t: t, ctx: ctx, client: inprocess.Start(t, ctx)})
+		test(&testEnvironment{t: t, ctx: ctx, client: inprocess.Start(t, ctx)})
 		cancel()
-		time.Sleep(time.Minute) // everything winds up
+		time.Sleep(time.Minute) // everything stops
 	})
 }
 
-// pass lets time pass, and everything that is due be done.
+// pass advances the time and waits until all goroutines are blocked.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-func (b *bench) configMap(name string) {
+func (b *testEnvironment) configMap(name string) {
 	b.t.Helper()
 	_, err := client.For[*corev1.ConfigMap](b.client).Create(b.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}, client.WriteOptions{})
 	if err != nil {
@@ -71,7 +71,7 @@ func (b *bench) configMap(name string) {
 	}
 }
 
-func (b *bench) metric(name string, label string) float64 {
+func (b *testEnvironment) metric(name string, label string) float64 {
 	families, err := b.registry.Gather()
 	if err != nil {
 		b.t.Fatal(err)
@@ -88,14 +88,14 @@ func (b *bench) metric(name string, label string) float64 {
 	return 0
 }
 
-func (b *bench) watching(sync controller.SyncFunc) controller.Definition {
+func (b *testEnvironment) watching(sync controller.SyncFunc) controller.Definition {
 	return controller.Definition{Name: "test-controller", Workers: 3, New: func(s *controller.Setup) (controller.Syncer, error) {
 		return sync, controller.WatchPrimary[*corev1.ConfigMap](s)
 	}}
 }
 
-func TestOneWorkerPerKeyAndNoLookTwice(t *testing.T) {
-	inBubble(t, func(b *bench) {
+func TestOneWorkerPerKey(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
 		var mu sync.Mutex
 		working, looks, most := map[controller.Key]int{}, map[controller.Key]int{}, 0
 		b.start(b.watching(func(_ context.Context, key controller.Key) error {
@@ -117,7 +117,7 @@ func TestOneWorkerPerKeyAndNoLookTwice(t *testing.T) {
 			b.configMap(fmt.Sprint("c", i))
 		}
 		time.Sleep(500 * time.Millisecond)
-		// While the first three are worked on, all five change, twice. Each is looked at once more, not twice.
+		// While the first three are synced, all five change twice. Each is synced once more, not twice.
 		for range 2 {
 			for i := range 5 {
 				_, err := client.For[*corev1.ConfigMap](b.client).Patch(b.ctx, "default", fmt.Sprint("c", i), client.RawPatch(client.MergePatch, fmt.Appendf(nil, `{"data":{"t":"%d"}}`, time.Now().UnixNano())), client.WriteOptions{})
@@ -145,7 +145,7 @@ func TestOneWorkerPerKeyAndNoLookTwice(t *testing.T) {
 }
 
 func TestBackoffAndPanic(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		began := time.Now()
 		var looks []time.Duration
 		b.start(b.watching(func(_ context.Context, key controller.Key) error {
@@ -177,13 +177,13 @@ func TestBackoffAndPanic(t *testing.T) {
 	})
 }
 
-// eager wants three pods and creates what it does not see. Without reading its own writes it would create more.
-type eager struct {
+// eagerSyncer wants three pods and creates those missing in its cache. Without reading its own writes it would create more.
+type eagerSyncer struct {
 	pods controller.Dependents[*corev1.Pod]
 	maps client.Informer[*corev1.ConfigMap]
 }
 
-func (e *eager) Observe(key controller.Key) (view []*corev1.Pod, ok bool) {
+func (e *eagerSyncer) Observe(key controller.Key) (view []*corev1.Pod, ok bool) {
 	owner, ok := e.maps.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil, false
@@ -191,7 +191,7 @@ func (e *eager) Observe(key controller.Key) (view []*corev1.Pod, ok bool) {
 	return e.pods.ControlledBy(owner.UID), true
 }
 
-func (e *eager) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
+func (e *eagerSyncer) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
 	for i := len(pods); i < 3; i++ {
 		owner := e.maps.List("default", nil)[0]
 		plan.AddStep(controller.Creating(&corev1.Pod{
@@ -205,10 +205,10 @@ func (e *eager) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
 }
 
 func TestReadsItsOwnWrites(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		looks := 0
 		b.start(controller.Definition{Name: "eager", Workers: 4, New: func(s *controller.Setup) (controller.Syncer, error) {
-			e := &eager{maps: client.InformerFor[*corev1.ConfigMap](s.Informers)}
+			e := &eagerSyncer{maps: client.InformerFor[*corev1.ConfigMap](s.Informers)}
 			var err error
 			if e.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
 				return nil, err
@@ -216,7 +216,7 @@ func TestReadsItsOwnWrites(t *testing.T) {
 			if err := controller.WatchPrimary[*corev1.ConfigMap](s); err != nil {
 				return nil, err
 			}
-			// Every event requeues the key, so that looks come while the informer lags.
+			// Every watch event enqueues the key, so that it is synced while the cache is stale.
 			if err := controller.WatchDependents[*corev1.Pod, *corev1.ConfigMap](s, corev1.SchemeGroupVersion.WithKind("ConfigMap"), nil); err != nil {
 				return nil, err
 			}
@@ -238,7 +238,7 @@ func TestReadsItsOwnWrites(t *testing.T) {
 }
 
 func TestRequeueAfter(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		var looks []time.Time
 		b.start(controller.Definition{Name: "later", New: func(s *controller.Setup) (controller.Syncer, error) {
 			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
@@ -255,7 +255,7 @@ func TestRequeueAfter(t *testing.T) {
 }
 
 func TestLeadership(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		election := func(identity string) *controller.LeaderElection {
 			return &controller.LeaderElection{Namespace: "kube-system", Name: "kube-controller-manager", Identity: identity}
 		}
@@ -272,7 +272,7 @@ func TestLeadership(t *testing.T) {
 					}
 					mu.Unlock()
 					<-ctx.Done()
-					time.Sleep(5 * time.Second) // winding up
+					time.Sleep(5 * time.Second) // stopping
 					mu.Lock()
 					delete(leads, identity)
 					mu.Unlock()
@@ -297,7 +297,7 @@ func TestLeadership(t *testing.T) {
 		if !leads["b"] {
 			t.Error("nobody took over a lease that was given back")
 		}
-		// Someone takes the lease by force: b must stop.
+		// The lease is overwritten: b must stop.
 		lease, err = client.For[*coordinationv1.Lease](b.client).Get(b.ctx, "kube-system", "kube-controller-manager")
 		if err != nil {
 			t.Fatal(err)

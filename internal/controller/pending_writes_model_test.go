@@ -31,10 +31,10 @@ func TestNewer(t *testing.T) {
 	}
 }
 
-// TestLedgerWaits: a key that waits is requested ever less often, and begins anew when it has waited in vain for one thing and then writes another.
-func TestLedgerWaits(t *testing.T) {
+// TestPendingWritesDelay: the delay of a waiting key doubles, and is reset once its writes are observed.
+func TestPendingWritesDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &glass{revision: "1", live: func() (kind.Object, error) { return at("5", "a", "1"), nil }}
+		g := &fakeCache{revision: "1", live: func() (kind.Object, error) { return at("5", "a", "1"), nil }}
 		l := newPendingWrites(g, g)
 		key := Key{Name: "web"}
 		l.recordWrite(key, at("5", "a", "1"))
@@ -58,8 +58,9 @@ func TestLedgerWaits(t *testing.T) {
 	})
 }
 
-// TestLedgerDoubts: after a while the server is asked once, for each thing that is waited for, and only what is gone is given up.
-func TestLedgerDoubts(t *testing.T) {
+// TestPendingWritesRecheck: after a while the server is asked once for each pending object, and only those that are gone are
+// dropped.
+func TestPendingWritesRecheck(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{}, "a")
 	for _, test := range []struct {
 		what  string
@@ -82,7 +83,7 @@ func TestLedgerDoubts(t *testing.T) {
 		}, nil, gone, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			g := &glass{revision: "1", pods: map[string]*corev1.Pod{"a": at("1", "a", "1")}, live: func() (kind.Object, error) { return test.live, test.err }}
+			g := &fakeCache{revision: "1", pods: map[string]*corev1.Pod{"a": at("1", "a", "1")}, live: func() (kind.Object, error) { return test.live, test.err }}
 			l := newPendingWrites(g, g)
 			key := Key{Name: "web"}
 			test.note(l, key)
@@ -103,27 +104,28 @@ func TestLedgerDoubts(t *testing.T) {
 	}
 }
 
-// TestLedgerModel writes and deletes at random beside an informer that follows at random. A key is ready exactly when everything written for it is seen.
-func TestLedgerModel(t *testing.T) {
+// TestPendingWritesModel writes and deletes at random while an informer lags at random. A key is ready exactly when all its writes
+// have been observed.
+func TestPendingWritesModel(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		revision := 10
-		g := &glass{revision: "10", pods: map[string]*corev1.Pod{}, live: func() (kind.Object, error) { return nil, apierrors.NewServiceUnavailable("") }}
+		g := &fakeCache{revision: "10", pods: map[string]*corev1.Pod{}, live: func() (kind.Object, error) { return nil, apierrors.NewServiceUnavailable("") }}
 		l := newPendingWrites(g, g)
 		type deed struct {
 			revision int
 			object   *corev1.Pod
 			deleted  bool
 		}
-		server := map[string]*corev1.Pod{} // as it really is
-		var history []deed                 // what the informer will see, in order
+		server := map[string]*corev1.Pod{} // the state of the server
+		var history []deed                 // pending watch events, in order
 		waiting := map[Key][]deed{}
 		seen := 10
 		for range 60 {
 			key := Key{Name: fmt.Sprint("k", random.IntN(3))}
 			name := fmt.Sprint("p", random.IntN(4))
 			switch random.IntN(4) {
-			case 0: // the informer moves on
+			case 0: // the informer receives an event
 				if i := slices.IndexFunc(history, func(d deed) bool { return d.revision > seen }); i >= 0 {
 					d := history[i]
 					seen, g.revision = d.revision, fmt.Sprint(d.revision)
@@ -162,7 +164,7 @@ func TestLedgerModel(t *testing.T) {
 					return shown != nil && shown.UID == d.object.UID
 				})
 				ready, _ := l.observed(t.Context(), k)
-				// A deletion of what the informer has not even shown yet is not waited for: the creation is.
+				// A deletion of an object that is not in the cache yet is not waited for; its creation is.
 				if ready && open && slices.ContainsFunc(waiting[k], func(d deed) bool { return !d.deleted && d.revision > seen }) || !ready && !open {
 					t.Fatalf("seed %d: key %s is ready: %v, at revision %d of %d", seed, k.Name, ready, seen, revision)
 				}
@@ -174,9 +176,9 @@ func TestLedgerModel(t *testing.T) {
 	}
 }
 
-// TestLedgerIgnoresWhatNobodyWatches: objects of a type without an informer are never waited for.
-func TestLedgerIgnoresWhatNobodyWatches(t *testing.T) {
-	g := &glass{}
+// TestPendingWritesIgnoreTypesWithoutInformer: objects of a type without an informer are never waited for.
+func TestPendingWritesIgnoreTypesWithoutInformer(t *testing.T) {
+	g := &fakeCache{}
 	l := newPendingWrites(g, g)
 	key := Key{Name: "web"}
 	l.recordWrite(key, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", ResourceVersion: "99"}})
@@ -184,7 +186,7 @@ func TestLedgerIgnoresWhatNobodyWatches(t *testing.T) {
 	if ready, _ := l.observed(t.Context(), key); !ready || len(l.byKey) != 0 {
 		t.Errorf("ready %v, %d keys", ready, len(l.byKey))
 	}
-	// What is seen when it is written is not noted at all.
+	// A write that is observed already is not recorded.
 	g.revision, g.pods = "7", map[string]*corev1.Pod{}
 	l.recordWrite(key, at("7", "a", "1"))
 	l.recordDelete(key, at("7", "b", "1"))

@@ -17,15 +17,15 @@ import (
 	"skiff/internal/kind"
 )
 
-// glass shows what an informer of pods would.
-type glass struct {
+// fakeCache is a fake informer cache of pods.
+type fakeCache struct {
 	revision string
 	pods     map[string]*corev1.Pod
 	live     func() (kind.Object, error)
 	reads    int
 }
 
-func (g *glass) Cached(obj kind.Object) (client.Cached, bool) {
+func (g *fakeCache) Cached(obj kind.Object) (client.Cached, bool) {
 	if _, ok := obj.(*corev1.Pod); !ok {
 		return client.Cached{}, false
 	}
@@ -36,7 +36,7 @@ func (g *glass) Cached(obj kind.Object) (client.Cached, bool) {
 	return seen, true
 }
 
-func (g *glass) GetLive(context.Context, kind.Object) (kind.Object, error) {
+func (g *fakeCache) GetLive(context.Context, kind.Object) (kind.Object, error) {
 	g.reads++
 	return g.live()
 }
@@ -45,39 +45,39 @@ func at(revision, name string, uid types.UID) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid, ResourceVersion: revision}}
 }
 
-func TestLedger(t *testing.T) {
+func TestPendingWrites(t *testing.T) {
 	now := metav1.Now()
 	leaving := at("7", "a", "1")
 	leaving.DeletionTimestamp = &now
 	for _, test := range []struct {
 		what  string
 		note  func(l *pendingWrites, key Key)
-		glass glass
+		glass fakeCache
 		ready bool
 	}{
-		{"nothing written", func(*pendingWrites, Key) {}, glass{}, true},
-		{"written, informer empty", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, glass{}, false},
-		{"written, informer behind", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, glass{revision: "9"}, false},
-		{"written, informer there", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, glass{revision: "10"}, true},
-		{"created and already deleted again", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, glass{revision: "12"}, true},
+		{"nothing written", func(*pendingWrites, Key) {}, fakeCache{}, true},
+		{"written, informer empty", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, fakeCache{}, false},
+		{"written, informer behind", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, fakeCache{revision: "9"}, false},
+		{"written, informer there", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, fakeCache{revision: "10"}, true},
+		{"created and already deleted again", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, fakeCache{revision: "12"}, true},
 		{"the object is newer than the informer says", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) },
-			glass{revision: "9", pods: map[string]*corev1.Pod{"a": at("11", "a", "1")}}, true},
+			fakeCache{revision: "9", pods: map[string]*corev1.Pod{"a": at("11", "a", "1")}}, true},
 		{"the newest write counts", func(l *pendingWrites, k Key) {
 			l.recordWrite(k, at("12", "a", "1"))
 			l.recordWrite(k, at("10", "b", "1"))
-		}, glass{revision: "11"}, false},
+		}, fakeCache{revision: "11"}, false},
 		{"a type nobody watches", func(l *pendingWrites, k Key) {
 			l.recordWrite(k, &corev1.Node{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "99"}})
 			l.recordDelete(k, &corev1.Node{})
-		}, glass{}, true},
-		{"deleted, still shown", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{revision: "9", pods: map[string]*corev1.Pod{"a": at("5", "a", "1")}}, false},
-		{"deleted and gone", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{revision: "9"}, true},
-		{"deleted and replaced", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{pods: map[string]*corev1.Pod{"a": at("5", "a", "2")}}, true},
-		{"deleted and leaving", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{pods: map[string]*corev1.Pod{"a": leaving}}, true},
-		{"another key's write", func(l *pendingWrites, k Key) { l.recordWrite(Key{Name: "other"}, at("5", "a", "1")) }, glass{}, true},
+		}, fakeCache{}, true},
+		{"deleted, still shown", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, fakeCache{revision: "9", pods: map[string]*corev1.Pod{"a": at("5", "a", "1")}}, false},
+		{"deleted and gone", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, fakeCache{revision: "9"}, true},
+		{"deleted and replaced", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, fakeCache{pods: map[string]*corev1.Pod{"a": at("5", "a", "2")}}, true},
+		{"deleted and leaving", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, fakeCache{pods: map[string]*corev1.Pod{"a": leaving}}, true},
+		{"another key's write", func(l *pendingWrites, k Key) { l.recordWrite(Key{Name: "other"}, at("5", "a", "1")) }, fakeCache{}, true},
 	} {
-		// What is noted is not yet seen; what the informer shows comes later.
-		dark := &glass{pods: map[string]*corev1.Pod{"a": at("1", "a", "1")}}
+		// Record first, then let the cache catch up.
+		dark := &fakeCache{pods: map[string]*corev1.Pod{"a": at("1", "a", "1")}}
 		l := newPendingWrites(dark, dark)
 		key := Key{Namespace: "default", Name: "web"}
 		test.note(l, key)
@@ -91,13 +91,12 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// TestLedgerNeverHangs lets an informer stay silent for ever. A key waits as long as the server still has the object, and
-// no longer.
-func TestLedgerNeverHangs(t *testing.T) {
+// TestPendingWritesNeverHang stops the informer. A key waits as long as the server still has the object, and no longer.
+func TestPendingWritesNeverHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var live kind.Object = at("5", "a", "1")
 		var failure error
-		g := &glass{live: func() (kind.Object, error) { return live, failure }}
+		g := &fakeCache{live: func() (kind.Object, error) { return live, failure }}
 		l := newPendingWrites(g, g)
 		key := Key{Name: "web"}
 		l.recordWrite(key, at("5", "a", "1"))

@@ -24,7 +24,7 @@ import (
 
 var podResource = schema.GroupResource{Resource: "pods"}
 
-func TestOutcome(t *testing.T) {
+func TestApplyResult(t *testing.T) {
 	refused := func(verb Verb) error { return &WriteError{Verb: verb, Object: pod("a"), Err: errors.New("quota")} }
 	for _, test := range []struct {
 		what    string
@@ -75,7 +75,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-func TestAgain(t *testing.T) {
+func TestRequeue(t *testing.T) {
 	for _, test := range []struct {
 		asked []time.Duration
 		want  time.Duration
@@ -90,7 +90,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestWritesAreValues: what is added to a write is added to a copy.
+// TestWritesAreValues: the modifiers of a write return a copy.
 func TestWritesAreValues(t *testing.T) {
 	base := Deleting(pod("a"))
 	told := base.OnSuccess(Event{Reason: "Done"}).OnFailure(Event{Reason: "Failed"}).Ignoring(metav1.StatusReasonConflict).WithoutEventOn(metav1.StatusReasonInvalid)
@@ -110,7 +110,7 @@ func TestWritesAreValues(t *testing.T) {
 	}
 }
 
-// TestEveryVerb: the request each verb sends, and who hears of it.
+// TestEveryVerb: the request each verb sends, and the callbacks.
 func TestEveryVerb(t *testing.T) {
 	done, failed := Event{Object: pod("owner"), Type: "Normal", Reason: "Did", Message: "did %s"}, Event{Object: pod("owner"), Type: "Warning", Reason: "Failed", Message: "failed: %s"}
 	for _, test := range []struct {
@@ -126,7 +126,7 @@ func TestEveryVerb(t *testing.T) {
 		{Deleting(pod("a")), "delete a", "", "a"},
 	} {
 		for _, refused := range []bool{false, true} {
-			s := &scribe{}
+			s := &fakeWriter{}
 			if refused {
 				s.refuse = func(string, kind.Object) error { return errors.New("no") }
 			}
@@ -142,8 +142,8 @@ func TestEveryVerb(t *testing.T) {
 			}
 		}
 	}
-	// Nobody has to listen.
-	if err := (&Applier{Writer: &scribe{}}).Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{Creating(pod("a")).OnSuccess(done), Deleting(pod("b")).OnSuccess(done)}}}, Events: []Event{done}}); err != nil {
+	// The callbacks are optional.
+	if err := (&Applier{Writer: &fakeWriter{}}).Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{Creating(pod("a")).OnSuccess(done), Deleting(pod("b")).OnSuccess(done)}}}, Events: []Event{done}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -157,21 +157,21 @@ func TestEventTexts(t *testing.T) {
 		{"Error: %s", "quota of 5%s reached", "Error: quota of 5%s reached"},
 		{"", "a", ""},
 	} {
-		s := &scribe{}
+		s := &fakeWriter{}
 		(&Applier{Events: s}).recordEvent(&Event{Object: pod("owner"), Type: "Normal", Reason: "R", Message: test.message}, test.detail)
 		if want := "owner Normal R: " + test.want; !slices.Equal(s.events, []string{want}) {
 			t.Errorf("%q with %q: %q", test.message, test.detail, s.events)
 		}
 	}
-	s := &scribe{}
+	s := &fakeWriter{}
 	(&Applier{Events: s}).recordEvent(nil, "x")
 	if len(s.events) != 0 {
 		t.Errorf("%q", s.events)
 	}
 }
 
-// TestRefusals: which refusal of which verb fails the plan, and which is reported.
-func TestRefusals(t *testing.T) {
+// TestWriteErrors: which error of which verb fails the plan, and which is recorded as an event.
+func TestWriteErrors(t *testing.T) {
 	notFound, conflict, exists := apierrors.NewNotFound(podResource, "a"), apierrors.NewConflict(podResource, "a", errors.New("old")), apierrors.NewAlreadyExists(podResource, "a")
 	forbidden, invalid := apierrors.NewForbidden(podResource, "a", errors.New("quota")), apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil)
 	ending := apierrors.NewForbidden(podResource, "a", errors.New("ending"))
@@ -201,7 +201,7 @@ func TestRefusals(t *testing.T) {
 		{"a server nobody reaches", Updating(pod("a")).Ignoring(metav1.StatusReasonNotFound), errors.New("connection refused"), true, true},
 		{"an unknown reason is not tolerated by chance", Updating(pod("a")).Ignoring(metav1.StatusReasonUnknown), forbidden, true, true},
 	} {
-		s := &scribe{refuse: func(string, kind.Object) error { return test.err }}
+		s := &fakeWriter{refuse: func(string, kind.Object) error { return test.err }}
 		var seen ApplyResult
 		plan := Plan{Steps: []Step{{Writes: []Write{test.write.OnFailure(failed)}}}, Status: func(o ApplyResult) kind.Object { seen = o; return nil }}
 		err := (&Applier{Writer: s, Events: s}).Apply(t.Context(), plan)
@@ -214,11 +214,11 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestStatusComesLast: when the status is requested and written, and what becomes of events and errors.
+// TestStatusComesLast: when the status is calculated and written, and the effect on events and errors.
 func TestStatusComesLast(t *testing.T) {
 	for _, test := range []struct {
 		what           string
-		refuse         string // the request that is refused
+		refuse         string // the request that fails
 		status, cancel bool
 		requests       []string
 		events, errs   int
@@ -232,7 +232,7 @@ func TestStatusComesLast(t *testing.T) {
 		{"the process ends meanwhile", "", true, true, []string{"create a"}, 1, 0},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
-		s := &scribe{}
+		s := &fakeWriter{}
 		s.refuse = func(verb string, obj kind.Object) error {
 			if test.cancel {
 				cancel()
@@ -279,7 +279,7 @@ func TestSlowStartModel(t *testing.T) {
 				writes, creates = append(writes, Creating(pod(name))), append(creates, name)
 			}
 		}
-		s := &scribe{refuse: func(_ string, obj kind.Object) error {
+		s := &fakeWriter{refuse: func(_ string, obj kind.Object) error {
 			if refused[obj.GetName()] {
 				return errors.New("no")
 			}
@@ -318,7 +318,7 @@ func TestSlowStartModel(t *testing.T) {
 	}
 }
 
-// TestConcurrently: how many calls run at once, which error counts, and when no more begin.
+// TestConcurrently: the number of concurrent calls, the returned error, and that no calls are started after a failure.
 func TestConcurrently(t *testing.T) {
 	for _, test := range []struct {
 		what        string

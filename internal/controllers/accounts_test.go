@@ -14,7 +14,7 @@ import (
 	"skiff/test/world"
 )
 
-// bootstrapped is the policy of a new cluster.
+// bootstrapped is the RBAC policy of a new cluster.
 type bootstrapped struct{ authz.PolicyObjects }
 
 func (p bootstrapped) ClusterRole(name string) *rbacv1.ClusterRole {
@@ -50,7 +50,7 @@ func (p bootstrapped) RoleBindings(namespace string) (bindings []*rbacv1.RoleBin
 
 func (p bootstrapped) Revisions() authz.PolicyRevisions { return authz.PolicyRevisions{} }
 
-// attributes reads a request as the API server does, as far as controllers send such.
+// attributes parses a request as the API server does, as far as controllers send such requests.
 func attributes(method, path string) *authz.Attributes {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	a := &authz.Attributes{ResourceRequest: true}
@@ -84,8 +84,8 @@ func attributes(method, path string) *authz.Attributes {
 	return a
 }
 
-// TestAccountsMayWhatTheirControllersDo plays every scenario and looks whether the roles of a new cluster allow each controller's account
-// all that the controller asked of the server.
+// TestAccountsMayWhatTheirControllersDo runs every scenario and checks that the roles of a new cluster allow each controller's
+// service account all requests of the controller.
 func TestAccountsMayWhatTheirControllersDo(t *testing.T) {
 	policy := authz.NewRBAC(bootstrapped{authz.BootstrapPolicy()})
 	refused := map[string]bool{}
@@ -111,7 +111,8 @@ func TestAccountsMayWhatTheirControllersDo(t *testing.T) {
 	}
 }
 
-// TestEveryControllerHasAnAccount, but those that upstream's manager does not have, the one that makes tokens, and those that patch.
+// TestEveryControllerHasAnAccount, except those that upstream does not have, the one that creates tokens, and those that patch
+// volumes.
 func TestEveryControllerHasAnAccount(t *testing.T) {
 	without := []string{"serviceaccount-token-controller", "apiserver-lease-cleaner-controller", "kubelet-serving-approving-controller", "local-path-provisioner", "service-lb-controller",
 		"persistentvolume-binder-controller", "persistentvolumeclaim-protection-controller", "persistentvolume-protection-controller", "volumeattributesclass-protection-controller"}

@@ -35,15 +35,15 @@ import (
 	"skiff/test/world"
 )
 
-// notary signs tokens that are the same in every run.
-type notary struct{}
+// notary is a deterministic token signer.
+type fakeTokenSigner struct{}
 
-func (notary) LegacyToken(account *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
+func (fakeTokenSigner) LegacyToken(account *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
 	return account.Name + "/" + secret.Name, nil
 }
 
-// testAuthority signs; in a world's time, which begins with the year 2000, it is valid for ever.
-var testAuthority = func() *pki.CA {
+// testAuthority is a CA that is valid in the fake time of a world, which starts in the year 2000.
+var testCA = func() *pki.CA {
 	a, err := pki.NewCA("test", time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
 	if err != nil {
 		panic(err)
@@ -51,11 +51,11 @@ var testAuthority = func() *pki.CA {
 	return a
 }()
 
-// allSettings let every controller run.
+// allSettings enable all controllers.
 func allSettings() controllers.Settings {
 	return controllers.Settings{
-		NamespaceGrace: new(time.Duration), LegacyTokenLife: new(24 * time.Hour), TerminatedPods: new(1), RootCA: testAuthority.Cert, TokenSigner: notary{},
-		Signing:       identity.SigningCAs{KubeletClient: testAuthority, KubeletServing: testAuthority, APIServerClient: testAuthority, LegacyUnknown: testAuthority},
+		NamespaceGrace: new(time.Duration), LegacyTokenLife: new(24 * time.Hour), TerminatedPods: new(1), RootCA: testCA.Cert, TokenSigner: fakeTokenSigner{},
+		Signing:       identity.SigningCAs{KubeletClient: testCA, KubeletServing: testCA, APIServerClient: testCA, LegacyUnknown: testCA},
 		PodRanges:     []node.PodRange{{Prefix: netip.MustParsePrefix("10.244.0.0/16"), NodeBits: 24}},
 		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
 		LocalPath:     &volume.LocalPathSettings{Dir: "/volumes"},
@@ -90,7 +90,7 @@ func deployment(replicas int32) *appsv1.Deployment {
 	return &appsv1.Deployment{ObjectMeta: meta("web"), Spec: appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector("web"), Template: template("web", "")}}
 }
 
-// remove deletes an object in a way.
+// remove deletes an object with a propagation policy.
 func remove(w *world.World, obj kind.Object, policy metav1.DeletionPropagation) {
 	w.T.Helper()
 	if err := w.Client.Delete(w.Ctx, obj, metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
@@ -102,7 +102,7 @@ func room(size string) corev1.ResourceList {
 	return corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
 }
 
-// scenarios together let every controller write.
+// scenarios in which every controller writes.
 func scenarios() []scenario {
 	all := allSettings()
 	return []scenario{
@@ -157,10 +157,10 @@ func playRecreate(w *world.World) {
 	w.Pass(time.Minute)
 }
 
-// playReplicas adopts a pod, releases one, scales, and replaces one that was deleted.
+// playReplicas adopts a pod, releases one, scales, and replaces a deleted one.
 func playReplicas(w *world.World) {
 	world.Create(w, pod("db"))
-	w.Pass(time.Second) // the controllers know it before they know of its owner
+	w.Pass(time.Second) // the controllers observe it before its owner
 	world.Create(w, &corev1.ReplicationController{ObjectMeta: meta("db"), Spec: corev1.ReplicationControllerSpec{
 		Replicas: new(int32(3)), Selector: map[string]string{"app": "db"}, Template: new(template("db", ""))}})
 	world.Create(w, &appsv1.ReplicaSet{ObjectMeta: meta("cache"), Spec: appsv1.ReplicaSetSpec{Replicas: new(int32(4)), Selector: selector("cache"), Template: template("cache", "")}})
@@ -177,7 +177,7 @@ func playReplicas(w *world.World) {
 	w.Pass(time.Minute)
 }
 
-// playStatefulSet changes half of the pods, then all, and scales down, with the claims of pods that go.
+// playStatefulSet updates half of the pods, then all, and scales down, deleting the claims of removed pods.
 func playStatefulSet(w *world.World) {
 	world.Create(w, &appsv1.StatefulSet{ObjectMeta: meta("db"), Spec: appsv1.StatefulSetSpec{
 		Replicas: new(int32(3)), Selector: selector("db"), ServiceName: "db", Template: template("db", ""),
@@ -195,7 +195,7 @@ func playStatefulSet(w *world.World) {
 	w.Pass(time.Minute)
 }
 
-// playDaemonSet changes the template, adds a node and leaves one out.
+// playDaemonSet changes the template, adds a node and excludes one.
 func playDaemonSet(w *world.World) {
 	world.Create(w, &appsv1.DaemonSet{ObjectMeta: meta("log"), Spec: appsv1.DaemonSetSpec{Selector: selector("log"), Template: template("log", "")}})
 	w.Pass(time.Minute)
@@ -216,7 +216,7 @@ func job(name, play string, change func(*batchv1.JobSpec)) *batchv1.Job {
 	return j
 }
 
-// playJobs lets jobs of several sorts come to their end.
+// playJobs runs jobs of several kinds to completion.
 func playJobs(w *world.World) {
 	world.Create(w, job("indexed", world.PlayEnd, func(s *batchv1.JobSpec) {
 		s.CompletionMode, s.Completions, s.Parallelism = new(batchv1.IndexedCompletion), new(int32(4)), new(int32(2))
@@ -251,7 +251,7 @@ func playNamespace(w *world.World) {
 	}
 }
 
-// playGarbage deletes owners in the three ways.
+// playGarbage deletes owners with the three propagation policies.
 func playGarbage(w *world.World) {
 	owner := func(name string) *corev1.ConfigMap {
 		made := world.Create(w, &corev1.ConfigMap{ObjectMeta: meta(name)})
@@ -284,7 +284,7 @@ func playQuota(w *world.World) {
 	w.Pass(10 * time.Minute)
 }
 
-// playPodCleanup leaves pods on a node that goes, and more that ended than are kept.
+// playPodCleanup leaves pods on a deleted node, and more terminated pods than are kept.
 func playPodCleanup(w *world.World) {
 	gone := world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone"}})
 	world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}})
@@ -318,7 +318,7 @@ func certificateRequest(w *world.World, name string, addresses ...net.IP) *certi
 		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}}}
 }
 
-// playCertificates has requests approved and signed; those of an hour ago are cleaned up.
+// playCertificates has requests approved and signed; those older than an hour are cleaned up.
 func playCertificates(w *world.World) {
 	world.Create(w, certificateRequest(w, "old"))
 	w.Pass(3 * time.Hour)
@@ -327,7 +327,7 @@ func playCertificates(w *world.World) {
 	w.Pass(time.Minute)
 }
 
-// playServingCertificates has two nodes ask for what they serve with, one of them for an address that is not its own.
+// playServingCertificates has two nodes request serving certificates, one of them for an address that is not its own.
 func playServingCertificates(w *world.World) {
 	for name, address := range map[string]string{"n0": "10.9.0.1", "n1": "10.9.0.2"} {
 		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
@@ -388,7 +388,7 @@ func playServerLeases(w *world.World) {
 	w.Pass(3 * time.Hour)
 }
 
-// playAccounts makes what every namespace has, tokens in secrets, aggregated roles, and signs cluster-info.
+// playAccounts creates the objects every namespace has, token secrets, aggregated roles, and signs cluster-info.
 func playAccounts(w *world.World) {
 	world.Create(w, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-public"}})
 	world.Create(w, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "work"}})
@@ -412,7 +412,7 @@ func playAccounts(w *world.World) {
 			"expiration": []byte(time.Now().Add(expires).UTC().Format(time.RFC3339))}})
 	}
 	w.Pass(time.Minute)
-	// On its own: who is away when a secret is deleted cannot know that its account named it.
+	// In its own scenario: a controller that is stopped when a secret is deleted cannot know that its account listed it.
 	w.Remove(world.Get[*corev1.Secret](w, "default", "spare"))
 	w.Pass(time.Minute)
 	w.Remove(world.Get[*corev1.ConfigMap](w, "work", "kube-root-ca.crt"))
@@ -446,7 +446,7 @@ func playServices(w *world.World) {
 	w.Pass(time.Minute)
 }
 
-// playNodes: one of two nodes falls silent, its pods go, and it comes back.
+// playNodes: one of two nodes becomes unreachable, its pods are evicted, and it recovers.
 func playNodes(w *world.World) {
 	world.Create(w, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}})
 	beat := func(name string) {
@@ -474,7 +474,7 @@ func playNodes(w *world.World) {
 	if taints := world.Get[*corev1.Node](w, "", "n1").Spec.Taints; len(taints) > 0 || !world.Gone[*corev1.Pod](w, "default", "hasty") {
 		w.T.Errorf("a node that is back has taints %v, or its pod was never driven off", taints)
 	}
-	// The last beats: the world's clock runs on, and the state is read before it would be too long.
+	// The last heartbeats: the clock continues, and the state is read before they expire.
 	beat("n0")
 	beat("n1")
 }
@@ -513,7 +513,7 @@ func diskVolume(name string, source corev1.PersistentVolumeSource) *corev1.Persi
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, PersistentVolumeSource: source}}
 }
 
-// playClaims binds a claim to a volume made by hand, makes a directory for a pod's own claim, and lets both go.
+// playClaims binds a claim to a static volume, provisions a local path for an ephemeral claim, and releases both.
 func playClaims(w *world.World) {
 	world.Create(w, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, DriverName: "disk.example.com", Parameters: map[string]string{"iops": "1"}})
 	world.Create(w, diskVolume("v1", corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp/v1"}}))
@@ -540,7 +540,7 @@ func playClaims(w *world.World) {
 	w.Pass(10 * time.Minute)
 }
 
-// playAttaching attaches a disk to a node and takes it off again.
+// playAttaching attaches a volume to a node and detaches it.
 func playAttaching(w *world.World) {
 	world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0", Annotations: map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"}},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})

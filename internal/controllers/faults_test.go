@@ -13,18 +13,18 @@ import (
 	"skiff/test/world"
 )
 
-// A scenario is what users do while some controllers run. At its end all has come to rest.
+// scenario is a sequence of user actions while some controllers run, after which the state is stable.
 type scenario struct {
 	name string
-	// run names the controllers.
+	// run are the names of the controllers.
 	run      []string
 	settings controllers.Settings
-	// nodes play the pods, if there are any.
+	// nodes run the pods, if there are any.
 	nodes int
 	play  func(w *world.World)
 }
 
-// silent are the controllers that only tell events.
+// silent are the controllers that only record events.
 var silent = []string{"persistentvolume-expander-controller"}
 
 // TestFaults plays every scenario undisturbed, and then again and again: the process that runs the controllers is stopped right behind
@@ -63,7 +63,7 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	if played < len(scenarios()) {
-		return // some were left out on purpose
+		return // some were skipped on purpose
 	}
 	for _, d := range controllers.All(allSettings()) {
 		if wrote[d.Name] == 0 && !slices.Contains(silent, d.Name) {
@@ -73,7 +73,7 @@ func TestFaults(t *testing.T) {
 	t.Logf("%d controllers wrote: %v", len(wrote), slices.Sorted(maps.Keys(wrote)))
 }
 
-// end plays the scenario and returns what there is at its end.
+// end runs the scenario and returns the final state.
 func (s scenario) end(t *testing.T, what string, faults *world.Faults) (state []string) {
 	t.Helper()
 	t.Run(what, func(t *testing.T) {
@@ -100,7 +100,7 @@ func (s scenario) definitions(t *testing.T) []controller.Definition {
 	return definitions
 }
 
-// difference shows the lines that only one of two states has, from a little before where they part.
+// difference shows the lines that only one of two states has, with some context.
 func difference(got, want []string) string {
 	only := func(lines, others []string) (left []string) {
 		others = slices.Clone(others)

@@ -28,24 +28,24 @@ import (
 	"skiff/test/world"
 )
 
-// property is something that must hold for controllers whatever users do.
+// property must hold for controllers whatever users do.
 type property struct {
 	name  string
 	run   []string
 	nodes int
 	seeds int
-	// quiet is how long it takes to come to rest, by default a quarter of an hour.
+	// quiet is the time until the state is stable, by default 15 minutes.
 	quiet time.Duration
-	// act does one random thing; it is called over and over, and time passes in between.
+	// act performs one random action; it is called repeatedly, and time passes in between.
 	act func(w *world.World)
-	// rest, if set, brings the world to where it can come to rest.
+	// rest, if set, prepares a state that can become stable.
 	rest func(w *world.World)
-	// check says what must be true in the end.
+	// check checks the final state.
 	check func(w *world.World)
 }
 
-// TestFixedPoints lets users do random things while controllers run. In the end the controllers have done what they are for, and a
-// second look, by controllers that start anew, changes nothing.
+// TestFixedPoints performs random actions while controllers run. Finally the state must be as desired, and a second sync, by
+// restarted controllers, must write nothing.
 func TestFixedPoints(t *testing.T) {
 	covered := map[string]bool{}
 	for _, p := range properties() {
@@ -74,7 +74,7 @@ func TestFixedPoints(t *testing.T) {
 			})
 		})
 	}
-	// Those with a property test beside them, in their own packages.
+	// Controllers with a property test in their own package.
 	for _, name := range []string{"replicaset-controller", "deployment-controller", "statefulset-controller", "daemonset-controller", "job-controller", "garbage-collector-controller"} {
 		covered[name] = true
 	}
@@ -105,7 +105,7 @@ func properties() []property {
 	}
 }
 
-// ensure creates an object unless there is one of its name; then it is changed.
+// ensure creates an object, or updates the existing one.
 func ensure[T kind.Object](w *world.World, obj T, change func(T)) {
 	if world.Gone[T](w, obj.GetNamespace(), obj.GetName()) {
 		change(obj)
@@ -115,7 +115,7 @@ func ensure[T kind.Object](w *world.World, obj T, change func(T)) {
 	world.Edit(w, obj.GetNamespace(), obj.GetName(), change)
 }
 
-// removeAny deletes a random one.
+// removeAny deletes a random object.
 func removeAny[T kind.Object](w *world.World) {
 	if all := world.List[T](w); len(all) > 0 {
 		w.Remove(world.Pick(w, all...))
@@ -148,7 +148,7 @@ func actReplication(w *world.World) {
 	}
 }
 
-// checkReplication: every controller has as many pods as it wants, none has two owners, and it says so.
+// checkReplication: every controller has the desired number of pods, none has two owners, and the status matches.
 func checkReplication(w *world.World) {
 	for _, c := range world.List[*corev1.ReplicationController](w) {
 		mine := 0
@@ -200,7 +200,7 @@ func restCron(w *world.World) {
 	w.Nudge()
 }
 
-// checkCron: no more finished jobs are kept than wanted, none runs, and the status names none.
+// checkCron: no more finished jobs are kept than the limit, none is active, and the status lists none.
 func checkCron(w *world.World) {
 	for _, c := range world.List[*batchv1.CronJob](w) {
 		done := map[batchv1.JobConditionType]int32{}
@@ -242,7 +242,7 @@ func actNamespaces(w *world.World) {
 	}
 }
 
-// checkNamespaces: those that were deleted are gone with all they held; the others have an account and the authority.
+// checkNamespaces: deleted namespaces are gone with their content; the others have a service account and the CA certificates.
 func checkNamespaces(w *world.World) {
 	alive := map[string]bool{}
 	for _, namespace := range world.List[*corev1.Namespace](w) {
@@ -282,7 +282,7 @@ func actQuotas(w *world.World) {
 	}
 }
 
-// checkQuotas: what a quota says is used is what there is.
+// checkQuotas: the usage in the status equals the actual usage.
 func checkQuotas(w *world.World) {
 	configMaps, pods := 0, len(world.List[*corev1.Pod](w))
 	for _, m := range world.List[*corev1.ConfigMap](w) {
@@ -324,7 +324,7 @@ func actLostPods(w *world.World) {
 	}
 }
 
-// checkLostPods: no pod is left on a node that is gone, and no more than one that has ended.
+// checkLostPods: no pod is left on a deleted node, and at most one terminated pod is kept.
 func checkLostPods(w *world.World) {
 	ended := 0
 	for _, p := range world.List[*corev1.Pod](w) {
@@ -346,7 +346,7 @@ func actRequests(w *world.World) {
 		if world.Gone[*certificatesv1.CertificateSigningRequest](w, "", name) {
 			request := certificateRequest(w, name)
 			if w.Chance(0.5) {
-				request.Spec.SignerName = "example.com/other" // nothing answers
+				request.Spec.SignerName = "example.com/other" // never decided
 			}
 			world.Create(w, request)
 		}
@@ -360,7 +360,7 @@ func actRequests(w *world.World) {
 	}
 }
 
-// checkRequests: after more than a day everything has been answered and cleaned up.
+// checkRequests: after more than a day all requests are decided and cleaned up.
 func checkRequests(w *world.World) {
 	if left := world.List[*certificatesv1.CertificateSigningRequest](w); len(left) > 0 {
 		w.T.Errorf("%d requests are left, the first %+v", len(left), left[0].Status)
@@ -405,7 +405,8 @@ func actAccounts(w *world.World) {
 	}
 }
 
-// checkAccounts: a token has an account and is filled, cluster-info has the signatures of the tokens there are, and a role has the rules of its parts.
+// checkAccounts: a token secret has an account and data, cluster-info has the signatures of the existing tokens, and aggregated
+// roles have the right rules.
 func checkAccounts(w *world.World) {
 	info := world.Get[*corev1.ConfigMap](w, "kube-public", "cluster-info")
 	signatures := len(info.Data) - 1
@@ -465,7 +466,8 @@ func actServices(w *world.World) {
 	}
 }
 
-// checkServices: the ready endpoints of a service are its ready pods, each once, and a balanced service has the nodes' addresses unless another has its port.
+// checkServices: the ready endpoints of a service are its ready pods, without duplicates, and a load-balanced service has the
+// nodes' addresses unless another one has its port.
 func checkServices(w *world.World) {
 	slicesOf := map[string][]string{}
 	for _, s := range world.List[*discoveryv1.EndpointSlice](w) {
@@ -536,7 +538,7 @@ func restNodes(w *world.World) {
 	}
 }
 
-// checkNodes: all nodes have ranges of their own and a ttl, and no pod is where it is not tolerated.
+// checkNodes: all nodes have their own pod CIDRs and a TTL, and no pod is on a node it does not tolerate.
 func checkNodes(w *world.World) {
 	given := map[string]string{}
 	for _, n := range world.List[*corev1.Node](w) {
@@ -588,7 +590,7 @@ func actScaling(w *world.World) {
 	}
 }
 
-// checkScaling: the workload is within the autoscaler's bounds, and a budget's numbers are those of its pods.
+// checkScaling: the workload is within the autoscaler's bounds, and the status of a budget matches its pods.
 func checkScaling(w *world.World) {
 	if !world.Gone[*autoscalingv2.HorizontalPodAutoscaler](w, "default", "web") && !world.Gone[*appsv1.Deployment](w, "default", "web") {
 		h, d := world.Get[*autoscalingv2.HorizontalPodAutoscaler](w, "default", "web"), world.Get[*appsv1.Deployment](w, "default", "web")
@@ -646,7 +648,7 @@ func actClaims(w *world.World) {
 	}
 }
 
-// checkClaims: a claim that is bound has a volume that is bound to it; no volume belongs to two; who leaves is held only by who needs it.
+// checkClaims: a bound claim has a volume bound to it; no volume has two claims; deleted objects remain only while they are used.
 func checkClaims(w *world.World) {
 	owner := map[string]string{}
 	for _, c := range world.List[*corev1.PersistentVolumeClaim](w) {

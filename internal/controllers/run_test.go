@@ -19,8 +19,8 @@ import (
 	"skiff/test/world"
 )
 
-// logbook notes who writes what, and when.
-type logbook struct {
+// logbook records which manager writes, and when.
+type writeLog struct {
 	mu     sync.Mutex
 	writes []entry
 }
@@ -30,14 +30,14 @@ type entry struct {
 	at  time.Time
 }
 
-// of is the server as one manager reaches it. A manager that is cut off gets no answers.
-func (b *logbook) of(local client.Local, who string, cut *sync.Map) client.Local {
+// of wraps the server for one manager. A disconnected manager gets no responses.
+func (b *writeLog) of(local client.Local, who string, cut *sync.Map) client.Local {
 	return watched{local, b, who, cut}
 }
 
 type watched struct {
 	client.Local
-	book *logbook
+	book *writeLog
 	who  string
 	cut  *sync.Map
 }
@@ -61,12 +61,12 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestTwoManagers runs two managers that compete for the lead. The one that leads is cut off from the server, notices, and ends; the other
-// takes over. They never act at once, and the work is done.
+// TestTwoManagers runs two managers with leader election. The leader is disconnected from the server, notices and stops; the other
+// takes over. They never write at the same time, and the work is done.
 func TestTwoManagers(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		w.Play(2)
-		book, cut := &logbook{}, &sync.Map{}
+		book, cut := &writeLog{}, &sync.Map{}
 		ended := map[string]chan error{}
 		for _, who := range []string{"first", "second"} {
 			registry := prometheus.NewRegistry()
@@ -124,7 +124,7 @@ func TestTwoManagers(t *testing.T) {
 	})
 }
 
-// TestManagerWithoutLead works at once, and ends when it is reported to.
+// TestManagerWithoutLead starts immediately, and stops when its context ends.
 func TestManagerWithoutLead(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		w.Play(1)
@@ -150,7 +150,7 @@ func TestManagerWithoutLead(t *testing.T) {
 	})
 }
 
-// TestUnknownController names the one that is not there.
+// TestUnknownController: the error contains the unknown name.
 func TestUnknownController(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		err := controllers.Run(w.Ctx, controllers.Config{Client: w.Client, Enabled: []string{"*", "-nobody"}, Log: slog.New(slog.DiscardHandler)})
@@ -160,7 +160,7 @@ func TestUnknownController(t *testing.T) {
 	})
 }
 
-// TestListOfControllers: names and queues are all there and all different; aliases lead to one controller only.
+// TestListOfControllers: names and queues are set and unique; aliases are unambiguous.
 func TestListOfControllers(t *testing.T) {
 	names, queues := map[string]bool{}, map[string]string{}
 	for _, d := range controllers.All(allSettings()) {
@@ -175,7 +175,7 @@ func TestListOfControllers(t *testing.T) {
 		}
 		queues[d.Queue] = d.Name
 	}
-	// Without keys and ranges, those that need them are off, and those that whoever runs them has to want.
+	// Without keys and ranges, the controllers that need them are disabled, and so are those disabled by default.
 	for _, d := range controllers.All(controllers.Settings{}) {
 		wanted := map[string]bool{"serviceaccount-token-controller": true, "root-ca-certificate-publisher-controller": true, "node-ipam-controller": true,
 			"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,

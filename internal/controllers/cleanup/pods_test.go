@@ -269,7 +269,7 @@ func (u unreadable) Get(ctx context.Context, gvr schema.GroupVersionResource, na
 }
 
 // TestANodeThatCannotBeAskedFor does not save the pods of one that is gone.
-func TestANodeThatCannotBeAskedFor(t *testing.T) {
+func TestUnreadableNodeDoesNotAffectOthers(t *testing.T) {
 	c := inprocess.Client(t, unreadable{inprocess.Server(t, t.Context()), "unclear"})
 	cleaner := &podGC{setup: &controller.Setup{Client: c}, missingSince: map[string]time.Time{"unclear": noon, "lost": noon}}
 	v := podsView{pods: []*corev1.Pod{aPod("a", onNode("unclear")), aPod("b", onNode("lost"))}}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -222,7 +223,7 @@ type decision struct {
 	disabled bool
 }
 
-func (l *autoscalerSync) minReplicas() int32 { return valueOrOne(l.scaler.Spec.MinReplicas) }
+func (l *autoscalerSync) minReplicas() int32 { return ptr.Deref(l.scaler.Spec.MinReplicas, 1) }
 
 // decide returns the desired replicas. It may return both a decision and an error, if only some metrics are available.
 func (l *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {

@@ -36,20 +36,20 @@ func uses(values ...int64) map[string]sample {
 }
 
 // dial is a meter that shows what a test sets.
-type dial struct {
+type settableMetrics struct {
 	world *world.World
 	mu    sync.Mutex
 	each  int64 // of every pod; negative: broken
 	whole int64
 }
 
-func (d *dial) set(each, whole int64) {
+func (d *settableMetrics) set(each, whole int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.each, d.whole = each, whole
 }
 
-func (d *dial) usage(_ context.Context, _ string, _ labels.Selector, _ corev1.ResourceName, _ string) (map[string]sample, error) {
+func (d *settableMetrics) usage(_ context.Context, _ string, _ labels.Selector, _ corev1.ResourceName, _ string) (map[string]sample, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.each < 0 {
@@ -62,15 +62,15 @@ func (d *dial) usage(_ context.Context, _ string, _ labels.Selector, _ corev1.Re
 	return samples, nil
 }
 
-func (d *dial) podMetric(ctx context.Context, namespace string, pods labels.Selector, _ string, _ labels.Selector) (map[string]sample, error) {
+func (d *settableMetrics) podMetric(ctx context.Context, namespace string, pods labels.Selector, _ string, _ labels.Selector) (map[string]sample, error) {
 	return d.usage(ctx, namespace, pods, "", "")
 }
 
-func (d *dial) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
+func (d *settableMetrics) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
 	return d.externalMetric(context.Background(), "", "", nil)
 }
 
-func (d *dial) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
+func (d *settableMetrics) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.whole, nil
@@ -78,7 +78,7 @@ func (d *dial) externalMetric(context.Context, string, string, labels.Selector) 
 
 func TestAutoscalerInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		meter := &dial{world: w}
+		meter := &settableMetrics{world: w}
 		defer w.Run(newAutoscaler(DefaultAutoscaler, meter))()
 		labels := map[string]string{"app": "web"}
 		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
@@ -156,7 +156,7 @@ func TestAutoscalerInAWorld(t *testing.T) {
 
 func TestAutoscalerScalesToZeroAndBack(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		meter := &dial{world: w}
+		meter := &settableMetrics{world: w}
 		defer w.Run(newAutoscaler(DefaultAutoscaler, meter))()
 		labels := map[string]string{"app": "web"}
 		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
@@ -188,21 +188,21 @@ func TestAutoscalerScalesToZeroAndBack(t *testing.T) {
 }
 
 // gauge shows, by the metric's name, what pods use each or a value of the whole; a metric it does not know it has not.
-type gauge struct {
+type variableMetrics struct {
 	mu    sync.Mutex
 	each  map[string]int64
 	whole map[string]int64
 	world *world.World
 }
 
-func (g *gauge) show(name string, each, whole int64) {
+func (g *variableMetrics) show(name string, each, whole int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.each[name], g.whole[name] = each, whole
 }
 
 // pods takes a moment to answer: events of one moment have one name.
-func (g *gauge) pods(name string) (map[string]sample, error) {
+func (g *variableMetrics) pods(name string) (map[string]sample, error) {
 	time.Sleep(time.Millisecond)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -217,19 +217,19 @@ func (g *gauge) pods(name string) (map[string]sample, error) {
 	return samples, nil
 }
 
-func (g *gauge) usage(_ context.Context, _ string, _ labels.Selector, name corev1.ResourceName, _ string) (map[string]sample, error) {
+func (g *variableMetrics) usage(_ context.Context, _ string, _ labels.Selector, name corev1.ResourceName, _ string) (map[string]sample, error) {
 	return g.pods(string(name))
 }
 
-func (g *gauge) podMetric(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
+func (g *variableMetrics) podMetric(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
 	return g.pods(metric)
 }
 
-func (g *gauge) objectMetric(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
+func (g *variableMetrics) objectMetric(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
 	return g.externalMetric(ctx, namespace, metric, selector)
 }
 
-func (g *gauge) externalMetric(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
+func (g *variableMetrics) externalMetric(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if whole, known := g.whole[metric]; known {
@@ -241,13 +241,13 @@ func (g *gauge) externalMetric(_ context.Context, _, metric string, _ labels.Sel
 // stage is a world with a Deployment, its pods and an autoscaler.
 type stage struct {
 	*world.World
-	gauge *gauge
+	gauge *variableMetrics
 }
 
 // onStage puts a Deployment of a size with that many ready pods, each of which requests 100m, and an autoscaler on a stage.
 func onStage(t *testing.T, size int32, scaler *autoscalingv2.HorizontalPodAutoscaler, play func(s *stage)) {
 	world.In(t, func(w *world.World) {
-		s := &stage{World: w, gauge: &gauge{each: map[string]int64{}, whole: map[string]int64{}, world: w}}
+		s := &stage{World: w, gauge: &variableMetrics{each: map[string]int64{}, whole: map[string]int64{}, world: w}}
 		set := map[string]string{"app": "web"}
 		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: set}, Spec: corev1.PodSpec{Containers: []corev1.Container{
 			{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("100m")}}}}}}
@@ -342,70 +342,70 @@ func TestFirstLook(t *testing.T) {
 		what       string
 		size       int32
 		scaler     *autoscalingv2.HorizontalPodAutoscaler
-		show       func(g *gauge)
+		show       func(g *variableMetrics)
 		want       int32
 		status     string // current, desired, whether there was a rescale
 		conditions []string
 		told       []string
 	}{
-		{"as wanted", 3, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 100, 0) }, 3, "3 3 false; Resource cpu: each 100m", []string{readyFor, valid(cpuName), within}, nil},
-		{"more", 3, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 150, 0) }, 5, "3 5 true; Resource cpu: each 150m", []string{rescaledTo(5), valid(cpuName), within, notZero},
+		{"as wanted", 3, aScaler(all(cpu)), func(g *variableMetrics) { g.show("cpu", 100, 0) }, 3, "3 3 false; Resource cpu: each 100m", []string{readyFor, valid(cpuName), within}, nil},
+		{"more", 3, aScaler(all(cpu)), func(g *variableMetrics) { g.show("cpu", 150, 0) }, 5, "3 5 true; Resource cpu: each 150m", []string{rescaledTo(5), valid(cpuName), within, notZero},
 			[]string{"SuccessfulRescale: New size: 5; reason: cpu resource above target"}},
-		{"less, but not so soon", 3, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 10, 0) }, 3, "3 3 false; Resource cpu: each 10m", []string{stabilized, valid(cpuName), within}, nil},
+		{"less, but not so soon", 3, aScaler(all(cpu)), func(g *variableMetrics) { g.show("cpu", 10, 0) }, 3, "3 3 false; Resource cpu: each 10m", []string{stabilized, valid(cpuName), within}, nil},
 		{"less, at once where the behavior says so", 3, aScaler(all(cpu), func(h *autoscalingv2.HorizontalPodAutoscaler) {
 			h.Spec.Behavior = both(nil, &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: new(int32(0))})
-		}), func(g *gauge) { g.show("cpu", 10, 0) }, 1, "3 1 true; Resource cpu: each 10m", []string{rescaledTo(1), valid(cpuName), within, notZero},
+		}), func(g *variableMetrics) { g.show("cpu", 10, 0) }, 1, "3 1 true; Resource cpu: each 10m", []string{rescaledTo(1), valid(cpuName), within, notZero},
 			[]string{"SuccessfulRescale: New size: 1; reason: All metrics below target"}},
-		{"too fast", 1, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 900, 0) }, 4, "1 4 true; Resource cpu: each 900m",
+		{"too fast", 1, aScaler(all(cpu)), func(g *variableMetrics) { g.show("cpu", 900, 0) }, 4, "1 4 true; Resource cpu: each 900m",
 			[]string{rescaledTo(4), valid(cpuName), "ScalingLimited=True ScaleUpLimit: the desired replica count is increasing faster than the maximum scale rate", notZero},
 			[]string{"SuccessfulRescale: New size: 4; reason: cpu resource above target"}},
-		{"too many", 6, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 900, 0) }, 10, "6 10 true; Resource cpu: each 900m",
+		{"too many", 6, aScaler(all(cpu)), func(g *variableMetrics) { g.show("cpu", 900, 0) }, 10, "6 10 true; Resource cpu: each 900m",
 			[]string{rescaledTo(10), valid(cpuName), "ScalingLimited=True TooManyReplicas: the desired replica count is more than the maximum replica count", notZero},
 			[]string{"SuccessfulRescale: New size: 10; reason: cpu resource above target"}},
 		{"too few, where the window is over", 3, aScaler(all(cpu), from(2, 10), func(h *autoscalingv2.HorizontalPodAutoscaler) {
 			h.Spec.Behavior = both(nil, &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: new(int32(0))})
-		}), func(g *gauge) { g.show("cpu", 10, 0) }, 2, "3 2 true; Resource cpu: each 10m",
+		}), func(g *variableMetrics) { g.show("cpu", 10, 0) }, 2, "3 2 true; Resource cpu: each 10m",
 			[]string{rescaledTo(2), valid(cpuName), "ScalingLimited=True TooFewReplicas: the desired replica count is less than the minimum replica count", notZero},
 			[]string{"SuccessfulRescale: New size: 2; reason: All metrics below target"}},
-		{"above the bounds, without asking", 5, aScaler(all(cpu), from(1, 3)), func(g *gauge) {}, 3, "5 3 true", []string{rescaledTo(3), notZero},
+		{"above the bounds, without asking", 5, aScaler(all(cpu), from(1, 3)), func(g *variableMetrics) {}, 3, "5 3 true", []string{rescaledTo(3), notZero},
 			[]string{"SuccessfulRescale: New size: 3; reason: Current number of replicas above Spec.MaxReplicas"}},
-		{"below the bounds, without asking", 1, aScaler(all(cpu), from(3, 9)), func(g *gauge) {}, 3, "1 3 true", []string{rescaledTo(3), notZero},
+		{"below the bounds, without asking", 1, aScaler(all(cpu), from(3, 9)), func(g *variableMetrics) {}, 3, "1 3 true", []string{rescaledTo(3), notZero},
 			[]string{"SuccessfulRescale: New size: 3; reason: Current number of replicas below Spec.MinReplicas"}},
-		{"switched off by a user", 0, aScaler(all(cpu)), func(g *gauge) {}, 0, "0 0 false",
+		{"switched off by a user", 0, aScaler(all(cpu)), func(g *variableMetrics) {}, 0, "0 0 false",
 			[]string{gotScale, "ScalingActive=False ScalingDisabled: scaling is disabled since the replica count of the target is zero"}, nil},
-		{"the highest of two", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("cpu", 110, 0); g.show("hits", 1500, 0) }, 5, "3 5 true; Resource cpu: each 110m; Pods hits: each 1500m",
+		{"the highest of two", 3, aScaler(all(cpu, hits)), func(g *variableMetrics) { g.show("cpu", 110, 0); g.show("hits", 1500, 0) }, 5, "3 5 true; Resource cpu: each 110m; Pods hits: each 1500m",
 			[]string{rescaledTo(5), valid(hitsName), within, notZero}, []string{"SuccessfulRescale: New size: 5; reason: pods metric hits above target"}},
-		{"one fails, the other wants more", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("hits", 1500, 0) }, 5, "3 5 true; ; Pods hits: each 1500m",
+		{"one fails, the other wants more", 3, aScaler(all(cpu, hits)), func(g *variableMetrics) { g.show("hits", 1500, 0) }, 5, "3 5 true; ; Pods hits: each 1500m",
 			[]string{rescaledTo(5), valid(hitsName), within, notZero}, []string{"FailedGetResourceMetric: " + noCPU, "SuccessfulRescale: New size: 5; reason: pods metric hits above target"}},
-		{"one fails, the other wants the same", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("hits", 1000, 0) }, 3, "3 3 false; ; Pods hits: each 1",
+		{"one fails, the other wants the same", 3, aScaler(all(cpu, hits)), func(g *variableMetrics) { g.show("hits", 1000, 0) }, 3, "3 3 false; ; Pods hits: each 1",
 			[]string{readyFor, valid(hitsName), within}, []string{"FailedGetResourceMetric: " + noCPU}},
-		{"one fails, the other wants less: nothing is done", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("hits", 100, 0) }, 3, "3 0 false; ; Pods hits: each 100m",
+		{"one fails, the other wants less: nothing is done", 3, aScaler(all(cpu, hits)), func(g *variableMetrics) { g.show("hits", 100, 0) }, 3, "3 0 false; ; Pods hits: each 100m",
 			[]string{gotScale, "ScalingActive=False FailedGetResourceMetric: the HPA was unable to compute the replica count: " + noCPU},
 			[]string{"FailedComputeMetricsReplicas: invalid metrics (1 invalid out of 2), first error is: failed to get cpu resource metric value: " + noCPU, "FailedGetResourceMetric: " + noCPU}},
-		{"two fail of three, and the third wants less: the first is told", 3, aScaler(all(hits, cpu, podsMetric("rests", perPod("1")))), func(g *gauge) { g.show("rests", 1, 0) }, 3, "3 0 false; ; ; Pods rests: each 1m",
+		{"two fail of three, and the third wants less: the first is told", 3, aScaler(all(hits, cpu, podsMetric("rests", perPod("1")))), func(g *variableMetrics) { g.show("rests", 1, 0) }, 3, "3 0 false; ; ; Pods rests: each 1m",
 			[]string{gotScale, "ScalingActive=False FailedGetPodsMetric: the HPA was unable to compute the replica count: unable to get metric hits: no metrics"},
 			[]string{"FailedComputeMetricsReplicas: invalid metrics (2 invalid out of 3), first error is: failed to get pods metric value: unable to get metric hits: no metrics",
 				"FailedGetPodsMetric: unable to get metric hits: no metrics", "FailedGetResourceMetric: " + noCPU}},
-		{"a target that is not there", 3, aScaler(all(cpu), of("Deployment", "other")), func(g *gauge) {}, 3, "0 0 false",
+		{"a target that is not there", 3, aScaler(all(cpu), of("Deployment", "other")), func(g *variableMetrics) {}, 3, "0 0 false",
 			[]string{`AbleToScale=False FailedGetScale: the HPA controller was unable to get the target's current scale: deployments.apps "other" not found`},
 			[]string{`FailedGetScale: deployments.apps "other" not found`}},
-		{"a kind nobody knows", 3, aScaler(all(cpu), of("Nothing", "web")), func(g *gauge) {}, 3, "0 0 false",
+		{"a kind nobody knows", 3, aScaler(all(cpu), of("Nothing", "web")), func(g *variableMetrics) {}, 3, "0 0 false",
 			[]string{`AbleToScale=False FailedGetScale: the HPA controller was unable to get the target's current scale: no matches for kind "Nothing" in group "apps"`},
 			[]string{`FailedGetScale: no matches for kind "Nothing" in group "apps"`}},
-		{"zero, which was ours, and there is work", 0, aScaler(all(jobs), from(0, 10), wasScaledToZero), func(g *gauge) { g.show("jobs", 0, 3000) }, 3, "0 3 true; External jobs: all 3",
+		{"zero, which was ours, and there is work", 0, aScaler(all(jobs), from(0, 10), wasScaledToZero), func(g *variableMetrics) { g.show("jobs", 0, 3000) }, 3, "0 3 true; External jobs: all 3",
 			[]string{"ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero", rescaledTo(3), valid(jobsName), within},
 			[]string{"SuccessfulRescale: New size: 3; reason: " + jobsName + " above target"}},
-		{"zero, which was ours, and there is none", 0, aScaler(all(jobs), from(0, 10), wasScaledToZero), func(g *gauge) { g.show("jobs", 0, 0) }, 0, "0 0 false; External jobs: all 0",
+		{"zero, which was ours, and there is none", 0, aScaler(all(jobs), from(0, 10), wasScaledToZero), func(g *variableMetrics) { g.show("jobs", 0, 0) }, 0, "0 0 false; External jobs: all 0",
 			[]string{"ScaledToZero=True ScaledToZero: ", readyFor, valid(jobsName), within}, nil},
-		{"zero, which was a user's, and there is work", 0, aScaler(all(jobs), from(0, 10)), func(g *gauge) { g.show("jobs", 0, 3000) }, 0, "0 0 false",
+		{"zero, which was a user's, and there is work", 0, aScaler(all(jobs), from(0, 10)), func(g *variableMetrics) { g.show("jobs", 0, 3000) }, 0, "0 0 false",
 			[]string{gotScale, "ScalingActive=False ScalingDisabled: scaling is disabled since the replica count of the target is zero"}, nil},
-		{"zero, which was ours, and one is the least now", 0, aScaler(all(jobs), from(2, 10), wasScaledToZero), func(g *gauge) { g.show("jobs", 0, 0) }, 2, "0 2 true; External jobs: all 0",
+		{"zero, which was ours, and one is the least now", 0, aScaler(all(jobs), from(2, 10), wasScaledToZero), func(g *variableMetrics) { g.show("jobs", 0, 0) }, 2, "0 2 true; External jobs: all 0",
 			[]string{"ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero", rescaledTo(2), valid(jobsName),
 				"ScalingLimited=True TooFewReplicas: the desired replica count is less than the minimum replica count"},
 			[]string{"SuccessfulRescale: New size: 2; reason: "}},
 		{"the same with a behavior, which does not know of bounds", 0, aScaler(all(jobs), from(2, 10), wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) {
 			h.Spec.Behavior = both(rules(theMost, policy(byPods, 9, 60)), nil)
-		}), func(g *gauge) { g.show("jobs", 0, 0) }, 2, "0 2 true; External jobs: all 0",
+		}), func(g *variableMetrics) { g.show("jobs", 0, 0) }, 2, "0 2 true; External jobs: all 0",
 			[]string{"ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero", rescaledTo(2), valid(jobsName), within},
 			[]string{"SuccessfulRescale: New size: 2; reason: Current number of replicas below Spec.MinReplicas"}},
 	} {

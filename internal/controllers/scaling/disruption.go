@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/component-helpers/apps/poddisruptionbudget"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -159,11 +160,11 @@ func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav
 	switch (schema.GroupKind{Group: gv.Group, Kind: owner.Kind}) {
 	case schema.GroupKind{Kind: "ReplicationController"}:
 		if rc, ok := c.controllers.Get(namespace, owner.Name); ok && rc.UID == owner.UID {
-			return rc.UID, valueOrOne(rc.Spec.Replicas), nil
+			return rc.UID, ptr.Deref(rc.Spec.Replicas, 1), nil
 		}
 	case schema.GroupKind{Group: "apps", Kind: "StatefulSet"}:
 		if set, ok := c.statefulSets.Get(namespace, owner.Name); ok && set.UID == owner.UID {
-			return set.UID, valueOrOne(set.Spec.Replicas), nil
+			return set.UID, ptr.Deref(set.Spec.Replicas, 1), nil
 		}
 	case schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}, schema.GroupKind{Group: "extensions", Kind: "ReplicaSet"}:
 		set, ok := c.sets.Get(namespace, owner.Name)
@@ -172,10 +173,10 @@ func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav
 		}
 		parent := metav1.GetControllerOfNoCopy(set)
 		if parent == nil || parent.Kind != "Deployment" {
-			return set.UID, valueOrOne(set.Spec.Replicas), nil
+			return set.UID, ptr.Deref(set.Spec.Replicas, 1), nil
 		}
 		if d, ok := c.deployments.Get(namespace, parent.Name); ok && d.UID == parent.UID {
-			return d.UID, valueOrOne(d.Spec.Replicas), nil
+			return d.UID, ptr.Deref(d.Spec.Replicas, 1), nil
 		}
 	}
 	return c.scaleFromSubresource(ctx, namespace, gv.WithKind(owner.Kind), owner)
@@ -201,13 +202,6 @@ func (c *disruption) scaleFromSubresource(ctx context.Context, namespace string,
 		return "", 0, err
 	}
 	return scale.UID, scale.Spec.Replicas, nil
-}
-
-func valueOrOne(n *int32) int32 {
-	if n == nil {
-		return 1
-	}
-	return *n
 }
 
 // budgetView is the observed state of one budget.

@@ -46,8 +46,8 @@ func aPod(name string, changes ...change[*corev1.Pod]) *corev1.Pod {
 	}, changes...)
 }
 
-func unready(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
-func leaving(p *corev1.Pod) { p.DeletionTimestamp = new(ago(0)) }
+func unready(p *corev1.Pod)      { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+func beingDeleted(p *corev1.Pod) { p.DeletionTimestamp = new(ago(0)) }
 
 func ready(n int) (pods []*corev1.Pod) {
 	for i := range n {
@@ -179,14 +179,14 @@ func TestBudgetStatus(t *testing.T) {
 		{"one too many", budgetView{budget: aBudget(atLeast("2")), pods: ready(3)}, "3 of 2, of 3, allowed 1, waiting []; " + sufficient, "", 0, false},
 		{"too few", budgetView{budget: aBudget(atLeast("5")), pods: ready(3)}, "3 of 5, of 3, allowed 0, waiting []; " + insufficient, "", 0, false},
 		{"unready ones are not healthy", budgetView{budget: aBudget(atLeast("1")), pods: append(ready(1), aPod("u", unready))}, "1 of 1, of 2, allowed 0, waiting []; " + insufficient, "", 0, false},
-		{"leaving ones are not healthy", budgetView{budget: aBudget(atLeast("1")), pods: append(ready(1), aPod("l", leaving))}, "1 of 1, of 2, allowed 0, waiting []; " + insufficient, "", 0, false},
+		{"leaving ones are not healthy", budgetView{budget: aBudget(atLeast("1")), pods: append(ready(1), aPod("l", beingDeleted))}, "1 of 1, of 2, allowed 0, waiting []; " + insufficient, "", 0, false},
 		{"ready ones count whatever their phase", budgetView{budget: aBudget(atLeast("0")), pods: []*corev1.Pod{aPod("p", inPhase(corev1.PodPending))}}, "1 of 0, of 1, allowed 1, waiting []; " + sufficient, "", 0, false},
 		{"an evicted pod is taken to be gone", budgetView{budget: aBudget(atLeast("1"), evict("p0", time.Second)), pods: ready(3)}, "2 of 1, of 3, allowed 1, waiting [p0]; " + sufficient, "", 119*time.Second + time.Millisecond, false},
 		{"two evicted: the first that is due", budgetView{budget: aBudget(atLeast("0"), evict("p0", time.Second, "p1", 90*time.Second)), pods: ready(3)}, "1 of 0, of 3, allowed 1, waiting [p0 p1]; " + sufficient, "", 30*time.Second + time.Millisecond, false},
 		{"exactly two minutes: waited for, but it counts again", budgetView{budget: aBudget(atLeast("0"), evict("p0", 2*time.Minute)), pods: ready(2)}, "2 of 0, of 2, allowed 2, waiting [p0]; " + sufficient, "", time.Millisecond, false},
 		{"a moment less", budgetView{budget: aBudget(atLeast("0"), evict("p0", 2*time.Minute-time.Nanosecond)), pods: ready(2)}, "1 of 0, of 2, allowed 1, waiting [p0]; " + sufficient, "", time.Millisecond + time.Nanosecond, false},
 		{"a moment more: it stays", budgetView{budget: aBudget(atLeast("0"), evict("p0", 2*time.Minute+time.Nanosecond)), pods: ready(2)}, "2 of 0, of 2, allowed 2, waiting []; " + sufficient, notDeleted, 0, false},
-		{"an evicted pod that goes is no longer waited for", budgetView{budget: aBudget(atLeast("0"), evict("l", time.Second)), pods: append(ready(1), aPod("l", leaving))}, "1 of 0, of 2, allowed 1, waiting []; " + sufficient, "", 0, false},
+		{"an evicted pod that goes is no longer waited for", budgetView{budget: aBudget(atLeast("0"), evict("l", time.Second)), pods: append(ready(1), aPod("l", beingDeleted))}, "1 of 0, of 2, allowed 1, waiting []; " + sufficient, "", 0, false},
 		{"an evicted pod that is gone", budgetView{budget: aBudget(atLeast("0"), evict("x", time.Second)), pods: ready(1)}, "1 of 0, of 1, allowed 1, waiting []; " + sufficient, "", 0, false},
 		{"an evicted pod that was not ready", budgetView{budget: aBudget(atLeast("0"), evict("u", time.Second)), pods: []*corev1.Pod{aPod("u", unready)}}, "0 of 0, of 1, allowed 0, waiting [u]; " + insufficient, "", 119*time.Second + time.Millisecond, false},
 		{"an evicted pod of the future", budgetView{budget: aBudget(atLeast("0"), evict("p0", -time.Minute)), pods: ready(1)}, "0 of 0, of 1, allowed 0, waiting [p0]; " + insufficient, "", 3*time.Minute + time.Millisecond, false},
@@ -257,7 +257,7 @@ func TestBudgetsKeepTheirPromises(t *testing.T) {
 				changes = append(changes, unready)
 			}
 			if random.IntN(6) == 0 {
-				changes = append(changes, leaving)
+				changes = append(changes, beingDeleted)
 			}
 			v.pods = append(v.pods, aPod(fmt.Sprint("p", i), changes...))
 		}
@@ -311,7 +311,7 @@ func TestMarks(t *testing.T) {
 		{"nobody knows", aPod("p", mark("Unknown", evictionReason, time.Hour)), false, 0},
 		{"whatever the reason", aPod("p", mark("True", "PreemptionByScheduler", time.Hour)), true, 0},
 		{"but a kubelet's stays", aPod("p", mark("True", corev1.PodReasonTerminationByKubelet, time.Hour)), false, 0},
-		{"a pod that goes", aPod("p", mark("True", evictionReason, time.Hour), leaving), false, 0},
+		{"a pod that goes", aPod("p", mark("True", evictionReason, time.Hour), beingDeleted), false, 0},
 		{"a pod that failed", aPod("p", mark("True", evictionReason, time.Hour), inPhase(corev1.PodFailed)), false, 0},
 		{"a pod that succeeded", aPod("p", mark("True", evictionReason, time.Hour), inPhase(corev1.PodSucceeded)), false, 0},
 		{"a pod that waits", aPod("p", mark("True", evictionReason, time.Hour), inPhase(corev1.PodPending)), true, 0},

@@ -176,25 +176,25 @@ func TestExternalMetrics(t *testing.T) {
 }
 
 // fixedMeter answers every question the same way.
-type fixedMeter struct {
+type fixedMetrics struct {
 	samples map[string]sample
 	whole   int64
 	err     error
 }
 
-func (m fixedMeter) usage(context.Context, string, labels.Selector, corev1.ResourceName, string) (map[string]sample, error) {
+func (m fixedMetrics) usage(context.Context, string, labels.Selector, corev1.ResourceName, string) (map[string]sample, error) {
 	return m.samples, m.err
 }
 
-func (m fixedMeter) podMetric(context.Context, string, labels.Selector, string, labels.Selector) (map[string]sample, error) {
+func (m fixedMetrics) podMetric(context.Context, string, labels.Selector, string, labels.Selector) (map[string]sample, error) {
 	return m.samples, m.err
 }
 
-func (m fixedMeter) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
+func (m fixedMetrics) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
 	return m.whole, m.err
 }
 
-func (m fixedMeter) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
+func (m fixedMetrics) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
 	return m.whole, m.err
 }
 

@@ -78,8 +78,8 @@ func TestSorted(t *testing.T) {
 		{"failed", aPod("p", inPhase(corev1.PodFailed)), true, "", ""},
 		{"succeeded counts", aPod("p", inPhase(corev1.PodSucceeded)), true, "", "counted ready"},
 		{"unknown counts", aPod("p", inPhase(corev1.PodUnknown)), true, "", "counted ready"},
-		{"leaving", aPod("p", leaving), true, "", ""},
-		{"leaving and pending", aPod("p", leaving, inPhase(corev1.PodPending)), false, "", ""},
+		{"leaving", aPod("p", beingDeleted), true, "", ""},
+		{"leaving and pending", aPod("p", beingDeleted, inPhase(corev1.PodPending)), false, "", ""},
 	} {
 		c := podSamples{pods: []*corev1.Pod{test.pod}, resource: test.resource, cpuInitialization: 5 * time.Minute, initialReadiness: 30 * time.Second, now: now}
 		if test.measured {
@@ -158,7 +158,7 @@ func TestProposals(t *testing.T) {
 		{"fewer pods known than there are: not fewer when more are wanted", ready(2), uses(200, -1), 8, 8, ""},
 		{"more pods known than there should be: not more when fewer are wanted", ready(6), uses(80, 80, 80, 80, 80, -1), 2, 2, ""},
 		{"failed ones do not count", and(ready(2), aPod("p2", failed), aPod("p3", failed)), uses(200, 200, 0, 0), 4, 4, ""},
-		{"all are leaving", []*corev1.Pod{aPod("p0", leaving)}, uses(100), 1, 0, "did not receive metrics for targeted pods (pods might be unready)"},
+		{"all are leaving", []*corev1.Pod{aPod("p0", beingDeleted)}, uses(100), 1, 0, "did not receive metrics for targeted pods (pods might be unready)"},
 		{"all are pending", []*corev1.Pod{aPod("p0", pending)}, uses(100), 1, 0, "did not receive metrics for targeted pods (pods might be unready)"},
 		{"nobody is measured", ready(2), nil, 2, 0, "did not receive metrics for targeted pods (pods might be unready)"},
 		{"no pods at all", nil, uses(100), 2, 0, "no pods returned by selector while calculating replica count"},
@@ -417,7 +417,7 @@ func TestProposalsBesideAModel(t *testing.T) {
 		c.resource = []corev1.ResourceName{"", corev1.ResourceCPU, corev1.ResourceMemory}[random.IntN(3)]
 		for i := range random.IntN(8) {
 			pod := aPod(fmt.Sprint("p", i), since(time.Duration(random.IntN(600))*time.Second, time.Duration(random.IntN(600))*time.Second))
-			for _, change := range []change[*corev1.Pod]{unready, leaving, inPhase(corev1.PodPending), inPhase(corev1.PodFailed), func(p *corev1.Pod) { p.Status.StartTime = nil }} {
+			for _, change := range []change[*corev1.Pod]{unready, beingDeleted, inPhase(corev1.PodPending), inPhase(corev1.PodFailed), func(p *corev1.Pod) { p.Status.StartTime = nil }} {
 				if random.IntN(6) == 0 {
 					change(pod)
 				}

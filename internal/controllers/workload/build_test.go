@@ -49,7 +49,7 @@ func inPhase(phase corev1.PodPhase) change[*corev1.Pod] {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
 }
 func onNode(name string) change[*corev1.Pod] { return func(p *corev1.Pod) { p.Spec.NodeName = name } }
-func leaving(p *corev1.Pod)                  { t := ago(time.Second); p.DeletionTimestamp = &t }
+func beingDeleted(p *corev1.Pod)             { t := ago(time.Second); p.DeletionTimestamp = &t }
 func labelled(key, value string) change[*corev1.Pod] {
 	return func(p *corev1.Pod) { p.Labels[key] = value }
 }

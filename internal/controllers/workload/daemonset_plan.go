@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -113,7 +114,7 @@ func (l *daemonSetSync) newRevision(patch []byte) bool {
 		// Hash collision with another template: increase the collision count, which is part of the hash.
 		l.plan.Status = func(controller.ApplyResult) kind.Object {
 			changed := *l.set
-			changed.Status.CollisionCount = new(valueOrZero(l.set.Status.CollisionCount) + 1)
+			changed.Status.CollisionCount = new(ptr.Deref(l.set.Status.CollisionCount, 0) + 1)
 			return &changed
 		}
 		return false

@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/controller"
 	"skiff/internal/podstate"
@@ -44,7 +45,7 @@ func fleet(t *testing.T, text string) (nodes []*corev1.Node, pods []*corev1.Pod)
 			revision := int(rest[0] - '0')
 			pod := daemon(podName, bare, revision)
 			for _, sign := range rest[1:] {
-				map[rune]change[*corev1.Pod]{'!': notReady, '~': readyFor(time.Second), '-': leaving, '^': waiting(bare),
+				map[rune]change[*corev1.Pod]{'!': notReady, '~': readyFor(time.Second), '-': beingDeleted, '^': waiting(bare),
 					'x': func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodFailed)(p) },
 					'o': func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodSucceeded)(p) }}[sign](pod)
 			}
@@ -292,7 +293,7 @@ func TestDaemonRevisions(t *testing.T) {
 		}
 		var collisions int32
 		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
-			collisions = valueOrZero(changed.(*appsv1.DaemonSet).Status.CollisionCount)
+			collisions = ptr.Deref(changed.(*appsv1.DaemonSet).Status.CollisionCount, 0)
 		}
 		if collisions != test.collisions {
 			t.Errorf("%s: %d collisions", test.what, collisions)
@@ -429,7 +430,7 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 			nodes = append(nodes, with(aNode(name), []change[*corev1.Node]{func(*corev1.Node) {}, func(*corev1.Node) {}, tainted("k", corev1.TaintEffectNoSchedule), tainted("k", corev1.TaintEffectNoExecute)}[random.IntN(4)]))
 			for range random.IntN(3) {
 				made++
-				pods = append(pods, daemon(fmt.Sprint("p", made), name, 1+random.IntN(2), []change[*corev1.Pod]{readyFor(time.Hour), notReady, leaving, inPhase(corev1.PodFailed)}[random.IntN(4)]))
+				pods = append(pods, daemon(fmt.Sprint("p", made), name, 1+random.IntN(2), []change[*corev1.Pod]{readyFor(time.Hour), notReady, beingDeleted, inPhase(corev1.PodFailed)}[random.IntN(4)]))
 			}
 		}
 		for look := 0; ; look++ {
@@ -464,7 +465,7 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 					continue
 				}
 				if i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Name == pod.Name }); i >= 0 {
-					pods[i] = with(pods[i].DeepCopy(), leaving)
+					pods[i] = with(pods[i].DeepCopy(), beingDeleted)
 				}
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -212,7 +213,7 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 	return append(slices.Clone(r.old), r.current)
 }
 
-func (r *rollout) desiredReplicas() int32 { return valueOrOne(r.deployment.Spec.Replicas) }
+func (r *rollout) desiredReplicas() int32 { return ptr.Deref(r.deployment.Spec.Replicas, 1) }
 
 // effective returns a set with the changes of this sync.
 func (r *rollout) effective(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
@@ -224,7 +225,7 @@ func (r *rollout) effective(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 
 // replicasOf is the number of replicas of a set, with the changes of this sync.
 func (r *rollout) replicasOf(set *appsv1.ReplicaSet) int32 {
-	return valueOrOne(r.effective(set).Spec.Replicas)
+	return ptr.Deref(r.effective(set).Spec.Replicas, 1)
 }
 
 func (r *rollout) totalReplicas(sets []*appsv1.ReplicaSet) (n int32) {
@@ -277,7 +278,7 @@ func (r *rollout) updates() (writes []controller.Write) {
 			continue
 		}
 		write := controller.Updating(c)
-		if from, to := valueOrOne(set.Spec.Replicas), valueOrOne(c.Spec.Replicas); from != to {
+		if from, to := ptr.Deref(set.Spec.Replicas, 1), ptr.Deref(c.Spec.Replicas, 1); from != to {
 			write = write.OnSuccess(r.scalingEvent(set.Name, from, to))
 		}
 		writes = append(writes, write)
@@ -313,8 +314,8 @@ func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 		return 0, 0
 	}
 	if rolling := d.Spec.Strategy.RollingUpdate; rolling != nil {
-		surge = scaledValue(rolling.MaxSurge, valueOrOne(d.Spec.Replicas), true)
-		unavailable = scaledValue(rolling.MaxUnavailable, valueOrOne(d.Spec.Replicas), false)
+		surge = scaledValue(rolling.MaxSurge, ptr.Deref(d.Spec.Replicas, 1), true)
+		unavailable = scaledValue(rolling.MaxUnavailable, ptr.Deref(d.Spec.Replicas, 1), false)
 	}
 	if surge == 0 && unavailable == 0 {
 		unavailable = 1
@@ -555,7 +556,7 @@ func (r *rollout) cleanUpHistory() {
 	})
 	var deletes []controller.Write
 	for i := range len(alive) - int(*limit) {
-		if set := alive[i]; set.Status.Replicas == 0 && valueOrOne(set.Spec.Replicas) == 0 && set.Generation <= set.Status.ObservedGeneration {
+		if set := alive[i]; set.Status.Replicas == 0 && ptr.Deref(set.Spec.Replicas, 1) == 0 && set.Generation <= set.Status.ObservedGeneration {
 			deletes = append(deletes, controller.Deleting(set))
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/controller"
 )
@@ -37,7 +38,7 @@ func bounds(surge, unavailable string) change[*appsv1.Deployment] {
 func setsOf(d *appsv1.Deployment, text string) (sets []*appsv1.ReplicaSet) {
 	for word := range strings.FieldsSeq(text) {
 		var revision, size, available int
-		desired := int(valueOrOne(d.Spec.Replicas))
+		desired := int(ptr.Deref(d.Spec.Replicas, 1))
 		word, noted, isNoted := strings.Cut(word, "@")
 		if isNoted {
 			desired, _ = strconv.Atoi(noted)
@@ -64,7 +65,7 @@ func sizes(sets []*appsv1.ReplicaSet, plan controller.Plan) string {
 	for _, set := range sets {
 		name := strings.TrimPrefix(set.Name, "web-")
 		order = append(order, name)
-		size[name] = fmt.Sprint(valueOrOne(set.Spec.Replicas))
+		size[name] = fmt.Sprint(ptr.Deref(set.Spec.Replicas, 1))
 	}
 	for _, w := range writesOf(plan) {
 		set, ok := w.Object.(*appsv1.ReplicaSet)
@@ -73,11 +74,11 @@ func sizes(sets []*appsv1.ReplicaSet, plan controller.Plan) string {
 		case !ok:
 		case w.Verb == controller.Create:
 			order = append(order, "new")
-			size["new"] = fmt.Sprint(valueOrOne(set.Spec.Replicas))
+			size["new"] = fmt.Sprint(ptr.Deref(set.Spec.Replicas, 1))
 		case w.Verb == controller.Delete:
 			size[name] = "gone"
 		case w.Verb == controller.Update:
-			size[name] = fmt.Sprint(valueOrOne(set.Spec.Replicas))
+			size[name] = fmt.Sprint(ptr.Deref(set.Spec.Replicas, 1))
 		}
 	}
 	var words []string
@@ -498,7 +499,7 @@ func TestRecreateStep(t *testing.T) {
 		{"of all sets at once", setsOf(d, "0:1/1 1:2/2"), nil, "0:0 1:0"},
 		{"even when the new set is there", setsOf(d, "1:2/2 2:0/0"), nil, "1:0 2:0"},
 		{"the old set still counts pods", still("1:0/0", 1), nil, "1:0"},
-		{"an old pod is leaving", setsOf(d, "1:0/0"), pods("set-1", aPod("a", leaving)), "1:0"},
+		{"an old pod is leaving", setsOf(d, "1:0/0"), pods("set-1", aPod("a", beingDeleted)), "1:0"},
 		{"an old pod runs", setsOf(d, "1:0/0"), pods("set-1", aPod("a", inPhase(corev1.PodRunning))), "1:0"},
 		{"an old pod is unknown", setsOf(d, "1:0/0"), pods("set-1", aPod("a", inPhase(corev1.PodUnknown))), "1:0"},
 		{"an old pod waits", setsOf(d, "1:0/0"), pods("set-1", aPod("a")), "1:0"},

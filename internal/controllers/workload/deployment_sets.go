@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/dump"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/controller"
 	"skiff/internal/kind"
@@ -207,7 +208,7 @@ func (r *rollout) ensureCurrentSet() bool {
 	failed := controller.Event{Object: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
 		Message: fmt.Sprintf("Failed to create new replica set %q: %%s", set.Name)}
 	write := controller.Creating(set).OnFailure(failed).WithoutEventOn(metav1.StatusReasonAlreadyExists)
-	if size := valueOrOne(set.Spec.Replicas); size > 0 {
+	if size := ptr.Deref(set.Spec.Replicas, 1); size > 0 {
 		write = write.OnSuccess(r.scalingEvent(set.Name, 0, size))
 	}
 	r.plan.AddStep(write)

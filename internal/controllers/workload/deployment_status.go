@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/controller"
 	"skiff/internal/kind"
@@ -100,7 +101,7 @@ func (r *rollout) calculateStatus() appsv1.DeploymentStatus {
 	status := appsv1.DeploymentStatus{ObservedGeneration: r.deployment.Generation}
 	desired, terminating, allReported := int32(0), int32(0), true
 	for _, set := range sets {
-		desired += valueOrOne(set.Spec.Replicas)
+		desired += ptr.Deref(set.Spec.Replicas, 1)
 		status.Replicas += set.Status.Replicas
 		status.ReadyReplicas += set.Status.ReadyReplicas
 		status.AvailableReplicas += set.Status.AvailableReplicas
@@ -128,7 +129,7 @@ func (r *rollout) calculateStatus() appsv1.DeploymentStatus {
 
 // complete reports whether all desired replicas have the new template and are available, and no old pods are left.
 func complete(d *appsv1.Deployment, status *appsv1.DeploymentStatus) bool {
-	want := valueOrOne(d.Spec.Replicas)
+	want := ptr.Deref(d.Spec.Replicas, 1)
 	return status.UpdatedReplicas == want && status.Replicas == want && status.AvailableReplicas == want && status.ObservedGeneration >= d.Generation
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/controller"
 )
@@ -58,7 +59,7 @@ func progressing(reason string, age time.Duration) change[*appsv1.Deployment] {
 
 // setOf is a set of the deployment: revision n runs image:n, has size pods of which some are available.
 func setOf(d *appsv1.Deployment, revision int, size, available int32, changes ...change[*appsv1.ReplicaSet]) *appsv1.ReplicaSet {
-	desired := valueOrOne(d.Spec.Replicas)
+	desired := ptr.Deref(d.Spec.Replicas, 1)
 	return with(&appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%d", revision), UID: types.UID(fmt.Sprint("set-", revision)),
 			Labels: map[string]string{"app": "web"}, CreationTimestamp: ago(time.Hour - time.Duration(revision)*time.Minute),
@@ -201,7 +202,7 @@ func TestRecreate(t *testing.T) {
 	}{
 		{"old pods go", []*appsv1.ReplicaSet{one}, nil, "update ReplicaSet web-1 size 0"},
 		{"old pods are still counted", []*appsv1.ReplicaSet{setOf(d, 1, 0, 0, func(s *appsv1.ReplicaSet) { s.Status.Replicas = 1 })}, nil, ""},
-		{"old pods are leaving", []*appsv1.ReplicaSet{empty}, pods(aPod("a", leaving)), ""},
+		{"old pods are leaving", []*appsv1.ReplicaSet{empty}, pods(aPod("a", beingDeleted)), ""},
 		{"old pods have ended", []*appsv1.ReplicaSet{empty}, pods(aPod("a", inPhase(corev1.PodFailed))), "create ReplicaSet " + newName(d) + " size 3"},
 		{"the new set is there", []*appsv1.ReplicaSet{empty, two}, nil, "update ReplicaSet web-2 size 3"},
 		{"done", []*appsv1.ReplicaSet{empty, setOf(d, 2, 3, 3)}, nil, ""},

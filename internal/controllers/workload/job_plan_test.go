@@ -86,10 +86,10 @@ func TestJobNumbers(t *testing.T) {
 		{"deletions in bursts", aJob(wants(burstReplicas+10, 0)), workers(burstReplicas+5, running), fmt.Sprint(burstReplicas, " delete")},
 		{"suspended: all at once, however many", aJob(wants(burstReplicas+10, burstReplicas+10), suspended), workers(burstReplicas+5, running), fmt.Sprint(burstReplicas+5, " delete")},
 		{"pending pods run", aJob(wants(2, 2)), workers(2, corev1.PodPending), ""},
-		{"leaving pods do not", aJob(wants(2, 2)), workers(2, running, leaving, exited(1, time.Hour)), "2 create"},
-		{"leaving pods are waited for", aJob(wants(2, 2), patient), workers(2, running, leaving), ""},
-		{"one of two is waited for", aJob(wants(2, 2), patient), workers(1, running, leaving), "1 create"},
-		{"leaving and failed is failed", aJob(wants(2, 2), patient), workers(2, corev1.PodFailed, leaving, exited(1, time.Hour)), "2 create"},
+		{"leaving pods do not", aJob(wants(2, 2)), workers(2, running, beingDeleted, exited(1, time.Hour)), "2 create"},
+		{"leaving pods are waited for", aJob(wants(2, 2), patient), workers(2, running, beingDeleted), ""},
+		{"one of two is waited for", aJob(wants(2, 2), patient), workers(1, running, beingDeleted), "1 create"},
+		{"leaving and failed is failed", aJob(wants(2, 2), patient), workers(2, corev1.PodFailed, beingDeleted, exited(1, time.Hour)), "2 create"},
 		{"a leaving job makes none", aJob(goneJob), nil, ""},
 		{"a leaving job deletes none", aJob(goneJob, wants(5, 0)), workers(2, running), ""},
 		{"a job that has decided to fail makes none", aJob(hasCondition(batchv1.JobFailureTarget, "x")), nil, ""},
@@ -130,8 +130,8 @@ func TestJobEnds(t *testing.T) {
 		{"failures counted before", aJob(backoff(2), counted(0, 3)), nil, limit},
 		{"failures counted and to be counted", aJob(backoff(2), counted(0, 2)), failedPods(1), limit},
 		{"failures without a finalizer were counted before", aJob(backoff(2)), workers(3, corev1.PodFailed, untracked, exited(1, time.Hour)), ""},
-		{"leaving pods are failures", aJob(backoff(1)), workers(2, corev1.PodRunning, leaving), limit},
-		{"or not, where they are waited for", aJob(backoff(1), patient), workers(2, corev1.PodRunning, leaving), ""},
+		{"leaving pods are failures", aJob(backoff(1)), workers(2, corev1.PodRunning, beingDeleted), limit},
+		{"or not, where they are waited for", aJob(backoff(1), patient), workers(2, corev1.PodRunning, beingDeleted), ""},
 		{"restarts in place up to the limit", aJob(backoff(3), restartsInPlace), workers(1, corev1.PodRunning, restarted(2)), ""},
 		{"restarts in place at the limit", aJob(backoff(3), restartsInPlace), workers(1, corev1.PodRunning, restarted(3)), limit},
 		{"restarts of all pods add up", aJob(backoff(3), restartsInPlace), workers(2, corev1.PodRunning, restarted(2)), limit},
@@ -256,8 +256,8 @@ func TestIndexChoice(t *testing.T) {
 		{"nor run", aJob(byIndex, wants(5, 3)), []*corev1.Pod{work("a", running, atIndex(1))}, "0 2", 0},
 		{"nor have just succeeded", aJob(byIndex, wants(5, 2)), []*corev1.Pod{work("a", corev1.PodSucceeded, atIndex(0))}, "1 2", 0},
 		{"one that failed is begun again", aJob(byIndex, wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, time.Hour))}, "0 1", 0},
-		{"one whose pod leaves is begun again", aJob(byIndex, wants(5, 2)), []*corev1.Pod{work("a", running, atIndex(0), leaving, exited(1, time.Hour))}, "0 1", 0},
-		{"one whose pod leaves is waited for", aJob(byIndex, wants(5, 2), patient), []*corev1.Pod{work("a", running, atIndex(0), leaving)}, "1", 0},
+		{"one whose pod leaves is begun again", aJob(byIndex, wants(5, 2)), []*corev1.Pod{work("a", running, atIndex(0), beingDeleted, exited(1, time.Hour))}, "0 1", 0},
+		{"one whose pod leaves is waited for", aJob(byIndex, wants(5, 2), patient), []*corev1.Pod{work("a", running, atIndex(0), beingDeleted)}, "1", 0},
 		{"one that failed for good is not", aJob(perIndex(0), wants(5, 2), wrong("0")), nil, "1 2", 0},
 		{"per index: one in its pause is left out", aJob(perIndex(3), wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second))}, "1", 8 * time.Second},
 		{"per index: the second failure has the longer pause", aJob(perIndex(3), wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second), failedTimes(1, 0))}, "1", 18 * time.Second},
@@ -337,8 +337,8 @@ func TestJobPause(t *testing.T) {
 		{"a success before", []*corev1.Pod{ok("c", 20*time.Second), failed("a", 9*time.Second), failed("b", 4*time.Second)}, 16 * time.Second},
 		{"a success at the very moment", []*corev1.Pod{failed("a", 4*time.Second), ok("b", 4*time.Second)}, 0},
 		{"counted before: it still counts for the pause", []*corev1.Pod{failed("a", 4*time.Second, untracked)}, 6 * time.Second},
-		{"one the job gave up itself", []*corev1.Pod{work("a", corev1.PodRunning, leaving, untracked)}, 0},
-		{"one that somebody deleted", []*corev1.Pod{work("a", corev1.PodRunning, leaving)}, 9 * time.Second},
+		{"one the job gave up itself", []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted, untracked)}, 0},
+		{"one that somebody deleted", []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted)}, 9 * time.Second},
 	} {
 		job := aJob(wants(20, 20))
 		plan := lookAt(job, test.pods...)
@@ -443,7 +443,7 @@ func TestJobsAlwaysEnd(t *testing.T) {
 					pods[i] = with(pods[i].DeepCopy(), untracked)
 					result.Written = append(result.Written, pods[i])
 				case controller.Delete:
-					pods[i] = with(pods[i].DeepCopy(), leaving)
+					pods[i] = with(pods[i].DeepCopy(), beingDeleted)
 				}
 			}
 			if changed := plan.Status(result); changed != nil {

@@ -151,7 +151,7 @@ func TestJobPodFailed(t *testing.T) {
 	} {
 		pod := work("a", test.phase)
 		if test.leaving {
-			leaving(pod)
+			beingDeleted(pod)
 		}
 		unset := func(j *batchv1.Job) { j.Spec.PodReplacementPolicy = nil }
 		if jobPodFailed(pod, aJob()) != test.either || jobPodFailed(pod, aJob(unset)) != test.either || jobPodFailed(pod, aJob(patient)) != test.ended {
@@ -212,10 +212,10 @@ func TestEndTime(t *testing.T) {
 		{"one still runs: when it stopped being ready", aPod("a", withStatuses(statuses{running}, nil), conditioned(corev1.PodReady, "False", 7*time.Second)), 7 * time.Second},
 		{"ready is no end", aPod("a", conditioned(corev1.PodReady, "True", 7*time.Second)), time.Hour},
 		{"not ready, since nobody knows when", aPod("a", conditioned(corev1.PodReady, "False", 0), untimed), time.Hour},
-		{"not ready before the deletion", aPod("a", leaving, conditioned(corev1.PodReady, "False", 7*time.Second)), 7 * time.Second},
-		{"the deletion, less its grace", aPod("a", leaving, grace(30)), 31 * time.Second},
-		{"the deletion without grace", aPod("a", leaving), time.Second},
-		{"containers before all else", aPod("a", leaving, grace(30), conditioned(corev1.PodReady, "False", 7*time.Second), withStatuses(statuses{at("a", 5*time.Second)}, nil)), 5 * time.Second},
+		{"not ready before the deletion", aPod("a", beingDeleted, conditioned(corev1.PodReady, "False", 7*time.Second)), 7 * time.Second},
+		{"the deletion, less its grace", aPod("a", beingDeleted, grace(30)), 31 * time.Second},
+		{"the deletion without grace", aPod("a", beingDeleted), time.Second},
+		{"containers before all else", aPod("a", beingDeleted, grace(30), conditioned(corev1.PodReady, "False", 7*time.Second), withStatuses(statuses{at("a", 5*time.Second)}, nil)), 5 * time.Second},
 		{"nothing is known", aPod("a", created(3*time.Minute)), 3 * time.Minute},
 	} {
 		if got := now.Sub(endTime(test.pod)); got != test.want {

@@ -148,7 +148,7 @@ func TestJobPlan(t *testing.T) {
 		{"done, but not all is counted", aJob(counted(2, 0)), []*corev1.Pod{work("b", corev1.PodSucceeded)},
 			"update status of Job work, patch Pod b", "SuccessCriteriaMet:CompletionsReached"},
 		{"done and counted", aJob(counted(2, 0, "uid-b")), []*corev1.Pod{work("b", corev1.PodSucceeded, untracked)}, "", "SuccessCriteriaMet:CompletionsReached Complete:CompletionsReached"},
-		{"done, a pod is still leaving", aJob(counted(3, 0)), []*corev1.Pod{work("b", corev1.PodRunning, untracked, leaving)}, "", "SuccessCriteriaMet:CompletionsReached"},
+		{"done, a pod is still leaving", aJob(counted(3, 0)), []*corev1.Pod{work("b", corev1.PodRunning, untracked, beingDeleted)}, "", "SuccessCriteriaMet:CompletionsReached"},
 		{"nothing to do", aJob(wants(0, 2)), nil, "", "SuccessCriteriaMet:CompletionsReached Complete:CompletionsReached"},
 		{"too many run", aJob(wants(3, 1)), []*corev1.Pod{work("a", corev1.PodPending), work("b", corev1.PodRunning, onNode("n"))}, "patch Pod a, delete Pod a", ""},
 		{"without a goal: all run until one finds the work done", aJob(withoutGoal, counted(1, 0)), []*corev1.Pod{work("a", corev1.PodRunning)}, "", ""},
@@ -161,7 +161,7 @@ func TestJobPlan(t *testing.T) {
 		{"the pause is over", aJob(counted(0, 1)), []*corev1.Pod{work("e", corev1.PodFailed, untracked, exited(1, 11*time.Second)), work("b", corev1.PodRunning)}, create, ""},
 		{"too many failures", aJob(counted(0, 6)), []*corev1.Pod{failedNow, work("b", corev1.PodRunning)},
 			"delete Pod b, update status of Job work, patch Pod b + patch Pod f", "FailureTarget:BackoffLimitExceeded"},
-		{"failing: pods are leaving", aJob(hasCondition(batchv1.JobFailureTarget, "BackoffLimitExceeded")), []*corev1.Pod{work("b", corev1.PodRunning, untracked, leaving)}, "", "FailureTarget:BackoffLimitExceeded"},
+		{"failing: pods are leaving", aJob(hasCondition(batchv1.JobFailureTarget, "BackoffLimitExceeded")), []*corev1.Pod{work("b", corev1.PodRunning, untracked, beingDeleted)}, "", "FailureTarget:BackoffLimitExceeded"},
 		{"failing: all gone", aJob(hasCondition(batchv1.JobFailureTarget, "BackoffLimitExceeded")), nil, "", "FailureTarget:BackoffLimitExceeded Failed:BackoffLimitExceeded"},
 		{"past the deadline", aJob(func(j *batchv1.Job) { j.Spec.ActiveDeadlineSeconds = new(int64(60)) }), []*corev1.Pod{work("b", corev1.PodRunning)},
 			"delete Pod b, update status of Job work, patch Pod b", "FailureTarget:DeadlineExceeded"},
@@ -170,8 +170,8 @@ func TestJobPlan(t *testing.T) {
 			"delete Pod b, update status of Job work, patch Pod b", "FailureTarget:BackoffLimitExceeded"},
 		{"suspended: pods go uncounted", aJob(suspended), []*corev1.Pod{work("b", corev1.PodRunning)}, "patch Pod b, delete Pod b", "Suspended:JobSuspended"},
 		{"resumed", aJob(hasCondition(batchv1.JobSuspended, "JobSuspended")), nil, create + " + " + create, "not Suspended:JobResumed"},
-		{"a pod on its way out is replaced at once", aJob(), []*corev1.Pod{work("a", corev1.PodRunning, leaving, exited(1, 20*time.Second)), work("b", corev1.PodRunning)}, "update status of Job work, patch Pod a, " + create, ""},
-		{"or only when it has ended", aJob(patient), []*corev1.Pod{work("a", corev1.PodRunning, leaving), work("b", corev1.PodRunning)}, "", ""},
+		{"a pod on its way out is replaced at once", aJob(), []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted, exited(1, 20*time.Second)), work("b", corev1.PodRunning)}, "update status of Job work, patch Pod a, " + create, ""},
+		{"or only when it has ended", aJob(patient), []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted), work("b", corev1.PodRunning)}, "", ""},
 		{"an orphan is adopted", aJob(), []*corev1.Pod{aPod("a", inPhase(corev1.PodRunning)), work("b", corev1.PodRunning)}, "patch Pod a", ""},
 		{"a stranger is released", aJob(), []*corev1.Pod{work("a", corev1.PodRunning, labelled("app", "db")), work("b", corev1.PodRunning), work("c", corev1.PodRunning)}, "patch Pod a", ""},
 		{"a job that is being deleted lets its pods go", aJob(func(j *batchv1.Job) { t := ago(0); j.DeletionTimestamp = &t }), []*corev1.Pod{work("a", corev1.PodRunning)}, "patch Pod a", ""},
@@ -303,7 +303,7 @@ func TestFailurePolicy(t *testing.T) {
 
 func TestJobStatusNumbers(t *testing.T) {
 	job := aJob(wants(9, 1), counted(1, 2, "uid-gone", "uid-b"), func(j *batchv1.Job) { j.Status.UncountedTerminatedPods.Failed = []types.UID{"uid-x"} })
-	pods := []*corev1.Pod{work("b", corev1.PodSucceeded), work("c", corev1.PodRunning, readyFor(time.Hour)), work("d", corev1.PodRunning, leaving, untracked)}
+	pods := []*corev1.Pod{work("b", corev1.PodSucceeded), work("c", corev1.PodRunning, readyFor(time.Hour)), work("d", corev1.PodRunning, beingDeleted, untracked)}
 	_, status := after(job, lookAt(job, pods...))
 	if status.Succeeded != 2 || status.Failed != 3 || status.Active != 1 || *status.Ready != 1 || *status.Terminating != 1 || !slices.Equal(status.UncountedTerminatedPods.Succeeded, []types.UID{"uid-b"}) || len(status.UncountedTerminatedPods.Failed) != 0 {
 		t.Errorf("%+v", status)
@@ -376,7 +376,7 @@ func TestPause(t *testing.T) {
 		{"its containers", aPod("a", exited(1, time.Minute)), time.Minute},
 		{"its sidecar", aPod("a", exited(1, time.Minute), sidecar), time.Second},
 		{"when it was no longer ready", aPod("a", unready), 2 * time.Minute},
-		{"when its deletion began", aPod("a", leaving, func(p *corev1.Pod) { p.DeletionGracePeriodSeconds = new(int64(30)) }), 31 * time.Second},
+		{"when its deletion began", aPod("a", beingDeleted, func(p *corev1.Pod) { p.DeletionGracePeriodSeconds = new(int64(30)) }), 31 * time.Second},
 		{"when it was created", aPod("a"), time.Hour},
 	} {
 		if got := now.Sub(endTime(test.pod)); got != test.want {

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -66,7 +67,7 @@ type replicas struct {
 func fromReplicaSet(rs *appsv1.ReplicaSet) (replicas, error) {
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	return replicas{
-		object: rs, kind: replicaSetKind, desired: valueOrOne(rs.Spec.Replicas), minReadySeconds: rs.Spec.MinReadySeconds,
+		object: rs, kind: replicaSetKind, desired: ptr.Deref(rs.Spec.Replicas, 1), minReadySeconds: rs.Spec.MinReadySeconds,
 		selector: selector, template: &rs.Spec.Template, status: rs.Status,
 		withStatus: func(status appsv1.ReplicaSetStatus) kind.Object {
 			changed := *rs
@@ -90,7 +91,7 @@ func fromReplicationController(rc *corev1.ReplicationController) (replicas, erro
 			Type: appsv1.ReplicaSetConditionType(c.Type), Status: c.Status, LastTransitionTime: c.LastTransitionTime, Reason: c.Reason, Message: c.Message})
 	}
 	return replicas{
-		object: rc, kind: replicationControllerKind, desired: valueOrOne(rc.Spec.Replicas), minReadySeconds: rc.Spec.MinReadySeconds,
+		object: rc, kind: replicationControllerKind, desired: ptr.Deref(rc.Spec.Replicas, 1), minReadySeconds: rc.Spec.MinReadySeconds,
 		selector: labels.SelectorFromSet(rc.Spec.Selector), template: template, status: status,
 		withStatus: func(status appsv1.ReplicaSetStatus) kind.Object {
 			changed := *rc
@@ -105,13 +106,6 @@ func fromReplicationController(rc *corev1.ReplicationController) (replicas, erro
 			return &changed
 		},
 	}, nil
-}
-
-func valueOrOne(n *int32) int32 {
-	if n == nil {
-		return 1
-	}
-	return *n
 }
 
 // replicasController reconciles both kinds.

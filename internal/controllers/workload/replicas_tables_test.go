@@ -101,14 +101,14 @@ func TestReplicasNumbers(t *testing.T) {
 		{"failed pods do not count", aSet(2), several(2, "p", mine, inPhase(corev1.PodFailed)), "2 create"},
 		{"unknown pods count", aSet(2), several(2, "p", mine, inPhase(corev1.PodUnknown)), ""},
 		{"pods without a phase count", aSet(2), several(2, "p", mine, inPhase("")), ""},
-		{"leaving pods do not count", aSet(2), several(2, "p", mine, leaving), "2 create"},
-		{"neither leaving nor finished pods are deleted again", aSet(0), append(several(2, "p", mine, leaving), several(2, "q", mine, inPhase(corev1.PodFailed))...), ""},
+		{"leaving pods do not count", aSet(2), several(2, "p", mine, beingDeleted), "2 create"},
+		{"neither leaving nor finished pods are deleted again", aSet(0), append(several(2, "p", mine, beingDeleted), several(2, "q", mine, inPhase(corev1.PodFailed))...), ""},
 		{"orphans are adopted, the rest is made", aSet(3), several(2, "p"), "2 patch, 1 create"},
 		{"more orphans than wanted: all are adopted, some go", aSet(1), several(3, "p"), "3 patch, 2 delete"},
-		{"a leaving orphan is not adopted", aSet(1), several(1, "p", leaving), "1 create"},
+		{"a leaving orphan is not adopted", aSet(1), several(1, "p", beingDeleted), "1 create"},
 		{"a finished orphan is not adopted", aSet(1), several(1, "p", inPhase(corev1.PodSucceeded)), "1 create"},
 		{"a finished pod that no longer matches is not released", aSet(0), several(1, "p", mine, inPhase(corev1.PodFailed), labelled("app", "db")), ""},
-		{"a leaving pod that no longer matches is not released", aSet(0), several(1, "p", mine, leaving, labelled("app", "db")), ""},
+		{"a leaving pod that no longer matches is not released", aSet(0), several(1, "p", mine, beingDeleted, labelled("app", "db")), ""},
 		{"released ones do not count", aSet(1), several(2, "p", mine, labelled("app", "db")), "2 patch, 1 create"},
 		{"a pod elsewhere is not adopted", aSet(1), several(1, "p", func(p *corev1.Pod) { p.Namespace = "other" }), "1 create"},
 		{"a pod without labels is not adopted", aSet(1), several(1, "p", func(p *corev1.Pod) { p.Labels = nil }), "1 create"},
@@ -175,7 +175,7 @@ func TestReplicasCrowds(t *testing.T) {
 		{"a sibling's pod beside a", []*corev1.Pod{on("n1", "s", sibling)}, "delete Pod a"},
 		{"two beside b, one beside a", []*corev1.Pod{on("n1", "s", sibling), on("n2", "t", sibling), on("n2", "u", sibling)}, "delete Pod b"},
 		{"one that has ended crowds nobody", []*corev1.Pod{on("n1", "s", sibling, inPhase(corev1.PodFailed))}, "delete Pod c"},
-		{"one that leaves crowds nobody", []*corev1.Pod{on("n1", "s", sibling, leaving)}, "delete Pod c"},
+		{"one that leaves crowds nobody", []*corev1.Pod{on("n1", "s", sibling, beingDeleted)}, "delete Pod c"},
 		{"one that is not ready crowds", []*corev1.Pod{on("n1", "s", sibling, notReady)}, "delete Pod a"},
 		{"one elsewhere", []*corev1.Pod{on("n9", "s", sibling)}, "delete Pod c"},
 	} {
@@ -212,12 +212,12 @@ func TestReplicasCounts(t *testing.T) {
 		{"pods that are deleted in this look still count", aSet(1), several(3, "p", mine, readyFor(time.Hour)), counts{3, 3, 3, 3, 0}},
 		{"adopted pods count", aSet(2), several(2, "p", readyFor(time.Hour)), counts{2, 2, 2, 2, 0}},
 		{"released pods do not", aSet(0), several(2, "p", mine, labelled("app", "db"), readyFor(time.Hour)), counts{}},
-		{"leaving pods are terminating", aSet(0), several(2, "p", mine, leaving, readyFor(time.Hour)), counts{0, 0, 0, 0, 2}},
-		{"leaving pods that have ended are not", aSet(0), several(2, "p", mine, leaving, inPhase(corev1.PodSucceeded)), counts{}},
-		{"leaving orphans are nobody's", aSet(0), several(2, "p", leaving), counts{}},
-		{"leaving pods of others", aSet(0), several(2, "p", leaving, ownedBy(aPod("x"), "ReplicaSet")), counts{}},
-		{"leaving pods that no longer match", aSet(0), several(2, "p", leaving, mine, labelled("app", "db")), counts{}},
-		{"a leaving set counts on", aSet(5, goneSet), append(several(1, "p", mine, readyFor(0)), several(1, "q", mine, leaving)...), counts{1, 1, 1, 1, 1}},
+		{"leaving pods are terminating", aSet(0), several(2, "p", mine, beingDeleted, readyFor(time.Hour)), counts{0, 0, 0, 0, 2}},
+		{"leaving pods that have ended are not", aSet(0), several(2, "p", mine, beingDeleted, inPhase(corev1.PodSucceeded)), counts{}},
+		{"leaving orphans are nobody's", aSet(0), several(2, "p", beingDeleted), counts{}},
+		{"leaving pods of others", aSet(0), several(2, "p", beingDeleted, ownedBy(aPod("x"), "ReplicaSet")), counts{}},
+		{"leaving pods that no longer match", aSet(0), several(2, "p", beingDeleted, mine, labelled("app", "db")), counts{}},
+		{"a leaving set counts on", aSet(5, goneSet), append(several(1, "p", mine, readyFor(0)), several(1, "q", mine, beingDeleted)...), counts{1, 1, 1, 1, 1}},
 		{"failed pods are no replicas", aSet(0), several(3, "p", mine, inPhase(corev1.PodFailed)), counts{}},
 	} {
 		status := appsv1.ReplicaSetStatus{Replicas: test.want.replicas, FullyLabeledReplicas: test.want.labelled, ReadyReplicas: test.want.ready,
@@ -288,7 +288,7 @@ func TestReplicasLookAgain(t *testing.T) {
 		{"when the next is", aSet(2, minReady(10)), append(several(1, "p", mine, readyFor(3*time.Second)), several(1, "q", mine, readyFor(8*time.Second))...), 2 * time.Second},
 		{"after the whole while when nobody knows", aSet(1, minReady(10)), several(1, "p", mine, readyFor(0), untimed), 10 * time.Second},
 		{"adopted pods count", aSet(1, minReady(10)), several(1, "p", readyFor(4*time.Second)), 6 * time.Second},
-		{"leaving pods do not", aSet(0, minReady(10)), several(1, "p", mine, leaving, readyFor(4*time.Second)), 0},
+		{"leaving pods do not", aSet(0, minReady(10)), several(1, "p", mine, beingDeleted, readyFor(4*time.Second)), 0},
 		{"other sets' pods do not", aSet(0, minReady(10)), several(1, "p", ownedBy(aPod("x"), "ReplicaSet"), readyFor(4*time.Second)), 0},
 	} {
 		if got := viewOf(t, test.set, test.pods...).reconcile().RequeueAfter; got != test.want {
@@ -356,7 +356,7 @@ func TestReplicationControllerKeepsItsFields(t *testing.T) {
 		{"one is ready, one not yet long", append(several(1, "p", mine, readyFor(time.Hour)), several(1, "q", mine, readyFor(time.Second))...), "1 create",
 			corev1.ReplicationControllerStatus{Replicas: 2, FullyLabeledReplicas: 2, ReadyReplicas: 2, AvailableReplicas: 1, ObservedGeneration: 4}},
 		{"too many", several(4, "p", mine), "1 delete", corev1.ReplicationControllerStatus{Replicas: 4, FullyLabeledReplicas: 4, ObservedGeneration: 4}},
-		{"leaving pods are not counted by this kind", several(2, "p", mine, leaving), "3 create", corev1.ReplicationControllerStatus{ObservedGeneration: 4}},
+		{"leaving pods are not counted by this kind", several(2, "p", mine, beingDeleted), "3 create", corev1.ReplicationControllerStatus{ObservedGeneration: 4}},
 		{"orphans are adopted", several(3, "p"), "3 patch", corev1.ReplicationControllerStatus{Replicas: 3, FullyLabeledReplicas: 3, ObservedGeneration: 4}},
 	} {
 		r, err := fromReplicationController(controllerOf())
@@ -390,7 +390,7 @@ func TestReplicasModel(t *testing.T) {
 				inPhase([]corev1.PodPhase{corev1.PodFailed, corev1.PodSucceeded}[random.IntN(2)])(pod)
 			}
 			if random.IntN(4) == 0 {
-				leaving(pod)
+				beingDeleted(pod)
 			}
 			pods = append(pods, pod)
 		}

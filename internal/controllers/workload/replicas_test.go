@@ -44,7 +44,7 @@ func TestReplicasPlan(t *testing.T) {
 	}{
 		{"nothing there", set, nil, "create Pod web- + create Pod web-"},
 		{"enough", set, []*corev1.Pod{aPod("a", mine), aPod("b", mine)}, ""},
-		{"finished and leaving pods do not count", set, []*corev1.Pod{aPod("a", mine, inPhase(corev1.PodFailed)), aPod("b", mine, leaving), aPod("c", mine)}, "create Pod web-"},
+		{"finished and leaving pods do not count", set, []*corev1.Pod{aPod("a", mine, inPhase(corev1.PodFailed)), aPod("b", mine, beingDeleted), aPod("c", mine)}, "create Pod web-"},
 		{"too many", set, []*corev1.Pod{aPod("a", mine, readyFor(time.Hour), onNode("n")), aPod("b", mine), aPod("c", mine, readyFor(time.Hour), onNode("n"))}, "delete Pod b"},
 		{"none wanted", aSet(0), []*corev1.Pod{aPod("a", mine), aPod("b", mine)}, "delete Pod a + delete Pod b"},
 		{"an orphan counts and is adopted", set, []*corev1.Pod{aPod("a", mine), aPod("b")}, "patch Pod b"},
@@ -71,7 +71,7 @@ func TestReplicasPreferCrowdedNodes(t *testing.T) {
 	}
 	v := viewOf(t, set, pods...)
 	expect(t, "alone", told(v.reconcile()), "delete Pod c")
-	v.related = append([]*corev1.Pod{aPod("x", sibling, onNode("n1"), readyFor(time.Hour)), aPod("y", sibling, onNode("n2"), leaving)}, pods...)
+	v.related = append([]*corev1.Pod{aPod("x", sibling, onNode("n1"), readyFor(time.Hour)), aPod("y", sibling, onNode("n2"), beingDeleted)}, pods...)
 	expect(t, "a sibling's pod on the same node", told(v.reconcile()), "delete Pod a")
 }
 
@@ -95,7 +95,7 @@ func TestReplicasStatus(t *testing.T) {
 	mine := ownedBy(set, "ReplicaSet")
 	pods := []*corev1.Pod{
 		aPod("a", mine, readyFor(time.Hour), labelled("extra", "1")), aPod("b", mine, readyFor(time.Second)), aPod("c", mine),
-		aPod("d", mine, leaving), aPod("e", mine, leaving, inPhase(corev1.PodSucceeded)), aPod("f", leaving),
+		aPod("d", mine, beingDeleted), aPod("e", mine, beingDeleted, inPhase(corev1.PodSucceeded)), aPod("f", beingDeleted),
 	}
 	plan := viewOf(t, set, pods...).reconcile()
 	written := plan.Status(controller.ApplyResult{}).(*appsv1.ReplicaSet)
@@ -149,7 +149,7 @@ func TestReplicationControllerIsTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := replicasView{replicas: r, pods: []*corev1.Pod{aPod("a", ownedBy(rc, "ReplicationController"), readyFor(time.Hour)), aPod("b", leaving, ownedBy(rc, "x"))}, now: now}.reconcile()
+	plan := replicasView{replicas: r, pods: []*corev1.Pod{aPod("a", ownedBy(rc, "ReplicationController"), readyFor(time.Hour)), aPod("b", beingDeleted, ownedBy(rc, "x"))}, now: now}.reconcile()
 	expect(t, "plan", told(plan), "create Pod web-")
 	if ref := plan.Steps[0].Writes[0].Object.(*corev1.Pod).OwnerReferences[0]; ref.Kind != "ReplicationController" || ref.APIVersion != "v1" {
 		t.Errorf("%+v", ref)

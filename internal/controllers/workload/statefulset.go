@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -130,7 +131,7 @@ func startOrdinal(set *appsv1.StatefulSet) int {
 
 // endOrdinal is the first ordinal after the set's range.
 func endOrdinal(set *appsv1.StatefulSet) int {
-	return startOrdinal(set) + int(valueOrOne(set.Spec.Replicas))
+	return startOrdinal(set) + int(ptr.Deref(set.Spec.Replicas, 1))
 }
 
 func inRange(set *appsv1.StatefulSet, pod *corev1.Pod) bool {

@@ -14,6 +14,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/api/apps"
 	"skiff/internal/controller"
@@ -146,7 +147,7 @@ func last[T any](all []*T) *T {
 
 // sortPods splits the pods into replicas and condemned pods.
 func (l *statefulSetSync) sortPods(pods []*corev1.Pod) {
-	l.replicas = make([]*corev1.Pod, valueOrOne(l.set.Spec.Replicas))
+	l.replicas = make([]*corev1.Pod, ptr.Deref(l.set.Spec.Replicas, 1))
 	for _, pod := range pods {
 		switch {
 		case inRange(l.set, pod):
@@ -223,7 +224,7 @@ func (l *statefulSetSync) newPod(ordinal int) (*corev1.Pod, error) {
 	if strategy := l.set.Spec.UpdateStrategy; strategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
 		old := int(l.set.Status.CurrentReplicas)
 		if strategy.RollingUpdate != nil {
-			old = int(valueOrZero(strategy.RollingUpdate.Partition))
+			old = int(ptr.Deref(strategy.RollingUpdate.Partition, 0))
 		}
 		if ordinal < startOrdinal(l.set)+old {
 			revision = l.current
@@ -244,13 +245,6 @@ func (l *statefulSetSync) newPod(ordinal int) (*corev1.Pod, error) {
 	l.updateStorage(pod)
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.StatefulSetRevisionLabel, revision.Name)
 	return pod, nil
-}
-
-func valueOrZero(n *int32) int32 {
-	if n == nil {
-		return 0
-	}
-	return *n
 }
 
 // updateIdentity sets the pod's name and index labels.
@@ -354,9 +348,9 @@ func (l *statefulSetSync) rollingUpdate() {
 	}
 	partition, budget := 0, 1
 	if strategy.RollingUpdate != nil {
-		partition = int(valueOrZero(strategy.RollingUpdate.Partition))
+		partition = int(ptr.Deref(strategy.RollingUpdate.Partition, 0))
 		if strategy.RollingUpdate.MaxUnavailable != nil {
-			budget = max(1, int(scaledValue(strategy.RollingUpdate.MaxUnavailable, valueOrOne(l.set.Spec.Replicas), false)))
+			budget = max(1, int(scaledValue(strategy.RollingUpdate.MaxUnavailable, ptr.Deref(l.set.Spec.Replicas, 1), false)))
 		}
 	}
 	replace := func(pod *corev1.Pod) {
@@ -393,7 +387,7 @@ func (l *statefulSetSync) planStatus() {
 		ObservedGeneration: l.set.Generation, CurrentRevision: l.current.Name, UpdateRevision: l.update.Name,
 		CollisionCount: &l.collisions, Conditions: l.set.Status.Conditions,
 	}
-	want := valueOrOne(l.set.Spec.Replicas)
+	want := ptr.Deref(l.set.Spec.Replicas, 1)
 	pods := append(filter(l.replicas, func(pod *corev1.Pod) bool { return pod != nil }), l.condemned...)
 	for _, pod := range pods {
 		status.Replicas++

@@ -30,7 +30,7 @@ func crew(t *testing.T, set *appsv1.StatefulSet, text string) (pods []*corev1.Po
 		}
 		pod := member(t, set, ordinal, revision)
 		for _, sign := range signs {
-			map[rune]change[*corev1.Pod]{'!': notReady, '-': leaving, '~': readyFor(time.Second),
+			map[rune]change[*corev1.Pod]{'!': notReady, '-': beingDeleted, '~': readyFor(time.Second),
 				'?': func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodPending)(p) },
 				'x': func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodFailed)(p) },
 				'o': func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodSucceeded)(p) }}[sign](pod)
@@ -177,7 +177,7 @@ func TestStatefulOwnership(t *testing.T) {
 		{"an orphan of its name without the label", set, member(t, set, 0, 2, orphan, labelled("app", "db")), "+0"},
 		{"an orphan of another name", set, aPod("cache-0"), "+0"},
 		{"an orphan without an ordinal", set, aPod("db"), "+0"},
-		{"an orphan that leaves", set, member(t, set, 0, 2, orphan, leaving), "+0"},
+		{"an orphan that leaves", set, member(t, set, 0, 2, orphan, beingDeleted), "+0"},
 		{"another's of its name", set, member(t, set, 0, 2, ownedBy(aPod("x"), "StatefulSet")), "+0"},
 		{"its own, the label changed: released", set, member(t, set, 0, 2, labelled("app", "db")), "@0 +0"},
 		{"its own, with no member's name: released", set, aPod("cache-0", ownedBy(set, "StatefulSet")), "@cache-0 +0"},
@@ -211,7 +211,7 @@ func TestStatefulRepairs(t *testing.T) {
 		}, "*0", true, "data-db-0"},
 		{"its name, while it is not ready: later", func(*appsv1.StatefulSet) {}, func(p *corev1.Pod) { nameless(p); notReady(p) }, "", false, ""},
 		{"its name, while it is not ready, all at once", parallel, func(p *corev1.Pod) { nameless(p); notReady(p) }, "*0", true, "data-db-0"},
-		{"its name, while it leaves, all at once", parallel, func(p *corev1.Pod) { nameless(p); leaving(p) }, "*0", true, "data-db-0"},
+		{"its name, while it leaves, all at once", parallel, func(p *corev1.Pod) { nameless(p); beingDeleted(p) }, "*0", true, "data-db-0"},
 	} {
 		set := aStatefulSet(1, atImage(2), test.policy)
 		plan := stateful(t, set, member(t, set, 0, 2, test.pod))
@@ -437,7 +437,7 @@ func TestStatefulSetsAlwaysArrive(t *testing.T) {
 				if !ordered || n >= int(start) && n < int(start+size) {
 					states = 4
 				}
-				pods[fmt.Sprint("db-", n)] = member(t, set, n, 1+random.IntN(2), []change[*corev1.Pod]{readyFor(time.Hour), notReady, leaving, func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodFailed)(p) }}[random.IntN(states)])
+				pods[fmt.Sprint("db-", n)] = member(t, set, n, 1+random.IntN(2), []change[*corev1.Pod]{readyFor(time.Hour), notReady, beingDeleted, func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodFailed)(p) }}[random.IntN(states)])
 			}
 		}
 		for look := 0; ; look++ {
@@ -473,7 +473,7 @@ func TestStatefulSetsAlwaysArrive(t *testing.T) {
 				case w.Verb == controller.Create:
 					pods[pod.Name] = with(pod.DeepCopy(), inPhase(corev1.PodRunning))
 				case w.Verb == controller.Delete && pods[pod.Name] != nil:
-					pods[pod.Name] = with(pods[pod.Name].DeepCopy(), leaving)
+					pods[pod.Name] = with(pods[pod.Name].DeepCopy(), beingDeleted)
 				}
 			}
 		}

@@ -89,11 +89,11 @@ func TestStatefulSetPlan(t *testing.T) {
 		{"all at once", aStatefulSet(3, parallel, withoutClaims), nil, "create Pod db-0 + create Pod db-1 + create Pod db-2"},
 		{"a hole is filled first", set, pods(pod(0, 1), pod(2, 1)), "create PersistentVolumeClaim data-db-1, create Pod db-1"},
 		{"a pod that ended is replaced", set, pods(pod(0, 1, inPhase(corev1.PodFailed)), pod(1, 1), pod(2, 1)), "delete Pod db-0"},
-		{"one that is leaving is waited for", set, pods(pod(0, 1, leaving), pod(1, 1), pod(2, 1)), ""},
+		{"one that is leaving is waited for", set, pods(pod(0, 1, beingDeleted), pod(1, 1), pod(2, 1)), ""},
 		{"a pending pod gets its claim again", set, pods(pod(0, 1, unready, inPhase(corev1.PodPending))), "create PersistentVolumeClaim data-db-0"},
 		{"done", set, three, ""},
 		{"scaled down: the last first", aStatefulSet(1), three, "delete Pod db-2"},
-		{"scaled down: one after the other", aStatefulSet(1), pods(pod(0, 1), pod(1, 1), pod(2, 1, leaving)), ""},
+		{"scaled down: one after the other", aStatefulSet(1), pods(pod(0, 1), pod(1, 1), pod(2, 1, beingDeleted)), ""},
 		{"scaled down: a sick one may go", aStatefulSet(1), pods(pod(0, 1), pod(1, 1), pod(2, 1, unready)), "delete Pod db-2"},
 		{"scaled down: a sick one behind another sick one waits", aStatefulSet(1), pods(pod(0, 1), pod(1, 1, unready), pod(2, 1, unready)), ""},
 		{"scaled down all at once", aStatefulSet(1, parallel), three, "delete Pod db-1 + delete Pod db-2"},
@@ -268,7 +268,7 @@ func TestStatefulStatus(t *testing.T) {
 	old := revisionFor(t, aStatefulSet(3), 1)
 	set := aStatefulSet(3, atImage(2), func(s *appsv1.StatefulSet) { s.Status.CurrentRevision = old.Name })
 	new2 := revisionFor(t, set, 2)
-	pods := []*corev1.Pod{member(t, set, 0, 1), member(t, set, 1, 1, leaving), member(t, set, 2, 2)}
+	pods := []*corev1.Pod{member(t, set, 0, 1), member(t, set, 1, 1, beingDeleted), member(t, set, 2, 2)}
 	plan := statefulSetView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
 	s := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status
 	if s.Replicas != 3 || s.ReadyReplicas != 3 || s.AvailableReplicas != 3 || s.CurrentReplicas != 1 || s.UpdatedReplicas != 1 || s.CurrentRevision != old.Name || s.UpdateRevision != new2.Name || *s.CollisionCount != 0 {

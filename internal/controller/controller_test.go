@@ -23,21 +23,21 @@ import (
 	"skiff/internal/controller"
 )
 
-// diary notes the keys a controller looks at.
-type diary struct {
+// recordedEvents records the keys a controller syncs.
+type recordedEvents struct {
 	mu   sync.Mutex
 	keys []string
 }
 
-func (d *diary) Sync(_ context.Context, key controller.Key) error {
+func (d *recordedEvents) Sync(_ context.Context, key controller.Key) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.keys = append(d.keys, key.Name)
 	return nil
 }
 
-// read returns what was noted since the last reading, each once, in order of names.
-func (d *diary) read() string {
+// read returns the keys recorded since the last call, without duplicates, sorted.
+func (d *recordedEvents) read() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	slices.Sort(d.keys)
@@ -50,10 +50,10 @@ func owned(by *corev1.ConfigMap, apiVersion, kind string) []metav1.OwnerReferenc
 	return []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: by.Name, UID: by.UID, Controller: new(true)}}
 }
 
-// TestWhoHears: which owners are looked at when an object they own, owned or could adopt changes.
-func TestWhoHears(t *testing.T) {
-	inBubble(t, func(b *bench) {
-		notes := &diary{}
+// TestWatchEnqueues: which owners are enqueued when an object they control, controlled or could adopt changes.
+func TestWatchEnqueues(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
+		notes := &recordedEvents{}
 		configMaps := corev1.SchemeGroupVersion.WithKind("ConfigMap")
 		b.start(controller.Definition{Name: "listener", New: func(s *controller.Setup) (controller.Syncer, error) {
 			selector := func(c *corev1.ConfigMap) (labels.Selector, error) {
@@ -130,9 +130,9 @@ func TestWhoHears(t *testing.T) {
 	})
 }
 
-// TestDependents: the index finds an owner's objects and the orphans of its namespace, and follows changes.
+// TestDependents: the index finds an owner's objects and the orphans of its namespace, and follows updates.
 func TestDependents(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		var secrets controller.Dependents[*corev1.Secret]
 		b.start(controller.Definition{Name: "finder", New: func(s *controller.Setup) (controller.Syncer, error) {
 			var err error
@@ -140,7 +140,7 @@ func TestDependents(t *testing.T) {
 			if _, again := controller.DependentsOf[*corev1.Secret](s); again != nil {
 				t.Errorf("asked for twice: %v", again)
 			}
-			return &diary{}, err
+			return &recordedEvents{}, err
 		}})
 		owner := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "uid-a"}}
 		make := func(namespace, name string, refs []metav1.OwnerReference) {
@@ -180,18 +180,18 @@ func TestDependents(t *testing.T) {
 	})
 }
 
-// TestQueue: keys before the start, twice, later and sooner.
+// TestQueue: keys enqueued before Run, twice, with and without delay.
 func TestQueue(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		began := time.Now()
 		var setup *controller.Setup
 		var looks []string
 		b.start(controller.Definition{Name: "queue", New: func(s *controller.Setup) (controller.Syncer, error) {
 			setup = s
 			for range 3 {
-				s.Enqueue(controller.Key{Name: "early"}) // before anything runs: kept once
+				s.Enqueue(controller.Key{Name: "early"}) // before Run: stored once
 			}
-			s.EnqueueAfter(controller.Key{Name: "early-later"}, time.Hour) // before anything runs a delay has no meaning
+			s.EnqueueAfter(controller.Key{Name: "early-later"}, time.Hour) // before Run the delay is ignored
 			return controller.SyncFunc(func(_ context.Context, key controller.Key) error {
 				looks = append(looks, fmt.Sprintf("%s@%v", key.Name, time.Since(began).Round(time.Second)))
 				return nil
@@ -217,9 +217,9 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestBackoffIsForgotten: the pauses between failures double from five milliseconds to a minute, and begin anew after a success.
-func TestBackoffIsForgotten(t *testing.T) {
-	inBubble(t, func(b *bench) {
+// TestBackoffIsReset: the backoff doubles from five milliseconds to a minute, and is reset by a success.
+func TestBackoffIsReset(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
 		var setup *controller.Setup
 		var looks []time.Time
 		fail := 16
@@ -261,9 +261,9 @@ func TestBackoffIsForgotten(t *testing.T) {
 	})
 }
 
-// TestOneKeyDoesNotHoldUpOthers: while one key fails, others are looked at as ever.
-func TestOneKeyDoesNotHoldUpOthers(t *testing.T) {
-	inBubble(t, func(b *bench) {
+// TestKeysDoNotBlockEachOther: while one key fails, others are synced as usual.
+func TestKeysDoNotBlockEachOther(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
 		var setup *controller.Setup
 		good := 0
 		b.start(controller.Definition{Name: "mixed", New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -287,21 +287,21 @@ func TestOneKeyDoesNotHoldUpOthers(t *testing.T) {
 	})
 }
 
-// worker is a syncer with work of its own.
+// worker is a Syncer that implements Background.
 type worker struct {
-	diary
+	recordedEvents
 	run func(ctx context.Context) error
 }
 
 func (w *worker) Run(ctx context.Context) error { return w.run(ctx) }
 
-// TestLoopEnds: what Run returns, and that it returns only when everything has ended.
+// TestLoopEnds: what Run returns, and that it returns only after everything has stopped.
 func TestLoopEnds(t *testing.T) {
 	for _, test := range []struct {
 		what string
-		run  func(ctx context.Context) error // nil: no work of its own
+		run  func(ctx context.Context) error // nil: no Background
 		sync func(ctx context.Context) error
-		most time.Duration // how long the end may take
+		most time.Duration // time it takes to stop
 	}{
 		{"nothing to do", nil, func(context.Context) error { return nil }, 0},
 		{"a look in the middle", nil, func(context.Context) error { time.Sleep(30 * time.Second); return nil }, 30 * time.Second},
@@ -309,7 +309,7 @@ func TestLoopEnds(t *testing.T) {
 		{"work of its own", func(ctx context.Context) error { <-ctx.Done(); time.Sleep(5 * time.Second); return nil }, func(context.Context) error { return nil }, 5 * time.Second},
 		{"work of its own that fails at the end", func(ctx context.Context) error { <-ctx.Done(); return errors.New("late") }, func(context.Context) error { return nil }, 0},
 	} {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			ctx, cancel := context.WithCancel(b.ctx)
 			informers := client.NewInformers(b.client)
 			var text strings.Builder
@@ -340,7 +340,7 @@ func TestLoopEnds(t *testing.T) {
 			}
 		})
 	}
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		env := controller.Environment{Client: b.client, Informers: client.NewInformers(b.client), Log: slog.New(slog.DiscardHandler)}
 		_, err := controller.NewLoop(controller.Definition{Name: "broken", New: func(*controller.Setup) (controller.Syncer, error) { return nil, errors.New("no index") }}, env)
 		if err == nil || err.Error() != "set up broken: no index" {
@@ -358,7 +358,7 @@ func TestLoopEnds(t *testing.T) {
 	})
 }
 
-// TestLogLevels: someone else's write is ordinary; a failure is a warning with key and controller.
+// TestLogLevels: conflicts are logged at debug level; other failures are warnings with key and controller.
 func TestLogLevels(t *testing.T) {
 	for _, test := range []struct {
 		err  error
@@ -368,7 +368,7 @@ func TestLogLevels(t *testing.T) {
 		{apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("old")), "level=DEBUG"},
 		{fmt.Errorf("sync: %w", apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("old"))), "level=DEBUG"},
 	} {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			var text strings.Builder
 			log := slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			n := 0
@@ -397,9 +397,9 @@ func TestLogLevels(t *testing.T) {
 	}
 }
 
-// TestEventsAreCountedAndCutOff: as upstream's recorder does it, the same event again raises a count, ten similar ones become one, and one object is reported no more
-// than so much of.
-func TestEventsAreCountedAndCutOff(t *testing.T) {
+// TestEventsAreCorrelated: as in client-go, a repeated event increases a count, ten similar ones are aggregated, and the events of
+// one object are rate-limited.
+func TestEventsAreCorrelated(t *testing.T) {
 	for _, test := range []struct {
 		what  string
 		told  int
@@ -417,7 +417,7 @@ func TestEventsAreCountedAndCutOff(t *testing.T) {
 		{"a flood: twenty five and no more", 100, func(int) string { return "same" }, time.Millisecond, 1, 25, false},
 		{"a drip: one in five minutes goes on", 40, func(int) string { return "same" }, 6 * time.Minute, 1, 40, false},
 	} {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			events := client.NewEventBroadcaster(b.client)
 			go func() { _ = events.Run(b.ctx) }()
 			about, err := client.For[*corev1.ConfigMap](b.client).Create(b.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"}}, client.WriteOptions{})
@@ -449,10 +449,10 @@ func TestEventsAreCountedAndCutOff(t *testing.T) {
 	}
 }
 
-// TestLeaderElection: who leads when, what Lead returns, and what is reported.
+// TestLeaderElection: which process leads, what Run returns, and which events are recorded.
 func TestLeaderElection(t *testing.T) {
 	const name = "kube-controller-manager"
-	lease := func(b *bench) *coordinationv1.Lease {
+	lease := func(b *testEnvironment) *coordinationv1.Lease {
 		l, err := client.For[*coordinationv1.Lease](b.client).Get(b.ctx, "kube-system", name)
 		if err != nil {
 			t.Fatal(err)
@@ -460,7 +460,7 @@ func TestLeaderElection(t *testing.T) {
 		return l
 	}
 	t.Run("a leader that ends gives the lease back", func(t *testing.T) {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			e := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "a"}
 			if err := e.Check(b.ctx); err != nil {
 				t.Errorf("before it begins: %v", err)
@@ -488,7 +488,7 @@ func TestLeaderElection(t *testing.T) {
 		})
 	})
 	t.Run("who never led ends in peace", func(t *testing.T) {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			first := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "a"}
 			go func() {
 				_ = first.Run(b.ctx, b.client, nil, func(ctx context.Context) error { <-ctx.Done(); return nil })
@@ -504,7 +504,7 @@ func TestLeaderElection(t *testing.T) {
 		})
 	})
 	t.Run("a leader that vanishes is followed when its lease is over", func(t *testing.T) {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			now := metav1.NewMicroTime(time.Now())
 			_, err := client.For[*coordinationv1.Lease](b.client).Create(b.ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name, Labels: map[string]string{"kept": "yes"}},
 				Spec: coordinationv1.LeaseSpec{HolderIdentity: new("ghost"), LeaseDurationSeconds: new(int32(15)), AcquireTime: &now, RenewTime: &now, LeaseTransitions: new(int32(4))}}, client.WriteOptions{})
@@ -529,7 +529,7 @@ func TestLeaderElection(t *testing.T) {
 		})
 	})
 	t.Run("it is told who leads", func(t *testing.T) {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			events := client.NewEventBroadcaster(b.client)
 			go func() { _ = events.Run(b.ctx) }()
 			registry := prometheus.NewRegistry()
@@ -543,7 +543,7 @@ func TestLeaderElection(t *testing.T) {
 				if b.metric("leader_election_master_status", name) != 1 || *lease(b).Spec.LeaseDurationSeconds != 60 {
 					t.Error("a leader is not counted as one")
 				}
-				time.Sleep(time.Second) // an event's name is its time
+				time.Sleep(time.Second) // the name of an event contains its time
 				return nil
 			})
 			pass(time.Second)
@@ -566,7 +566,7 @@ func TestLeaderElection(t *testing.T) {
 		})
 	})
 	t.Run("durations that make no sense are refused", func(t *testing.T) {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			for _, e := range []*controller.LeaderElection{
 				{Namespace: "kube-system", Name: name, Identity: "a", LeaseDuration: 5 * time.Second, RenewDeadline: 5 * time.Second},
 				{Namespace: "kube-system", Name: name, Identity: "a", RenewDeadline: 2 * time.Second, RetryPeriod: 2 * time.Second},
@@ -579,9 +579,9 @@ func TestLeaderElection(t *testing.T) {
 	})
 }
 
-// TestMetrics: names, labels and numbers as upstream has them; nothing is counted where nothing wants it.
+// TestMetrics: names, labels and values as upstream's; a nil Metrics records nothing.
 func TestMetrics(t *testing.T) {
-	inBubble(t, func(b *bench) {
+	inSynctest(t, func(b *testEnvironment) {
 		ctx, cancel := context.WithCancel(b.ctx)
 		whole := b.ctx
 		b.ctx = ctx
@@ -632,10 +632,10 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// TestWorkers: as many keys are worked on at once as the definition says, one if it says nothing.
+// TestWorkers: the number of concurrently synced keys is that of the definition, by default one.
 func TestWorkers(t *testing.T) {
 	for workers, want := range map[int]int{-1: 1, 0: 1, 1: 1, 2: 2, 5: 5} {
-		inBubble(t, func(b *bench) {
+		inSynctest(t, func(b *testEnvironment) {
 			var mu sync.Mutex
 			under, most := 0, 0
 			b.start(controller.Definition{Name: "busy", Workers: workers, New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -663,10 +663,10 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// TestWatch: a change tells the keys the object had before it as well as those it has now.
+// TestWatch: an update enqueues the keys of the old and of the new object.
 func TestWatch(t *testing.T) {
-	inBubble(t, func(b *bench) {
-		notes := &diary{}
+	inSynctest(t, func(b *testEnvironment) {
+		notes := &recordedEvents{}
 		b.start(controller.Definition{Name: "watching", New: func(s *controller.Setup) (controller.Syncer, error) {
 			return notes, controller.Watch(s, func(c *corev1.ConfigMap) (keys []controller.Key) {
 				for name := range strings.FieldsSeq(c.Data["for"]) {

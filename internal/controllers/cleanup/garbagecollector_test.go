@@ -549,7 +549,7 @@ func collector(t *testing.T, said map[string][]string) (*garbageCollector, *answ
 }
 
 // TestOneLook goes through what the server may say about an object and its owners, and looks what is asked of it then.
-func TestOneLook(t *testing.T) {
+func TestAttemptToDelete(t *testing.T) {
 	const at = "/apis/example.com/v1/namespaces/work/things/"
 	const success = `{"apiVersion":"v1","kind":"Status","status":"Success"}`
 	id := func(name string) identity {
