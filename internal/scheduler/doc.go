@@ -1,14 +1,13 @@
-// Package scheduler decides on which node each pod runs, and writes that decision down.
+// Package scheduler decides on which node each pod runs, and writes that decision to the API server.
 //
-// The deciding part is pure: Schedule(snapshot, pod, profile) has no clock, no goroutine and does no I/O. The Snapshot it reads
-// is not a copy made for every pod but one set of columns over nodes, changed in place as pods come and go: free resources as
-// integers, labels and taints as small numbers, matching pods as counts by topology domain. What Schedule learns about a pod it
-// keeps in a table beside the columns, so that the next pod of the same make costs only the nodes that changed since.
+// Deciding is pure: decision.Schedule(snapshot, pod, profile) has no clock, no goroutine and does no I/O. The snapshot it reads is not
+// copied for every pod; it is one set of columns over nodes, changed in place as pods are added and removed. What plugins said about
+// a pod is kept in a table, so that the next pod with the same spec costs only the nodes that changed since.
 //
-// Around it stands the doing part: the Queue holds pods that wait and wakes exactly those a change may help; the Scheduler takes
-// one pod after another, assumes the decision, and binds in the background, many at a time; what fails is forgotten and
-// tried again. Rules have upstream's names, order, weights and texts, and a KubeSchedulerConfiguration file arranges them.
+// This package does the rest: the Scheduler takes one pod after another from the queue, assumes the decision, and binds in the
+// background, many pods at a time. What fails is forgotten and retried. Plugins have upstream's names, order, weights and messages, and
+// a KubeSchedulerConfiguration file arranges them.
 //
-// Follow one pod: watch.go (it arrives) → queue.go → run.go → schedule.go → bind.go. Why a pod is where it is, or why it is not
-// anywhere, is told by Decision.Explain and Scheduler.Why.
+// Follow one pod: watch.go → queue/queue.go → run.go → decision/schedule.go → plugins → bind.go. Why a pod is on its node, or on none,
+// is explained by Decision.Explain and Scheduler.Why.
 package scheduler

@@ -1,3 +1,5 @@
+// Package queue orders the pods that have no node: those to be tried next, those in backoff, and those that are unschedulable until an
+// event that may help them.
 package queue
 
 import (
@@ -15,12 +17,12 @@ import (
 // maxUnschedulableDuration is how long a pod that was refused waits at most: then it is tried again even if nothing seems to have helped.
 const maxUnschedulableDuration = 5 * time.Minute
 
-// Queue holds the pods that want a node. A pod is in one of four places:
+// Queue holds the pods that have no node. A pod is in one of four places:
 //
-//   - active: to be tried next, the highest priority first, then the one that came first;
-//   - backoff: tried in vain a moment ago, and something has changed that may help, or the try itself failed;
-//   - waiting: refused, until a change that may help; gated pods wait too, for their gates to be removed;
-//   - flying: taken out to be tried. Changes are remembered meanwhile, for they may help if the try fails.
+//   - activeQ: to be tried next, the highest priority first, then the one that was added first;
+//   - backoffQ: unschedulable or failed a moment ago, and to be tried again when its backoff ends;
+//   - unschedulablePods: until an event that may help; gated pods are here too, until their gates are removed;
+//   - in flight: popped, being tried. Events are kept meanwhile, for they may help if the attempt fails.
 //
 // A Queue is not safe for use by several goroutines at once, and has no clock.
 type Queue struct {

@@ -24,10 +24,10 @@ const (
 // Snapshot is all the scheduler knows, as columns over nodes. It is changed in place: SetNode, SetPod and their likes take
 // microseconds and touch only what changed. A Snapshot is not safe for use by several goroutines at once.
 //
-// What stays true: requested[r][n] is the sum of the requests of the pods on node n; counters and holders count exactly the pods
-// in pods; every change of a node's columns appends the node to changes.
+// Invariants: Requested[r][n] is the sum of the requests of the pods on node n; Counters and ExistingTerms count exactly the pods in
+// PodEntries; every change of a node's columns appends the node to Changes.
 type Snapshot struct {
-	// NodeGeneration counts the nodes that have come.
+	// NodeGeneration counts the nodes that were ever added.
 	NodeGeneration uint64
 	NodeInfos      []NodeInfo // by number; numbers are used again after a node and all its pods are gone
 	NodeNumbers    map[string]int32
@@ -84,7 +84,7 @@ type Snapshot struct {
 // MaxChanges bounds the log of changed nodes. A table that has not followed for longer is made anew.
 const MaxChanges = 8192
 
-// NodeInfo is what is not a column because rules read it whole.
+// NodeInfo is what is not a column because plugins read it as a whole.
 type NodeInfo struct {
 	// Generation tells the node from one that had its number before.
 	Generation uint64
