@@ -18,7 +18,7 @@ func confined(p *corev1.AppArmorProfile) podOption {
 	return func(pod *corev1.Pod) { pod.Spec.SecurityContext = &corev1.PodSecurityContext{AppArmorProfile: p} }
 }
 
-func confinedAlone(p *corev1.AppArmorProfile) containerOption {
+func confinedOnly(p *corev1.AppArmorProfile) containerOption {
 	return func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{AppArmorProfile: p} }
 }
 
@@ -41,10 +41,10 @@ func TestAppArmor(t *testing.T) {
 		{"a pod that is not confined", planned(confined(none), regular("a")), "", ""},
 		{"the runtime's profile", planned(confined(standard), regular("a")), off, ""},
 		{"a profile of the host", planned(confined(profile(corev1.AppArmorProfileTypeLocalhost, "mine")), regular("a")), off, ""},
-		{"one container", planned(regular("a"), regular("b", confinedAlone(standard))), off, ""},
-		{"one container that is not confined", planned(regular("a", confinedAlone(none))), "", ""},
-		{"an init container", planned(initial("i", confinedAlone(standard)), regular("a")), off, ""},
-		{"a confined pod with a container that is not", planned(confined(standard), regular("a", confinedAlone(none))), off, ""},
+		{"one container", planned(regular("a"), regular("b", confinedOnly(standard))), off, ""},
+		{"one container that is not confined", planned(regular("a", confinedOnly(none))), "", ""},
+		{"an init container", planned(initial("i", confinedOnly(standard)), regular("a")), off, ""},
+		{"a confined pod with a container that is not", planned(confined(standard), regular("a", confinedOnly(none))), off, ""},
 		{"annotated with the runtime's", planned(annotated("a", "runtime/default"), regular("a")), off, ""},
 		{"annotated with one of the host", planned(annotated("a", "localhost/mine"), regular("a")), off, ""},
 		{"annotated as not confined", planned(annotated("a", "unconfined"), regular("a")), "", ""},
@@ -53,7 +53,7 @@ func TestAppArmor(t *testing.T) {
 			`Cannot enforce AppArmor: invalid empty AppArmor profile name: "&AppArmorProfile{Type:Localhost,LocalhostProfile:*,}"`,
 		},
 		{
-			"a profile of spaces", planned(regular("a", confinedAlone(profile(corev1.AppArmorProfileTypeLocalhost, " ")))), off,
+			"a profile of spaces", planned(regular("a", confinedOnly(profile(corev1.AppArmorProfileTypeLocalhost, " ")))), off,
 			`Cannot enforce AppArmor: invalid empty AppArmor profile name: "&AppArmorProfile{Type:Localhost,LocalhostProfile:* ,}"`,
 		},
 	} {

@@ -98,7 +98,7 @@ func TestCollect(t *testing.T) {
 				told := &events{}
 				free := int64(90)
 				c := &Collector{
-					Store: &row.store, Policy: row.policy, Log: quiet, Events: told, Node: func() kind.Object { return &corev1.Node{} },
+					Store: &row.store, Policy: row.policy, Log: discardLog, Events: told, Node: func() kind.Object { return &corev1.Node{} },
 					Disk: func(path string) (int64, int64, error) {
 						if path != "/images" {
 							t.Errorf("looked at %s", path)
@@ -132,7 +132,7 @@ func TestLongestUnusedGoesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &store{images: images("a", "b", "c")}
 		free := int64(90)
-		c := &Collector{Store: s, Policy: DefaultPolicy(), Log: quiet, Disk: func(string) (int64, int64, error) { return 100 * unit, free * unit, nil }}
+		c := &Collector{Store: s, Policy: DefaultPolicy(), Log: discardLog, Disk: func(string) (int64, int64, error) { return 100 * unit, free * unit, nil }}
 		for _, user := range []string{"c", "a", "b"} { // the order in which they are used
 			s.containers = []*cri.Container{{ID: "x", ImageID: user}}
 			if err := c.Collect(t.Context()); err != nil {

@@ -112,12 +112,12 @@ func pullSecret(name, registry, user, password string) *corev1.Secret {
 	}
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var discardLog = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 func newImages(t *testing.T, r *registry, o Options, secrets ...*corev1.Secret) (*Images, *events) {
 	t.Helper()
 	told := &events{}
-	o.Runtime, o.Events, o.Log = cri.New(r), told, quiet
+	o.Runtime, o.Events, o.Log = cri.New(r), told, discardLog
 	o.Secret = func(namespace, name string) (*corev1.Secret, error) {
 		for _, s := range secrets {
 			if s.Namespace == namespace && s.Name == name {
@@ -253,7 +253,7 @@ func TestBackOffDoublesAndForgets(t *testing.T) {
 	})
 }
 
-func TestPullsRunInTurn(t *testing.T) {
+func TestPullConcurrency(t *testing.T) {
 	for _, row := range []struct {
 		parallel, most int
 		took           time.Duration

@@ -62,20 +62,20 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-func TestProgramsAreLookedForBesideSkiffFirst(t *testing.T) {
-	beside, path := t.TempDir(), t.TempDir()
+func TestFindPrograms(t *testing.T) {
+	programDir, path := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", path)
-	for _, file := range []string{beside + "/runc", path + "/runc", path + "/containerd"} {
+	for _, file := range []string{programDir + "/runc", path + "/runc", path + "/containerd"} {
 		if err := os.WriteFile(file, nil, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, want := range map[string]string{"runc": beside + "/runc", "containerd": path + "/containerd"} {
-		if got, err := find(beside, name); err != nil || got != want {
+	for name, want := range map[string]string{"runc": programDir + "/runc", "containerd": path + "/containerd"} {
+		if got, err := find(programDir, name); err != nil || got != want {
 			t.Errorf("find(%s) = %s, %v; want %s", name, got, err, want)
 		}
 	}
-	if _, err := find(beside, "absent"); err == nil || !strings.Contains(err.Error(), "find absent: it is neither in "+beside+" nor in PATH") {
+	if _, err := find(programDir, "absent"); err == nil || !strings.Contains(err.Error(), "find absent: it is neither in "+programDir+" nor in PATH") {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -61,7 +61,7 @@ func runtimeOf(containers ...string) *cri.Pod {
 	return r
 }
 
-func look(runtime *cri.Pod) Observed {
+func observedFrom(runtime *cri.Pod) Observed {
 	return Observed{Runtime: runtime, RuntimeName: "containerd", Old: &corev1.PodStatus{}, HostIPs: []string{"192.0.2.1"}, Now: at}
 }
 
@@ -106,7 +106,7 @@ func TestPhase(t *testing.T) {
 		{"sidecar ended, rest succeeded", pod(never, "+s", "a"), runtimeOf("a 0", "s 137"), false, corev1.PodSucceeded},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := look(row.seen)
+			s := observedFrom(row.seen)
 			s.Ended = row.ended
 			if got := Of(row.pod, s).Phase; got != row.want {
 				t.Errorf("phase %s, want %s", got, row.want)
@@ -150,7 +150,7 @@ func TestConditions(t *testing.T) {
 			"example.org/gate=True PodReadyToStartContainers=True Initialized=True Ready=True ContainersReady=True PodScheduled=True", ""},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := look(row.seen)
+			s := observedFrom(row.seen)
 			s.Ready = row.ready
 			var words []string
 			for _, c := range Of(row.pod, s).Conditions {
@@ -174,7 +174,7 @@ func TestConditions(t *testing.T) {
 }
 
 func TestTransitionTimesStay(t *testing.T) {
-	s := look(runtimeOf("a running"))
+	s := observedFrom(runtimeOf("a running"))
 	first := Of(pod(always, "a"), s)
 	s.Old, s.Now = &first, at.Add(time.Hour)
 	second := Of(pod(always, "a"), s)
@@ -222,7 +222,7 @@ func TestContainers(t *testing.T) {
 		{"counts do not go back", pod(always, "a"), runtimeOf("a running"), running, nil, "running, 4, -"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := look(row.seen)
+			s := observedFrom(row.seen)
 			s.Old, s.Failed = &row.old, row.failed
 			got := Of(row.pod, s).ContainerStatuses[0]
 			if text := fmt.Sprintf("%s, %d, %s", describe(got.State), got.RestartCount, describe(got.LastTerminationState)); text != row.want {
@@ -253,7 +253,7 @@ func TestResources(t *testing.T) {
 	}
 	r := runtimeOf("a running")
 	r.Containers[0].Resources = cri.Resources{CPURequest: q("500m"), CPULimit: q("1500m"), MemoryLimit: q("1536Mi")}
-	s := look(r)
+	s := observedFrom(r)
 	s.Actuated = map[string]corev1.ResourceRequirements{"a": {Requests: corev1.ResourceList{corev1.ResourceMemory: *q("512Mi")}}}
 	got := Of(p, s).ContainerStatuses[0]
 	if text := fmt.Sprint(got.Resources.Requests.Cpu(), got.Resources.Limits.Cpu(), got.Resources.Requests.Memory(), got.Resources.Limits.Memory()); text != "500m 1500m 512Mi 1536Mi" {

@@ -6,9 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,41 +72,6 @@ func TestTokens(t *testing.T) {
 		time.Sleep(24*time.Hour + time.Second)
 		get("a day old", "tttt", "")
 	})
-}
-
-func TestTokenFile(t *testing.T) {
-	root := privateMounts(t)
-	source := corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{DefaultMode: pointer(int32(0o644)), Sources: []corev1.VolumeProjection{
-		{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: pointer(int64(3600))}}}}}}
-	for name, test := range map[string]struct {
-		security corev1.PodSecurityContext
-		mode     string
-		uid, gid uint32
-	}{
-		"everyone":  {corev1.PodSecurityContext{}, "-rw-r--r--", 0, 0},
-		"one user":  {corev1.PodSecurityContext{RunAsUser: pointer(int64(1000))}, "-rw-------", 1000, 0},
-		"one group": {corev1.PodSecurityContext{FSGroup: pointer(int64(2000))}, "-rw-r-----", 0, 2000},
-		"both":      {corev1.PodSecurityContext{RunAsUser: pointer(int64(1000)), FSGroup: pointer(int64(2000))}, "-rw-r-----", 1000, 2000},
-	} {
-		v := testVolumes(root, &fakeObjects{})
-		v.tokens.request = (&issuer{}).request
-		pod := testPod(source)
-		pod.Spec.SecurityContext = &test.security
-		if err := v.Mount(t.Context(), pod); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(v.mounted(pod.UID, "token").path + "/token")
-		if err != nil {
-			t.Fatal(err)
-		}
-		stat := info.Sys().(*syscall.Stat_t)
-		if info.Mode().String() != test.mode || stat.Uid != test.uid || stat.Gid != test.gid {
-			t.Errorf("%s: %v %d:%d", name, info.Mode(), stat.Uid, stat.Gid)
-		}
-		if err := v.Unmount(t.Context(), pod.UID); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func TestOnlyUser(t *testing.T) {

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,8 +8,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,42 +65,6 @@ func checkUntouched(t *testing.T, dir string) {
 		if owner := info.Sys().(*syscall.Stat_t); owner.Gid != uint32(os.Getgid()) {
 			t.Errorf("%s belongs to group %d", path, owner.Gid)
 		}
-	}
-}
-
-func TestSubPathRace(t *testing.T) {
-	root := privateMounts(t)
-	secret := outside(t)
-	v := testVolumes(root, &fakeObjects{})
-	pod := testPod(corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
-	pod.Spec.Containers[0].VolumeMounts[0].SubPath = "a/b"
-	if err := v.Mount(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
-	volume := v.dir(pod.UID, emptyDirPlugin, "data")
-	if err := os.MkdirAll(filepath.Join(volume, "a"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	stop := swap(t, filepath.Join(volume, "a"), secret)
-	defer stop()
-	bound, denied := 0, 0
-	for end := time.Now().Add(raceTime); time.Now().Before(end); {
-		mounts, _, err := v.Mounts(pod, &pod.Spec.Containers[0], nil)
-		if err != nil {
-			denied++
-			continue
-		}
-		bound++
-		if _, err := os.Lstat(filepath.Join(mounts[0].HostPath, "secret")); !errors.Is(err, os.ErrNotExist) {
-			t.Fatalf("the container sees what is outside: %v", err)
-		}
-		if entries, _ := os.ReadDir(secret); len(entries) != 1 {
-			t.Fatalf("something was made outside: %v", entries)
-		}
-	}
-	t.Logf("bound %d times, denied %d times", bound, denied)
-	if bound == 0 {
-		t.Error("never bound")
 	}
 }
 
@@ -201,67 +162,6 @@ func TestRemoveDeep(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 0 {
 		t.Errorf("left: %v", entries)
-	}
-}
-
-// TestRemoveStopsAtMounts: a directory with a mount inside, however deep, is not deleted.
-func TestRemoveStopsAtMounts(t *testing.T) {
-	root := privateMounts(t)
-	source := filepath.Join(root, "source")
-	inner := filepath.Join(root, "volume", "a", "b")
-	for _, dir := range []string{source, inner} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.WriteFile(filepath.Join(source, "keep"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := bindPath(source, inner); err != nil {
-		t.Fatal(err)
-	}
-	if err := removeTree(root, "volume"); err == nil {
-		t.Error("a tree with a mount in it was removed")
-	}
-	if _, err := os.Lstat(filepath.Join(source, "keep")); err != nil {
-		t.Errorf("what was mounted is gone: %v", err)
-	}
-	if err := unmountBelow(root); err != nil {
-		t.Fatal(err)
-	}
-	if err := removeTree(root, "volume"); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestUnmountFollowsNoLinks: a mount that is only reached through a symlink is not unmounted.
-func TestUnmountFollowsNoLinks(t *testing.T) {
-	root := privateMounts(t)
-	target, link := filepath.Join(root, "target"), filepath.Join(root, "link")
-	if err := os.Mkdir(target, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := mountTmpfs(target, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := unmount(link); err == nil {
-		t.Error("a link was unmounted")
-	}
-	if mounted, err := isMounted(target); err != nil || !mounted {
-		t.Errorf("the mount is gone, %v", err)
-	}
-	// All of several mounts on one path are unmounted.
-	if err := mountTmpfs(target, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := unmountBelow(target); err != nil {
-		t.Fatal(err)
-	}
-	if mounted, err := isMounted(target); err != nil || mounted {
-		t.Errorf("the mount is still there, %v", err)
 	}
 }
 

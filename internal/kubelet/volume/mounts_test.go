@@ -2,8 +2,6 @@ package volume
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -67,87 +65,5 @@ func TestMounts(t *testing.T) {
 	c := &corev1.Container{Name: "main", VolumeMounts: []corev1.VolumeMount{{Name: "host", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyEnabled)}}}
 	if _, _, err := v.Mounts(pod, c, nil); err == nil || !strings.Contains(err.Error(), "not supported by the runtime") {
 		t.Error(err)
-	}
-}
-
-func TestSubPath(t *testing.T) {
-	root := privateMounts(t)
-	v := testVolumes(root, objectsWithMap(map[string]string{"key": "one"}))
-	pod := testPod(corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, configMapVolume("files", corev1.ConfigMapVolumeSource{}))
-	pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: pointer(int64(4321))}
-	if err := v.Mount(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
-	data := v.mounted(pod.UID, "data").path
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(os.MkdirAll(filepath.Join(data, "real/inner"), 0o755))
-	must(os.WriteFile(filepath.Join(data, "real/file"), []byte("text"), 0o644))
-	must(os.Symlink("real/inner", filepath.Join(data, "inside")))
-	must(os.Symlink("/etc", filepath.Join(data, "outside")))
-	must(os.Symlink("../../../../..", filepath.Join(data, "up")))
-	bindOne := func(volume, path string, index int) (string, error) {
-		c := &corev1.Container{Name: "main", VolumeMounts: make([]corev1.VolumeMount, index+1)}
-		for i := range c.VolumeMounts {
-			c.VolumeMounts[i] = corev1.VolumeMount{Name: volume, SubPath: path}
-		}
-		mount, err := v.containerMount(pod, c, index, nil)
-		if err != nil {
-			return "", err
-		}
-		return mount.HostPath, nil
-	}
-	for i, test := range []struct{ volume, path, want string }{
-		{"data", "real", "directory"}, {"data", "real/file", "text"}, {"data", "inside", "directory"}, {"data", "new/deeper", "directory"},
-		{"files", "key", "one"}, {"data", "outside", ""}, {"data", "up", ""}, {"data", "outside/passwd", ""}, {"data", "real/file/x", ""},
-	} {
-		for range 2 { // a container that starts again binds again
-			path, err := bindOne(test.volume, test.path, i)
-			if test.want == "" {
-				want := `failed to prepare subPath for volumeMount "` + test.volume + `" of container "main"`
-				if errorText(err) != want {
-					t.Errorf("%s: %v, %s", test.path, err, path)
-				}
-				continue
-			}
-			must(err)
-			if want := filepath.Join(v.podDir(pod.UID), "volume-subpaths", test.volume, "main"); filepath.Dir(path) != want {
-				t.Errorf("%s: at %s", test.path, path)
-			}
-			if info, err := os.Stat(path); err != nil || info.IsDir() != (test.want == "directory") || !info.IsDir() && read(t, path) != test.want {
-				t.Errorf("%s: %v, %v", test.path, info, err)
-			}
-		}
-	}
-	if info, err := os.Stat(filepath.Join(data, "new/deeper")); err != nil || info.Mode().String() != "dgrwxrwxrwx" {
-		t.Errorf("a directory that was missing has mode %v, %v", info.Mode(), err)
-	}
-	must(v.Unmount(t.Context(), pod.UID))
-	if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
-		t.Errorf("left %v", entries)
-	}
-}
-
-func TestPrepare(t *testing.T) {
-	root := privateMounts(t)
-	v := testVolumes(root, &fakeObjects{})
-	if err := v.Prepare(); err != nil {
-		t.Fatal(err)
-	}
-	if mounted, _ := isMounted(root); !mounted {
-		t.Error("the root of a private mount is not made a shared one")
-	}
-	if err := v.Prepare(); err != nil {
-		t.Error(err)
-	}
-	if err := v.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if mounted, _ := isMounted(root); mounted {
-		t.Error("something is left mounted on the root")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -13,29 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"golang.org/x/sys/unix"
 )
-
-// privateMounts runs the calling test in a mount namespace of its own: its thread is locked, unshared and ends with the
-// test.
-func privateMounts(t *testing.T) string {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		t.Fatalf("a mount namespace needs root: %v", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	t.Cleanup(func() {
-		if err := unmountBelow(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 // fakeObjects are objects in memory.
 type fakeObjects struct {

@@ -4,16 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"golang.org/x/sys/unix"
 )
 
 func configMapVolume(name string, s corev1.ConfigMapVolumeSource) corev1.Volume {
@@ -90,83 +87,6 @@ func TestFileErrors(t *testing.T) {
 	}
 }
 
-func TestFileVolumes(t *testing.T) {
-	root := privateMounts(t)
-	objects := objectsWithMap(map[string]string{"key": "one", "other": "two"})
-	mode := pointer(int32(0o644))
-	project := func(sources ...corev1.VolumeProjection) corev1.Volume {
-		return corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{DefaultMode: mode, Sources: sources}}}
-	}
-	for name, test := range map[string]struct {
-		volume corev1.Volume
-		want   map[string]string // path to "mode content"
-	}{
-		"config map": {configMapVolume("v", corev1.ConfigMapVolumeSource{}),
-			map[string]string{"key": "-rw-r--r-- one", "other": "-rw-r--r-- two", "bin": "-rw-r--r-- \x00\xff"}},
-		"config map, default mode": {configMapVolume("v", corev1.ConfigMapVolumeSource{DefaultMode: pointer(int32(0o400)), Items: []corev1.KeyToPath{{Key: "key", Path: "key"}}}),
-			map[string]string{"key": "-r-------- one"}},
-		"config map, items": {configMapVolume("v", corev1.ConfigMapVolumeSource{Items: []corev1.KeyToPath{
-			{Key: "key", Path: "a/b/key", Mode: pointer(int32(0o400))}, {Key: "bin", Path: "bin"}}}),
-			map[string]string{"a/b/key": "-r-------- one", "bin": "-rw-r--r-- \x00\xff"}},
-		"config map, optional": {configMapVolume("v", corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "absent"}, Optional: pointer(true)}),
-			map[string]string{}},
-		"config map, optional key": {configMapVolume("v", corev1.ConfigMapVolumeSource{Optional: pointer(true), Items: []corev1.KeyToPath{{Key: "absent", Path: "p"}, {Key: "key", Path: "q"}}}),
-			map[string]string{"q": "-rw-r--r-- one"}},
-		"secret": {corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hidden", DefaultMode: mode}}},
-			map[string]string{"password": "-rw-r--r-- x"}},
-		"downward": {corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{DefaultMode: mode, Items: []corev1.DownwardAPIVolumeFile{
-			{Path: "name", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.name"}, Mode: pointer(int32(0o400))},
-			{Path: "labels", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.labels"}},
-			{Path: "cpu", ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "main", Resource: "limits.cpu"}},
-			{Path: "memory", ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "main", Resource: "limits.memory", Divisor: resource.MustParse("1Mi")}},
-		}}}}, map[string]string{"name": "-r-------- pod", "labels": `-rw-r--r-- app="x"`, "cpu": "-rw-r--r-- 2", "memory": "-rw-r--r-- 1024"}},
-		"projected": {project(
-			corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "map"}, Items: []corev1.KeyToPath{{Key: "key", Path: "same"}}}},
-			corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "hidden"}, Items: []corev1.KeyToPath{{Key: "password", Path: "in/password"}}}},
-			corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "absent"}, Optional: pointer(true)}},
-			corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{{Path: "same", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.uid"}}}}},
-		), map[string]string{"same": "-rw-r--r-- uid-" + dirName("projected"), "in/password": "-rw-r--r-- x"}},
-	} {
-		v := testVolumes(root, objects)
-		pod := testPod(test.volume)
-		pod.UID = types.UID("uid-" + dirName(name))
-		if err := v.Mount(t.Context(), pod); err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		m := v.mounted(pod.UID, "v")
-		plugin, inMemory := apiVolumePlugin(&test.volume)
-		if want := filepath.Join(root, "pods", string(pod.UID), "volumes", strings.ReplaceAll(plugin, "/", "~"), "v"); m.path != want || !m.readOnly {
-			t.Errorf("%s: at %s, read-only %v", name, m.path, m.readOnly)
-		}
-		if mounted, err := isMounted(m.path); err != nil || mounted != inMemory {
-			t.Errorf("%s: in memory %v, %v", name, mounted, err)
-		}
-		seen := tree(t, m.path)
-		for path := range seen {
-			info, err := os.Stat(filepath.Join(m.path, path))
-			if err != nil {
-				t.Fatal(err)
-			}
-			seen[path] = info.Mode().String() + " " + seen[path]
-		}
-		if len(seen) != len(test.want) {
-			t.Errorf("%s: %v", name, seen)
-		}
-		for path, want := range test.want {
-			if seen[path] != want {
-				t.Errorf("%s: %s is %q, want %q", name, path, seen[path], want)
-			}
-		}
-		if err := v.Unmount(t.Context(), pod.UID); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
-			t.Errorf("%s: left %v", name, entries)
-		}
-	}
-}
-
 // TestConfigMapUpdate: the volume follows its config map, keeps its content when that is deleted, and follows it again
 // when it is recreated.
 func TestConfigMapUpdate(t *testing.T) {
@@ -196,118 +116,6 @@ func TestConfigMapUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	see("damaged", "three")
-}
-
-func TestGroups(t *testing.T) {
-	root := privateMounts(t)
-	v := testVolumes(root, objectsWithMap(map[string]string{"key": "one"}))
-	pod := testPod(
-		configMapVolume("files", corev1.ConfigMapVolumeSource{DefaultMode: pointer(int32(0o400))}),
-		corev1.Volume{Name: "empty", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-		corev1.Volume{Name: "memory", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
-	)
-	pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: pointer(int64(4321))}
-	if err := v.Mount(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]string{
-		v.dir(pod.UID, "kubernetes.io/configmap", "files"):          "dgrwxrwxrwx",
-		v.dir(pod.UID, "kubernetes.io/configmap", "files") + "/key": "-r--r-----",
-		v.dir(pod.UID, emptyDirPlugin, "empty"):                     "dgrwxrwxrwx",
-		v.dir(pod.UID, emptyDirPlugin, "memory"):                    "dgtrwxrwxrwx",
-	} {
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if group := info.Sys().(*syscall.Stat_t).Gid; group != 4321 || info.Mode().String() != want {
-			t.Errorf("%s: group %d, mode %s", path, group, info.Mode())
-		}
-	}
-}
-
-func TestFSGroupChangePolicy(t *testing.T) {
-	onMismatch := pointer(corev1.FSGroupChangeOnRootMismatch)
-	for name, test := range map[string]struct {
-		rootMode os.FileMode
-		group    int
-		policy   *corev1.PodFSGroupChangePolicy
-		changed  bool
-	}{
-		"as it should be":            {0o770 | os.ModeSetgid, 4321, onMismatch, false},
-		"more than it should":        {0o777 | os.ModeSetgid, 4321, onMismatch, false},
-		"other group":                {0o770 | os.ModeSetgid, 1, onMismatch, true},
-		"no setgid":                  {0o770, 4321, onMismatch, true},
-		"group may not write":        {0o750 | os.ModeSetgid, 4321, onMismatch, true},
-		"always":                     {0o770 | os.ModeSetgid, 4321, pointer(corev1.FSGroupChangeAlways), true},
-		"no policy, which is always": {0o770 | os.ModeSetgid, 4321, nil, true},
-	} {
-		dir := t.TempDir()
-		inner := filepath.Join(dir, "file")
-		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(dir, -1, test.group), os.Chmod(dir, test.rootMode), setGroup(dir, 4321, false, test.policy))
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, _ := os.Stat(inner)
-		if changed := info.Mode() == 0o660 && info.Sys().(*syscall.Stat_t).Gid == 4321; changed != test.changed {
-			t.Errorf("%s: file has mode %v", name, info.Mode())
-		}
-	}
-}
-
-func TestEmptyDir(t *testing.T) {
-	root := privateMounts(t)
-	v := testVolumes(root, &fakeObjects{})
-	limited := testPod()
-	limited.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")}
-	for name, test := range map[string]struct {
-		source corev1.EmptyDirVolumeSource
-		pod    *corev1.Pod
-		size   int64 // of its own file system, 0 for none
-		mode   string
-	}{
-		"disk":                  {corev1.EmptyDirVolumeSource{}, nil, 0, "drwxrwxrwx"},
-		"disk with a mode":      {corev1.EmptyDirVolumeSource{Mode: pointer(int32(0o1750))}, nil, 0, "dtrwxr-x---"},
-		"memory":                {corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}, nil, 1 << 30, "dtrwxrwxrwx"},
-		"memory with a limit":   {corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: pointer(resource.MustParse("1Mi"))}, nil, 1 << 20, "dtrwxrwxrwx"},
-		"memory of the pod":     {corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}, limited, 64 << 20, "dtrwxrwxrwx"},
-		"no more than the node": {corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: pointer(resource.MustParse("2Gi"))}, nil, 1 << 30, "dtrwxrwxrwx"},
-	} {
-		pod := testPod(corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &test.source}})
-		if test.pod != nil {
-			pod.Spec.Containers[0].Resources = test.pod.Spec.Containers[0].Resources
-		}
-		for range 2 { // again, as after a restart
-			v = testVolumes(root, &fakeObjects{})
-			if err := v.Mount(t.Context(), pod); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-		}
-		m := v.mounted(pod.UID, "v")
-		info, err := os.Stat(m.path)
-		if err != nil || info.Mode().String() != test.mode || m.readOnly {
-			t.Errorf("%s: mode %v, %v", name, info.Mode(), err)
-		}
-		var fs unix.Statfs_t
-		if err := unix.Statfs(m.path, &fs); err != nil {
-			t.Fatal(err)
-		}
-		if own := fs.Type == unix.TMPFS_MAGIC; own != (test.size > 0) || own && int64(fs.Blocks)*fs.Bsize != test.size {
-			t.Errorf("%s: in memory %v, %d bytes", name, own, int64(fs.Blocks)*fs.Bsize)
-		}
-		if err := os.WriteFile(filepath.Join(m.path, "data"), make([]byte, 8192), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if usage, err := v.Usage(pod.UID, "v"); err != nil || usage.Used < 8192 || usage.Used > 1<<20 || usage.InodesUsed != 2 {
-			t.Errorf("%s: usage %+v, %v", name, usage, err)
-		}
-		if err := v.Unmount(t.Context(), pod.UID); err != nil {
-			t.Fatal(err)
-		}
-		if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
-			t.Errorf("%s: left %v", name, entries)
-		}
-	}
 }
 
 func TestHugePageSize(t *testing.T) {
@@ -429,9 +237,6 @@ func TestInvalidUIDs(t *testing.T) {
 		}
 	}
 }
-
-// dirName returns a valid directory name.
-func dirName(s string) string { return strings.NewReplacer(" ", "", ",", "").Replace(s) }
 
 func errorText(err error) string {
 	if err == nil {
