@@ -196,11 +196,11 @@ func (s *Server) newResponseObject(gvk schema.GroupVersionKind) (protoObject, er
 	if err != nil {
 		return nil, err
 	}
-	answer, ok := obj.(protoObject)
+	typed, ok := obj.(protoObject)
 	if !ok {
 		return nil, fmt.Errorf("%s has no protobuf form", gvk)
 	}
-	return answer, nil
+	return typed, nil
 }
 
 // responseKind is the kind of a JSON object, empty for documents such as /version.

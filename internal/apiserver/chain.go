@@ -131,8 +131,8 @@ func isLongRunning(info *requestInfo) bool {
 // setDeadline sets the deadline of the request: the server's timeout, or the client's if it is shorter.
 func (s *Server) setDeadline(req *request) (context.CancelFunc, error) {
 	timeout := s.limits.Timeout
-	if asked := req.query.Get("timeout"); asked != "" {
-		d, err := time.ParseDuration(asked)
+	if requested := req.query.Get("timeout"); requested != "" {
+		d, err := time.ParseDuration(requested)
 		if err != nil {
 			return nil, apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error())
 		}

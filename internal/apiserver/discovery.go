@@ -296,7 +296,7 @@ func (s *Server) respondRoot(req *request, plain runtime.Object, gvk schema.Grou
 
 func wantsAggregated(accept string) (format, bool) {
 	for _, c := range parseAccept(accept) {
-		if c.asked && c.g == "apidiscovery.k8s.io" && c.v == "v2" && c.as == "APIGroupDiscoveryList" && c.formats[0] != formatYAML {
+		if c.transform && c.g == "apidiscovery.k8s.io" && c.v == "v2" && c.as == "APIGroupDiscoveryList" && c.formats[0] != formatYAML {
 			return c.formats[0], true
 		}
 	}

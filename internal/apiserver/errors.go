@@ -65,7 +65,7 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	}}
 }
 
-// encryptionStatus says of an object that it cannot be decrypted. Where many were asked for, name is empty.
+// encryptionStatus is the error for an object that cannot be decrypted. name is empty for a list.
 func encryptionStatus(encrypted *store.EncryptionError, res schema.GroupResource, name string) apierrors.APIStatus {
 	if encrypted.Key == "" {
 		return apierrors.NewInternalError(encrypted) // it could not be encrypted

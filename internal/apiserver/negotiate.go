@@ -52,13 +52,13 @@ type output struct {
 
 // clause is one media range of an Accept header. Clauses are in the client's order of preference.
 type clause struct {
-	formats  []format // those it matches, in order of the server's preference
-	asked    bool     // a transformation is requested (as, g, v)
-	as, g, v string
-	stream   string
-	pretty   bool
-	version  string // sv
-	profile  string
+	formats   []format // those it matches, in order of the server's preference
+	transform bool     // as, g or v is set
+	as, g, v  string
+	stream    string
+	pretty    bool
+	version   string // sv
+	profile   string
 }
 
 // acceptCache caches parsed Accept headers; clients send few different ones. Its size is bounded.
@@ -91,7 +91,7 @@ func parseClauses(header string) []clause {
 		}
 		for _, key := range []string{"as", "g", "v"} {
 			if _, ok := accept.Params[key]; ok {
-				c.asked = true
+				c.transform = true
 			}
 		}
 		for f := formatJSON; f <= formatProtobuf; f++ {
@@ -116,7 +116,7 @@ type offer struct {
 
 // shapeIn is the transformation that a clause requests, in a format. ok is false when it is not supported.
 func (c *clause) shapeIn(f format, o offer) (s shape, ok bool) {
-	if !c.asked {
+	if !c.transform {
 		return shapeObject, o.protobuf || f != formatProtobuf
 	}
 	if !o.partial || c.g != "meta.k8s.io" || (c.v != "v1" && c.v != "v1beta1") {

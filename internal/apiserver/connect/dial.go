@@ -9,8 +9,7 @@ import (
 
 var errNotAllowed = errors.New("address not allowed")
 
-// checkedControl looks at the address a connection is really made to, after names have been resolved, so that no name can
-// mean one thing when it is statusChecker and another when it is used.
+// checkedControl checks the resolved address of a connection, so that DNS rebinding cannot bypass the check.
 func checkedControl(check func(address string) error) func(context.Context, string, string, syscall.RawConn) error {
 	return func(_ context.Context, _, address string, _ syscall.RawConn) error { return check(address) }
 }

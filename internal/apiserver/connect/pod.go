@@ -65,7 +65,7 @@ func (b *backends) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.C
 		return err
 	}
 	if pod.Spec.NodeName == "" {
-		w.WriteHeader(http.StatusNoContent) // nothing has been message yet
+		w.WriteHeader(http.StatusNoContent) // no container has started
 		return nil
 	}
 	w.Header().Set("Content-Type", "text/plain")

@@ -92,7 +92,7 @@ func (b *backends) summary(ctx context.Context, node string) (*statsapi.Summary,
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the kubelet of %s responses %s", node, response.Status)
+		return nil, fmt.Errorf("kubelet of node %s responded %s", node, response.Status)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxSummaryBytes))
 	if err != nil {

@@ -58,7 +58,7 @@ func sendOverWebSocket(w http.ResponseWriter, r *http.Request, from *url.URL, ov
 	for {
 		n, err := response.Body.Read(buffer)
 		if n > 0 && writeLog(conn, buffer[:n]) != nil {
-			return nil // the client is gone
+			return nil // the client has disconnected
 		}
 		if err != nil {
 			code := websocket.CloseNormalClosure

@@ -8,7 +8,7 @@
 // decoding them (fieldset.go). The result is the library's, byte for byte; a test compares both. Whatever the descriptors do not
 // cover is left to the library. See docs/decisions/0010-hand-written.md for the reason and the figures.
 //
-// A server makes one Factory, one Resource for each kind in each served version, and asks it for the Manager of a write:
+// A server makes one Factory, one Resource for each kind in each served version, which returns the Manager of a write:
 //
 //	factory := managedfields.NewFactory(typeConverter, log)
 //	resource := factory.Resource(kind, version)

@@ -37,7 +37,7 @@ func topLevel(desc *descriptor) []string {
 	return slices.DeleteFunc(desc.names(), func(name string) bool { return name == "metadata" })
 }
 
-// siblingsOf returns the paths beside the owned dotted paths, at every level.
+// siblingsOf returns the siblings of the owned dotted paths, at every level.
 func siblingsOf(owned []string, at, names []string, desc *descriptor) [][]string {
 	var others [][]string
 	prefix := strings.Join(append(slices.Clone(at), ""), ".")
