@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package runtime pins the container runtime that skiff starts and ships beside itself: containerd, its shim and runc. They are built
-// from their Go modules, never copied into the tree, and stand in a module of their own so that their dependencies stay out of skiff's.
+// Package runtime pins the container runtime that is shipped with skiff: containerd, its shim and runc. They are built from their Go
+// modules. This is a separate module, so that their dependencies are not skiff's.
 package runtime
 
 import (

@@ -1,4 +1,4 @@
-// Command web is the demo's program: it answers every request with a greeting and the name of the pod it runs in.
+// Command web is the demo's program: it responds to every request with a greeting and the name of the pod it runs in.
 package main
 
 import (

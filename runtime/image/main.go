@@ -1,5 +1,4 @@
-// Command image packs a static program as an OCI image of its own, in an archive that containerd imports. The same program gives the same
-// bytes.
+// Command image packs a static program as an OCI image in an archive that containerd imports. The output is reproducible.
 //
 //	go run ./image NAME PROGRAM ARCHIVE
 package main
@@ -53,7 +52,7 @@ type file struct {
 
 type object = map[string]any
 
-// image returns the files of an OCI image layout with one layer, which holds the program alone. name is the reference it is imported under.
+// image returns the files of an OCI image layout with one layer, which has only the program. name is the reference it is imported under.
 func image(name, base string, program []byte) ([]file, error) {
 	layer, err := pack([]file{{base, 0o755, program}})
 	if err != nil {
@@ -78,7 +77,7 @@ func image(name, base string, program []byte) ([]file, error) {
 	diff := sha256.Sum256(layer)
 	config, err := json.Marshal(object{
 		"architecture": runtime.GOARCH, "os": "linux",
-		// A user of its own, and none that an image is likely to have.
+		// A user ID that other images are unlikely to use.
 		"config": object{"User": "65535:65535", "Entrypoint": []string{"/" + base}, "WorkingDir": "/"},
 		"rootfs": object{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(diff[:])}},
 	})

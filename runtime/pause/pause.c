@@ -1,5 +1,5 @@
-// pause holds a pod's namespaces open. It sleeps until it is told to end, and as process 1 of a pod whose containers share
-// their process namespace it buries the orphans.
+// pause keeps a pod's namespaces open. It sleeps until it receives a termination signal. As PID 1 of a pod with a shared process
+// namespace it reaps orphaned processes.
 
 #include <signal.h>
 #include <stdlib.h>

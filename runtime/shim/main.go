@@ -1,8 +1,7 @@
-// Command shim is containerd-shim-runc-v2, which holds the containers of one pod, with a garbage collector that is less eager.
+// Command shim is containerd-shim-runc-v2, the parent process of the containers of one pod, with other settings of the garbage collector.
 //
-// containerd's own main lets the heap grow by 40 % between two collections. For the few megabytes that a shim has this means to collect
-// again and again until its pod runs: a twelfth of all the CPU time of a pod's start and end. What has become garbage is given back all
-// the same: the shim collects and frees every 30 seconds.
+// containerd's main sets GOGC to 40. With the few megabytes of a shim's heap this means many collections while its pod starts: a twelfth of
+// the CPU time of a pod's start and end. Memory is released nevertheless: the shim runs a collection every 30 seconds.
 package main
 
 import (
@@ -17,7 +16,7 @@ import (
 	"github.com/containerd/plugin/registry"
 )
 
-// growth is how much the heap may grow, in percent: to 16 MB, since Go begins at 4 MB with 100 %.
+// growth is the GOGC percentage: the first collection is at 16 MB, since Go starts at 4 MB with 100.
 const growth = 400
 
 func main() {
