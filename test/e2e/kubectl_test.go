@@ -24,16 +24,20 @@ func TestKubectl(t *testing.T) {
 		t.Fatalf("no stories: %v", err)
 	}
 	allowed := readDifferences(t, "testdata/kubectl/differences.txt")
-	kubeconfigs := startBoth(t)
+	kubeconfigs := startSides(t)
 	for _, file := range stories {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".story"), func(t *testing.T) {
 			s := readStory(t, file)
-			got, want := s.play(t, kubeconfigs["skiff"], kubeconfigs["upstream"])
-			for i, command := range s.commands {
-				if got[i] == want[i] || allowed.cover(command, got[i], want[i]) {
-					continue
+			printed := s.play(t, kubeconfigs)
+			want := printed["upstream"]
+			for _, server := range http2Servers {
+				got := printed["skiff/"+server]
+				for i, command := range s.commands {
+					if got[i] == want[i] || allowed.cover(command, got[i], want[i]) {
+						continue
+					}
+					t.Errorf("%s:%d: --http2-server=%s: $ %s\n%s", filepath.Base(file), s.lines[i], server, command, difference(got[i], want[i]))
 				}
-				t.Errorf("%s:%d: $ %s\n%s", filepath.Base(file), s.lines[i], command, difference(got[i], want[i]))
 			}
 		})
 	}
@@ -44,25 +48,37 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
-// startBoth starts skiff and upstream, and upstream's controllers on both, which the stories wait for.
-func startBoth(t *testing.T) map[string]string {
+// http2Servers are the values of --http2-server: skiff's own HTTP/2 and Go's.
+var http2Servers = []string{"skiff", "go"}
+
+// startSides starts skiff, once with each HTTP/2 server, and upstream, with upstream's controllers on all, which the stories wait for. It
+// returns their kubeconfigs.
+func startSides(t *testing.T) map[string]string {
 	t.Helper()
-	skiff, err := cluster.Skiff(t.TempDir(), "--disable-admission-plugins=ServiceAccount")
+	sides := map[string]*cluster.Cluster{}
+	const flag = "--disable-admission-plugins=ServiceAccount"
+	for _, server := range http2Servers {
+		c, err := cluster.Skiff(t.TempDir(), flag, "--http2-server="+server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Stop)
+		sides["skiff/"+server] = c
+	}
+	c, err := cluster.UpstreamAPI(t.TempDir(), "", flag)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "", "--disable-admission-plugins=ServiceAccount")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
-	for _, c := range []*cluster.Cluster{skiff, upstream} {
+	t.Cleanup(c.Stop)
+	sides["upstream"] = c
+	kubeconfigs := map[string]string{}
+	for name, c := range sides {
 		if err := c.ControllerManager(); err != nil {
 			t.Fatal(err)
 		}
+		kubeconfigs[name] = c.Kubeconfig
 	}
-	return map[string]string{"skiff": skiff.Kubeconfig, "upstream": upstream.Kubeconfig}
+	return kubeconfigs
 }
 
 type story struct {
@@ -95,14 +111,13 @@ func readStory(t *testing.T, file string) story {
 	return s
 }
 
-// play runs the story on both servers side by side.
-func (s story) play(t *testing.T, skiff, upstream string) (got, want []string) {
+// play runs the story on all servers at the same time, and returns what each command printed there.
+func (s story) play(t *testing.T, kubeconfigs map[string]string) map[string][]string {
 	t.Helper()
 	var wg sync.WaitGroup
-	for _, side := range []struct {
-		kubeconfig string
-		out        *[]string
-	}{{skiff, &got}, {upstream, &want}} {
+	var mu sync.Mutex
+	printed := map[string][]string{}
+	for name, kubeconfig := range kubeconfigs {
 		dir := t.TempDir()
 		for name, content := range s.files {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
@@ -110,13 +125,17 @@ func (s story) play(t *testing.T, skiff, upstream string) (got, want []string) {
 			}
 		}
 		wg.Go(func() {
+			var out []string
 			for _, command := range s.commands {
-				*side.out = append(*side.out, runCommand(dir, side.kubeconfig, command))
+				out = append(out, runCommand(dir, kubeconfig, command))
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			printed[name] = out
 		})
 	}
 	wg.Wait()
-	return got, want
+	return printed
 }
 
 // runCommand returns everything a command printed, without what differs from run to run, and how it ended.
