@@ -2,6 +2,7 @@
 kubectl create namespace apply
 kubectl -n apply apply -f web.yaml
 kubectl -n apply apply -f web.yaml
+kubectl -n apply wait --for=jsonpath='{.metadata.annotations.deployment\.kubernetes\.io/revision}'=1 deployment/web --timeout=50s
 kubectl -n apply diff -f changed.yaml
 kubectl -n apply apply -f changed.yaml
 kubectl -n apply get deployment web -o jsonpath='{.spec.replicas} {.metadata.generation} {.spec.template.spec.containers[*].name}'
