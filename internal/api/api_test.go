@@ -3,7 +3,6 @@ package api
 import (
 	"bytes"
 	"encoding/json"
-	"go/build"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +40,7 @@ func forEach(t *testing.T, f func(t *testing.T, k *kind.Kind, v *kind.Version, n
 // goldenDir is where k8s.io/api has an example of every kind in every encoding.
 func goldenDir(t *testing.T) string {
 	t.Helper()
-	out, err := exec.Command(filepath.Join(build.Default.GOROOT, "bin/go"), "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

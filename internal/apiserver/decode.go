@@ -235,7 +235,7 @@ func (s *Server) decodeBody(req *request, body []byte, validate strictness) (kin
 
 func (s *Server) decodeObject(req *request, body []byte, f format, validate strictness) (kind.Object, error) {
 	obj := req.res.newObject()
-	if err := s.decodeInto(obj, body, f, req.res, req.res.gvk, validate, req.warn); err != nil {
+	if err := s.decodeInto(obj, requestBody{data: body, format: f, want: req.res.gvk, strictness: validate, res: req.res}, req.warn); err != nil {
 		return nil, err
 	}
 	return req.res.toStored(obj)
@@ -260,26 +260,35 @@ func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
 	return obj, nil
 }
 
-// decodeInto decodes a body into an object of kind want. res is set when the object is of the resource itself.
-func (s *Server) decodeInto(obj kind.Object, body []byte, f format, res *resource, want schema.GroupVersionKind, validate strictness, warn func(string)) error {
+// requestBody is a body to decode and what is known about it.
+type requestBody struct {
+	data       []byte
+	format     format
+	want       schema.GroupVersionKind
+	strictness strictness
+	res        *resource // nil when the body is not an object of the resource itself
+}
+
+// decodeInto decodes a body into an object of the kind that is wanted.
+func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)) error {
 	var found []error
 	var err error
-	data := body
-	if f == formatProtobuf {
-		err = s.decodeProtobuf(obj, body, want)
+	data, want, res := body.data, body.want, body.res
+	if body.format == formatProtobuf {
+		err = s.decodeProtobuf(obj, data, want)
 	} else {
-		if f == formatYAML {
-			if data, err = yaml.YAMLToJSON(body); err != nil {
-				return errUnrecognized(err, want, body)
+		if body.format == formatYAML {
+			if data, err = yaml.YAMLToJSON(body.data); err != nil {
+				return errUnrecognized(err, want, body.data)
 			}
-			if validate.enabled() {
-				if _, err := yaml.YAMLToJSONStrict(body); err != nil {
+			if body.strictness.enabled() {
+				if _, err := yaml.YAMLToJSONStrict(body.data); err != nil {
 					found = append(found, err)
 				}
 			}
 		}
 		var more []error
-		more, err = s.decodeJSON(obj, data, want, validate)
+		more, err = s.decodeJSON(obj, data, want, body.strictness)
 		found = append(found, more...)
 	}
 	if err != nil {
@@ -294,7 +303,7 @@ func (s *Server) decodeInto(obj kind.Object, body []byte, f format, res *resourc
 			found = append(found, fmt.Errorf("unknown field %q", path))
 		}
 	}
-	if err := validate.report(found, warn); err != nil {
+	if err := body.strictness.report(found, warn); err != nil {
 		return errCannotHandle(want, want.Kind, err)
 	}
 	return nil

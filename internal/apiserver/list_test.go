@@ -154,7 +154,7 @@ func TestListSelectors(t *testing.T) {
 		`found '==', expected: !, identifier, or 'end of string'`)
 }
 
-func TestListOptionsAreJudged(t *testing.T) {
+func TestListOptionsValidation(t *testing.T) {
 	s := newTestServer(t)
 	tests := []struct{ query, message string }{
 		{"resourceVersionMatch=Exact", `ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided`},

@@ -72,7 +72,7 @@ func (s *Server) decodeView(req *request, w *write, body []byte, validate strict
 		return nil, err
 	}
 	view := req.sub.NewBody()
-	if err := s.decodeInto(view, body, f, nil, req.sub.BodyGVK(req.res.gvk), validate, req.warn); err != nil {
+	if err := s.decodeInto(view, requestBody{data: body, format: f, want: req.sub.BodyGVK(req.res.gvk), strictness: validate}, req.warn); err != nil {
 		return nil, err
 	}
 	kind.ClearType(view)
@@ -226,7 +226,7 @@ func (s *Server) createSub(req *request) error {
 	}
 	obj := req.sub.NewBody()
 	gvk := req.sub.BodyGVK(req.res.gvk)
-	if err := s.decodeInto(obj, body, f, nil, gvk, strictnessOf(options.FieldValidation), req.warn); err != nil {
+	if err := s.decodeInto(obj, requestBody{data: body, format: f, want: gvk, strictness: strictnessOf(options.FieldValidation)}, req.warn); err != nil {
 		return err
 	}
 	kind.ClearType(obj)

@@ -144,51 +144,58 @@ func (s *Server) respondTable(req *request, out output, p *page) error {
 		}
 	}
 	metadata := appendListMeta(nil, p)
-	return s.writeTable(req, http.StatusOK, out, metadata, objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
+	return s.writeTable(req, http.StatusOK, out, tableBody{metadata, objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
 		return t.appendEntry(to, p.entries[i])
-	})
+	}})
 }
 
 // respondTableOf responds to a list of a virtual kind with a table.
 func (s *Server) respondTableOf(req *request, out output, objs []kind.Object) error {
-	return s.writeTable(req, http.StatusOK, out, []byte("{}"), objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
+	return s.writeTable(req, http.StatusOK, out, tableBody{[]byte("{}"), objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
 		return t.appendIncluded(to, objs[i], t.include)
-	})
+	}})
 }
 
 // respondTableOfOne responds with the table of one object in the stored version.
 func (s *Server) respondTableOfOne(req *request, code int, out output, obj kind.Object) error {
-	return s.writeTable(req, code, out, tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
-		func(t *tableWriter, to []byte, i int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) })
+	return s.writeTable(req, code, out, tableBody{tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
+		func(t *tableWriter, to []byte, _ int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) }})
 }
 
 func tableMeta(resourceVersion string) []byte {
 	return fmt.Appendf(nil, `{"resourceVersion":%q}`, resourceVersion)
 }
 
-func (s *Server) writeTable(req *request, code int, out output, metadata []byte, objs []kind.Object,
-	include func(t *tableWriter, to []byte, i int) ([]byte, error)) error {
+// tableBody is the content of a table.
+type tableBody struct {
+	metadata []byte
+	objs     []kind.Object // one for each row
+	// include appends what a row contains of its object.
+	include func(t *tableWriter, to []byte, row int) ([]byte, error)
+}
+
+func (s *Server) writeTable(req *request, code int, out output, body tableBody) error {
 	t, err := req.tableWriter(out)
 	if err != nil {
 		return err
 	}
-	rows, err := t.cells(objs, time.Now())
+	rows, err := t.cells(body.objs, time.Now())
 	if err != nil {
 		return err
 	}
 	if req.res.kind.ListRows != nil {
-		req.res.kind.ListRows(objs, rows)
+		req.res.kind.ListRows(body.objs, rows)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
-	if *buffer, err = t.appendHead(*buffer, metadata, true); err != nil {
+	if *buffer, err = t.appendHead(*buffer, body.metadata, true); err != nil {
 		return err
 	}
-	for i, obj := range objs {
+	for i, obj := range body.objs {
 		if i > 0 {
 			*buffer = append(*buffer, ',')
 		}
-		*buffer, err = t.appendRow(*buffer, obj, rows[i], func(to []byte) ([]byte, error) { return include(t, to, i) })
+		*buffer, err = t.appendRow(*buffer, obj, rows[i], func(to []byte) ([]byte, error) { return body.include(t, to, i) })
 		if err != nil {
 			return err
 		}

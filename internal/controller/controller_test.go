@@ -185,7 +185,7 @@ func TestQueue(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
 		began := time.Now()
 		var setup *controller.Setup
-		var looks []string
+		var syncs []string
 		b.start(controller.Definition{Name: "queue", New: func(s *controller.Setup) (controller.Syncer, error) {
 			setup = s
 			for range 3 {
@@ -193,16 +193,16 @@ func TestQueue(t *testing.T) {
 			}
 			s.EnqueueAfter(controller.Key{Name: "early-later"}, time.Hour) // before Run the delay is ignored
 			return controller.SyncFunc(func(_ context.Context, key controller.Key) error {
-				looks = append(looks, fmt.Sprintf("%s@%v", key.Name, time.Since(began).Round(time.Second)))
+				syncs = append(syncs, fmt.Sprintf("%s@%v", key.Name, time.Since(began).Round(time.Second)))
 				return nil
 			}), nil
 		}})
 		pass(time.Second)
-		slices.Sort(looks)
-		if got := strings.Join(looks, " "); got != "early-later@0s early@0s" {
+		slices.Sort(syncs)
+		if got := strings.Join(syncs, " "); got != "early-later@0s early@0s" {
 			t.Errorf("before the start: %s", got)
 		}
-		looks = nil
+		syncs = nil
 		setup.EnqueueAfter(controller.Key{Name: "later"}, 10*time.Second)
 		setup.EnqueueAfter(controller.Key{Name: "later"}, 4*time.Second)
 		setup.EnqueueAfter(controller.Key{Name: "later"}, 20*time.Second)
@@ -210,8 +210,8 @@ func TestQueue(t *testing.T) {
 		setup.EnqueueAfter(controller.Key{Name: "past"}, -time.Hour)
 		setup.Enqueue(controller.Key{Namespace: "n", Name: "named"})
 		pass(time.Minute)
-		slices.Sort(looks)
-		if got := strings.Join(looks, " "); got != "later@5s named@1s now@1s past@1s" {
+		slices.Sort(syncs)
+		if got := strings.Join(syncs, " "); got != "later@5s named@1s now@1s past@1s" {
 			t.Errorf("a key that is asked for several times comes at the earliest: %s", got)
 		}
 	})
@@ -221,12 +221,12 @@ func TestQueue(t *testing.T) {
 func TestBackoffIsReset(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
 		var setup *controller.Setup
-		var looks []time.Time
+		var syncs []time.Time
 		fail := 16
 		b.start(controller.Definition{Name: "failing", New: func(s *controller.Setup) (controller.Syncer, error) {
 			setup = s
 			return controller.SyncFunc(func(context.Context, controller.Key) error {
-				if looks = append(looks, time.Now()); len(looks) <= fail {
+				if syncs = append(syncs, time.Now()); len(syncs) <= fail {
 					return errors.New("not yet")
 				}
 				return nil
@@ -235,8 +235,8 @@ func TestBackoffIsReset(t *testing.T) {
 		check := func(what string) {
 			t.Helper()
 			want := 5 * time.Millisecond
-			for i := 1; i < len(looks); i++ {
-				if got := looks[i].Sub(looks[i-1]); got != min(want, time.Minute) {
+			for i := 1; i < len(syncs); i++ {
+				if got := syncs[i].Sub(syncs[i-1]); got != min(want, time.Minute) {
 					t.Errorf("%s: pause %d is %v, want %v", what, i, got, min(want, time.Minute))
 				}
 				want *= 2
@@ -244,15 +244,15 @@ func TestBackoffIsReset(t *testing.T) {
 		}
 		setup.Enqueue(controller.Key{Name: "k"})
 		pass(time.Hour)
-		if len(looks) != 17 {
-			t.Fatalf("%d looks", len(looks))
+		if len(syncs) != 17 {
+			t.Fatalf("%d syncs", len(syncs))
 		}
 		check("at first")
-		looks, fail = nil, 3
+		syncs, fail = nil, 3
 		setup.Enqueue(controller.Key{Name: "k"})
 		pass(time.Hour)
-		if len(looks) != 4 {
-			t.Fatalf("%d looks", len(looks))
+		if len(syncs) != 4 {
+			t.Fatalf("%d syncs", len(syncs))
 		}
 		check("after a success")
 		if got := b.metric("workqueue_retries_total", "failing"); got < 19 {

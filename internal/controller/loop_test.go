@@ -97,11 +97,11 @@ func (b *testEnvironment) watching(sync controller.SyncFunc) controller.Definiti
 func TestOneWorkerPerKey(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
 		var mu sync.Mutex
-		working, looks, most := map[controller.Key]int{}, map[controller.Key]int{}, 0
+		working, syncs, most := map[controller.Key]int{}, map[controller.Key]int{}, 0
 		b.start(b.watching(func(_ context.Context, key controller.Key) error {
 			mu.Lock()
 			working[key]++
-			looks[key]++
+			syncs[key]++
 			most = max(most, len(working))
 			if working[key] > 1 {
 				t.Errorf("two workers on %v", key)
@@ -130,13 +130,13 @@ func TestOneWorkerPerKey(t *testing.T) {
 		pass(time.Minute)
 		mu.Lock()
 		defer mu.Unlock()
-		for key, n := range looks {
+		for key, n := range syncs {
 			if want := 2; n > want || n < 1 {
 				t.Errorf("%v was looked at %d times", key, n)
 			}
 		}
-		if len(looks) != 5 || most != 3 {
-			t.Errorf("%d keys, %d at once", len(looks), most)
+		if len(syncs) != 5 || most != 3 {
+			t.Errorf("%d keys, %d at once", len(syncs), most)
 		}
 		if b.metric("workqueue_adds_total", "test-controller") < 5 || b.metric("running_managed_controllers", "test-controller") != 1 {
 			t.Error("metrics do not count")
@@ -147,28 +147,28 @@ func TestOneWorkerPerKey(t *testing.T) {
 func TestBackoffAndPanic(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
 		began := time.Now()
-		var looks []time.Duration
+		var syncs []time.Duration
 		b.start(b.watching(func(_ context.Context, key controller.Key) error {
-			if looks = append(looks, time.Since(began)); len(looks) == 3 {
+			if syncs = append(syncs, time.Since(began)); len(syncs) == 3 {
 				panic("a bug")
 			}
-			if len(looks) < 30 {
+			if len(syncs) < 30 {
 				return errors.New("not yet")
 			}
 			return nil
 		}))
 		b.configMap("a")
 		pass(time.Hour)
-		if len(looks) != 30 {
-			t.Fatalf("%d looks", len(looks))
+		if len(syncs) != 30 {
+			t.Fatalf("%d syncs", len(syncs))
 		}
-		for i := 2; i < len(looks); i++ {
-			before, after := looks[i-1]-looks[i-2], looks[i]-looks[i-1]
+		for i := 2; i < len(syncs); i++ {
+			before, after := syncs[i-1]-syncs[i-2], syncs[i]-syncs[i-1]
 			if after < before || after > time.Minute+time.Second {
 				t.Errorf("look %d came %v after the one before, that one %v", i, after, before)
 			}
 		}
-		if got := looks[29] - looks[28]; got < 59*time.Second {
+		if got := syncs[29] - syncs[28]; got < 59*time.Second {
 			t.Errorf("the last backoff was %v", got)
 		}
 		if b.metric("controller_syncs_total", "error") != 29 || b.metric("controller_syncs_total", "success") != 1 {
@@ -206,7 +206,7 @@ func (e *eagerSyncer) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
 
 func TestReadsItsOwnWrites(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
-		looks := 0
+		syncs := 0
 		b.start(controller.Definition{Name: "eager", Workers: 4, New: func(s *controller.Setup) (controller.Syncer, error) {
 			e := &eagerSyncer{maps: client.InformerFor[*corev1.ConfigMap](s.Informers)}
 			var err error
@@ -222,7 +222,7 @@ func TestReadsItsOwnWrites(t *testing.T) {
 			}
 			planned := controller.NewSyncer(s, e)
 			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
-				looks++
+				syncs++
 				defer s.Enqueue(key)
 				time.Sleep(time.Millisecond)
 				return planned.Sync(ctx, key)
@@ -231,25 +231,25 @@ func TestReadsItsOwnWrites(t *testing.T) {
 		b.configMap("owner")
 		pass(30 * time.Second)
 		pods, _, err := client.For[*corev1.Pod](b.client).List(b.ctx, "default", client.Selector{})
-		if err != nil || len(pods) != 3 || looks < 100 {
-			t.Errorf("%d pods after %d looks, want 3; %v", len(pods), looks, err)
+		if err != nil || len(pods) != 3 || syncs < 100 {
+			t.Errorf("%d pods after %d syncs, want 3; %v", len(pods), syncs, err)
 		}
 	})
 }
 
 func TestRequeueAfter(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
-		var looks []time.Time
+		var syncs []time.Time
 		b.start(controller.Definition{Name: "later", New: func(s *controller.Setup) (controller.Syncer, error) {
 			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
-				looks = append(looks, time.Now())
+				syncs = append(syncs, time.Now())
 				return s.Apply(ctx, key, controller.Plan{RequeueAfter: 10 * time.Minute})
 			}), controller.WatchPrimary[*corev1.ConfigMap](s)
 		}})
 		b.configMap("a")
 		pass(59 * time.Minute)
-		if len(looks) != 6 {
-			t.Errorf("%d looks in an hour, want one each ten minutes: %v", len(looks), looks)
+		if len(syncs) != 6 {
+			t.Errorf("%d syncs in an hour, want one each ten minutes: %v", len(syncs), syncs)
 		}
 	})
 }

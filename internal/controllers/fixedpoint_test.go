@@ -34,8 +34,8 @@ type property struct {
 	run   []string
 	nodes int
 	seeds int
-	// quiet is the time until the state is stable, by default 15 minutes.
-	quiet time.Duration
+	// settle is the time until the state is stable, by default 15 minutes.
+	settle time.Duration
 	// act performs one random action; it is called repeatedly, and time passes in between.
 	act func(w *world.World)
 	// rest, if set, prepares a state that can become stable.
@@ -67,7 +67,7 @@ func TestFixedPoints(t *testing.T) {
 				if p.rest != nil {
 					p.rest(w)
 				}
-				w.Pass(cmp.Or(p.quiet, 15*time.Minute))
+				w.Pass(cmp.Or(p.settle, 15*time.Minute))
 				p.check(w)
 				stop()
 				w.AssertSettled(definitions...)
@@ -98,7 +98,7 @@ func properties() []property {
 			"kube-apiserver-serving-clustertrustbundle-publisher-controller"}, act: actAccounts, check: checkAccounts},
 		{name: "services", run: []string{"endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller", "service-cidr-controller", "service"},
 			nodes: 3, act: actServices, check: checkServices},
-		{name: "nodes", run: []string{"nodelifecycle", "taint-eviction-controller", "nodeipam", "ttl"}, quiet: 5 * time.Second, act: actNodes, rest: restNodes, check: checkNodes},
+		{name: "nodes", run: []string{"nodelifecycle", "taint-eviction-controller", "nodeipam", "ttl"}, settle: 5 * time.Second, act: actNodes, rest: restNodes, check: checkNodes},
 		{name: "scaling", run: []string{"disruption-controller", "replicaset", "deployment", "horizontalpodautoscaling"}, nodes: 3, act: actScaling, check: checkScaling},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",
 			"persistentvolume-expander", "local-path-provisioner", "attachdetach"}, nodes: 2, act: actClaims, check: checkClaims},

@@ -281,11 +281,11 @@ func (r *response) transmit(n int, end bool) error {
 	c.writeQueued() // first: settings and their acknowledgement must precede headers
 	var head []byte
 	if !r.sent {
-		alone := end && n == 0
-		c.heads = appendHeaders(c.heads[:0], r.stream.id, c.encodeHeaders(r.fields), alone)
+		headersOnly := end && n == 0
+		c.heads = appendHeaders(c.heads[:0], r.stream.id, c.encodeHeaders(r.fields), headersOnly)
 		head = c.heads
 		r.sent = true
-		if alone || len(head) > headerSpace || n == 0 {
+		if headersOnly || len(head) > headerSpace || n == 0 {
 			if err := c.write(head); err != nil || n == 0 {
 				return err
 			}

@@ -509,7 +509,7 @@ func TestSchedulerWithExtenders(t *testing.T) {
 			f.scheduler.nodeAdded(schedulertest.TestNode("b"))
 			f.scheduler.nodeAdded(schedulertest.TestNode("c"))
 			for _, p := range pods {
-				f.pods[p.Name] = p
+				f.pods[p.Name], f.seen[p.Name] = p, p
 				f.scheduler.mu.Lock()
 				f.scheduler.podAdded(p)
 				next, _ := f.scheduler.queue.Pop(time.Now())

@@ -39,8 +39,11 @@ type fakeServer struct {
 	scheduler *Scheduler
 	delay     time.Duration
 
+	delivering sync.Mutex // held while a change is delivered: no change overtakes another
+
 	mu      sync.Mutex
 	pods    map[string]*corev1.Pod
+	seen    map[string]*corev1.Pod // as delivered last
 	patches map[string][]string
 	deleted []string
 	// refuse makes bindings fail while it returns an error; fail does so with other writes, by verb.
@@ -59,7 +62,7 @@ func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfigurat
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fakeServer{t: t, scheduler: s, delay: 5 * time.Millisecond, grace: 3 * time.Second, pods: map[string]*corev1.Pod{}, patches: map[string][]string{}, bound: map[string]int{}}
+	f := &fakeServer{t: t, scheduler: s, delay: 5 * time.Millisecond, grace: 3 * time.Second, pods: map[string]*corev1.Pod{}, seen: map[string]*corev1.Pod{}, patches: map[string][]string{}, bound: map[string]int{}}
 	s.writer = f
 	s.record = func(component string, pod *corev1.Pod, eventType, reason, message string) {
 		f.mu.Lock()
@@ -69,7 +72,7 @@ func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfigurat
 	s.lists.pods = func(_, name string) (*corev1.Pod, bool) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		p, ok := f.pods[name]
+		p, ok := f.seen[name]
 		return p, ok
 	}
 	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return f.budgets }
@@ -90,16 +93,37 @@ func (f *fakeServer) addPod(p *corev1.Pod) {
 	f.mu.Lock()
 	f.pods[p.Name] = p
 	f.mu.Unlock()
-	f.tell(func() { f.scheduler.podAdded(p) })
+	f.deliver(p.Name)
 }
 
 func (f *fakeServer) removePod(name string) {
 	f.mu.Lock()
-	p := f.pods[name]
 	delete(f.pods, name)
 	f.mu.Unlock()
-	if p != nil {
-		f.tell(func() { f.scheduler.podDeleted(p) })
+	f.deliver(name)
+}
+
+// deliver brings the scheduler from the state of a pod that it has seen last to the server's current one, as an informer does: in order,
+// and several changes at once if they came before it.
+func (f *fakeServer) deliver(name string) {
+	f.delivering.Lock()
+	defer f.delivering.Unlock()
+	f.mu.Lock()
+	old, now := f.seen[name], f.pods[name]
+	if now == nil {
+		delete(f.seen, name)
+	} else {
+		f.seen[name] = now
+	}
+	f.mu.Unlock()
+	switch {
+	case old == now:
+	case old == nil:
+		f.tell(func() { f.scheduler.podAdded(now) })
+	case now == nil:
+		f.tell(func() { f.scheduler.podDeleted(old) })
+	default:
+		f.tell(func() { f.scheduler.podChanged(old, now) })
 	}
 }
 
@@ -114,16 +138,18 @@ func (f *fakeServer) nodeOf(name string) string {
 
 func (f *fakeServer) change(name string, change func(*corev1.Pod)) {
 	f.mu.Lock()
-	old := f.pods[name]
-	if old == nil {
-		f.mu.Unlock()
-		return
-	}
-	now := old.DeepCopy()
-	change(now)
-	f.pods[name] = now
+	f.store(name, change)
 	f.mu.Unlock()
-	f.tell(func() { f.scheduler.podChanged(old, now) })
+	f.deliver(name)
+}
+
+// store changes a pod on the server. The scheduler sees it when it is delivered. The caller holds f.mu.
+func (f *fakeServer) store(name string, change func(*corev1.Pod)) {
+	if old := f.pods[name]; old != nil {
+		now := old.DeepCopy()
+		change(now)
+		f.pods[name] = now
+	}
 }
 
 func (f *fakeServer) bind(_ context.Context, pod *corev1.Pod, node string) error {
@@ -145,11 +171,12 @@ func (f *fakeServer) bind(_ context.Context, pod *corev1.Pod, node string) error
 		}
 	}
 	f.bound[pod.Name]++
+	f.store(pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = node })
 	f.mu.Unlock()
-	// The watch is slower than the answer.
+	// The watch is slower than the response.
 	go func() {
 		time.Sleep(f.delay)
-		f.change(pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = node })
+		f.deliver(pod.Name)
 	}()
 	return nil
 }

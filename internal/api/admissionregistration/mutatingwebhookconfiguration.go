@@ -20,7 +20,8 @@ var MutatingWebhookConfiguration = kind.Of(kind.Definition[*mutatingConfiguratio
 	Default: func(config *mutatingConfiguration) {
 		for i := range config.Webhooks {
 			hook := &config.Webhooks[i]
-			defaultWebhook(&hook.FailurePolicy, &hook.MatchPolicy, &hook.NamespaceSelector, &hook.ObjectSelector, &hook.TimeoutSeconds, &hook.ClientConfig, hook.Rules)
+			defaultWebhook(&hook.FailurePolicy, &hook.MatchPolicy, &hook.TimeoutSeconds)
+			defaultTarget(&hook.NamespaceSelector, &hook.ObjectSelector, &hook.ClientConfig, hook.Rules)
 			kind.SetDefault(&hook.ReinvocationPolicy, admissionregistrationv1.NeverReinvocationPolicy)
 		}
 	},

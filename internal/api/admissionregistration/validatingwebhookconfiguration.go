@@ -19,7 +19,8 @@ var ValidatingWebhookConfiguration = kind.Of(kind.Definition[*validatingConfigur
 	Default: func(config *validatingConfiguration) {
 		for i := range config.Webhooks {
 			hook := &config.Webhooks[i]
-			defaultWebhook(&hook.FailurePolicy, &hook.MatchPolicy, &hook.NamespaceSelector, &hook.ObjectSelector, &hook.TimeoutSeconds, &hook.ClientConfig, hook.Rules)
+			defaultWebhook(&hook.FailurePolicy, &hook.MatchPolicy, &hook.TimeoutSeconds)
+			defaultTarget(&hook.NamespaceSelector, &hook.ObjectSelector, &hook.ClientConfig, hook.Rules)
 		}
 	},
 	Validate: func(_ *kind.Request, config, old *validatingConfiguration) field.ErrorList {

@@ -22,13 +22,17 @@ import (
 // The two types of webhooks differ in one field. The validation is written for the one that has it.
 type webhook = admissionregistrationv1.MutatingWebhook
 
-func defaultWebhook(failure **admissionregistrationv1.FailurePolicyType, match **admissionregistrationv1.MatchPolicyType,
-	namespaces, objects **metav1.LabelSelector, timeout **int32, client *admissionregistrationv1.WebhookClientConfig, rules []admissionregistrationv1.RuleWithOperations) {
+// defaultWebhook fills in how a webhook is called.
+func defaultWebhook(failure **admissionregistrationv1.FailurePolicyType, match **admissionregistrationv1.MatchPolicyType, timeout **int32) {
 	kind.SetDefault(failure, admissionregistrationv1.Fail)
 	kind.SetDefault(match, admissionregistrationv1.Equivalent)
+	kind.SetDefault(timeout, 10)
+}
+
+// defaultTarget fills in which objects a webhook is called for, and its client's port.
+func defaultTarget(namespaces, objects **metav1.LabelSelector, client *admissionregistrationv1.WebhookClientConfig, rules []admissionregistrationv1.RuleWithOperations) {
 	kind.SetDefault(namespaces, metav1.LabelSelector{})
 	kind.SetDefault(objects, metav1.LabelSelector{})
-	kind.SetDefault(timeout, 10)
 	if client.Service != nil {
 		kind.SetDefault(&client.Service.Port, 443)
 	}

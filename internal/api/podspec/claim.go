@@ -59,18 +59,18 @@ func (val *validator) claimSpec(spec *corev1.PersistentVolumeClaimSpec, path *fi
 }
 
 func (val *validator) accessModes(modes []corev1.PersistentVolumeAccessMode, path *field.Path) {
-	alone, shared := false, false
+	exclusive, shared := false, false
 	for _, mode := range modes {
 		switch mode {
 		case corev1.ReadWriteOncePod:
-			alone = true
+			exclusive = true
 		case corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce:
 			shared = true
 		default:
 			oneOf(val, path, mode, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod)
 		}
 	}
-	if alone && shared {
+	if exclusive && shared {
 		val.forbidden(path, "may not use ReadWriteOncePod with other access modes")
 	}
 }

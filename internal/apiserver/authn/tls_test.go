@@ -47,29 +47,29 @@ func TestOverTLS(t *testing.T) {
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	defer server.Close()
-	strangers, err := pki.NewCA("strangers", now)
+	unknown, err := pki.NewCA("unknown", now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
-		name      string
-		authority *pki.CA
-		leaf      pki.Leaf
-		code      int
-		want      string
+		name string
+		ca   *pki.CA
+		leaf pki.Leaf
+		code int
+		want string
 	}{
 		{name: "nobody", code: 200, want: "HTTP/2.0 system:anonymous 0"},
-		{name: "user", authority: cluster, leaf: pki.User("jane"), code: 200, want: "HTTP/2.0 jane 0"},
-		{name: "proxy", authority: front, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 eve 0"},
-		{name: "another of the proxies' authority", authority: front, leaf: pki.User("jane"), code: 401},
-		{name: "proxy's name, cluster's authority", authority: cluster, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 front-proxy-client 0"},
-		{name: "stranger", authority: strangers, leaf: pki.User("jane"), code: 401},
-		{name: "expired", authority: cluster, leaf: pki.Leaf{CommonName: "jane", Client: true, Lifetime: time.Nanosecond}, code: 401},
+		{name: "user", ca: cluster, leaf: pki.User("jane"), code: 200, want: "HTTP/2.0 jane 0"},
+		{name: "proxy", ca: front, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 eve 0"},
+		{name: "another of the proxies' CA", ca: front, leaf: pki.User("jane"), code: 401},
+		{name: "proxy's name, cluster's CA", ca: cluster, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 front-proxy-client 0"},
+		{name: "unknown CA", ca: unknown, leaf: pki.User("jane"), code: 401},
+		{name: "expired", ca: cluster, leaf: pki.Leaf{CommonName: "jane", Client: true, Lifetime: time.Nanosecond}, code: 401},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			config := &tls.Config{RootCAs: cluster.Pool(), ServerName: "kubernetes"}
-			if test.authority != nil {
-				pair, err := test.authority.Issue(test.leaf, now)
+			if test.ca != nil {
+				pair, err := test.ca.Issue(test.leaf, now)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -139,12 +139,12 @@ func (b *backends) podExec(w http.ResponseWriter, r *http.Request, c *apiserver.
 	query := r.URL.Query()
 	to := streamQuery(query)
 	to["command"] = query["command"]
-	return b.stream(w, r, c, "exec", query.Get("container"), to)
+	return b.stream(w, r, c, session{verb: "exec", container: query.Get("container"), query: to})
 }
 
 func (b *backends) podAttach(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
 	query := r.URL.Query()
-	return b.stream(w, r, c, "attach", query.Get("container"), streamQuery(query))
+	return b.stream(w, r, c, session{verb: "attach", container: query.Get("container"), query: streamQuery(query)})
 }
 
 func (b *backends) podPortForward(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
@@ -165,16 +165,24 @@ func (b *backends) podPortForward(w http.ResponseWriter, r *http.Request, c *api
 	return b.toKubelet(w, r, pod, "/portForward/"+pod.Namespace+"/"+pod.Name, query)
 }
 
-// stream forwards an exec or attach session to the kubelet.
-func (b *backends) stream(w http.ResponseWriter, r *http.Request, c *apiserver.Connection, verb, name string, query url.Values) error {
+// session is an exec or attach session.
+type session struct {
+	verb      string // exec or attach, as in the kubelet's paths
+	container string // "" lets the pod decide
+	query     url.Values
+}
+
+// stream forwards a session to the kubelet.
+func (b *backends) stream(w http.ResponseWriter, r *http.Request, c *apiserver.Connection, s session) error {
 	pod, err := b.pod(r.Context(), c)
 	if err != nil {
 		return err
 	}
-	if name, err = chooseContainer(pod, name); err != nil {
+	container, err := chooseContainer(pod, s.container)
+	if err != nil {
 		return err
 	}
-	return b.toKubelet(w, r, pod, "/"+verb+"/"+pod.Namespace+"/"+pod.Name+"/"+name, query)
+	return b.toKubelet(w, r, pod, "/"+s.verb+"/"+pod.Namespace+"/"+pod.Name+"/"+container, s.query)
 }
 
 func (b *backends) toKubelet(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, path string, query url.Values) error {

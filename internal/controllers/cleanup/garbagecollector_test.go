@@ -548,7 +548,7 @@ func collector(t *testing.T, said map[string][]string) (*garbageCollector, *answ
 	return g, heard
 }
 
-// TestOneLook goes through what the server may say about an object and its owners, and looks what is asked of it then.
+// TestOneLook goes through what the server may say about an object and its owners, and scans what is asked of it then.
 func TestAttemptToDelete(t *testing.T) {
 	const at = "/apis/example.com/v1/namespaces/work/things/"
 	const success = `{"apiVersion":"v1","kind":"Status","status":"Success"}`

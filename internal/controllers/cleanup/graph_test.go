@@ -47,7 +47,7 @@ func TestGraph(t *testing.T) {
 	for _, test := range []struct {
 		what                  string
 		story                 func(g *graph) graphWork
-		look, later, orphaned []string
+		scan, later, orphaned []string
 		invalid               int
 	}{
 		{"an object alone", func(g *graph) graphWork { return g.observe(owner, naming()) }, nil, nil, nil, 0},
@@ -233,7 +233,7 @@ func TestGraph(t *testing.T) {
 	} {
 		g := newGraph()
 		w := test.story(g)
-		if !slices.Equal(uids(w.attemptDelete), test.look) || !slices.Equal(uids(w.attemptDeleteLater), test.later) || !slices.Equal(uids(w.orphanDependents), test.orphaned) || len(w.invalid) != test.invalid {
+		if !slices.Equal(uids(w.attemptDelete), test.scan) || !slices.Equal(uids(w.attemptDeleteLater), test.later) || !slices.Equal(uids(w.orphanDependents), test.orphaned) || len(w.invalid) != test.invalid {
 			t.Errorf("%s: %+v", test.what, w)
 		}
 	}

@@ -44,7 +44,7 @@ func served(groups map[string]string) map[string][]string {
 func TestWhatIsFollowed(t *testing.T) {
 	for _, test := range []struct {
 		what   string
-		looks  []map[string]string
+		scans  []map[string]string
 		synced bool // the monitors have listed their resources
 		want   []string
 	}{
@@ -63,9 +63,9 @@ func TestWhatIsFollowed(t *testing.T) {
 		g.monitors = map[schema.GroupVersionResource]*monitor{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
-		for i, look := range test.looks {
+		for i, scan := range test.scans {
 			heard.mu.Lock()
-			heard.said = served(look)
+			heard.said = served(scan)
 			heard.mu.Unlock()
 			g.syncMonitors(ctx, &running)
 			var got []string
@@ -80,7 +80,7 @@ func TestWhatIsFollowed(t *testing.T) {
 			want := strings.Fields(test.want[i])
 			slices.Sort(got)
 			if slices.Sort(want); !slices.Equal(got, want) {
-				t.Errorf("%s, look %d: %v, want %v", test.what, i, got, want)
+				t.Errorf("%s, scan %d: %v, want %v", test.what, i, got, want)
 			}
 		}
 		cancel()

@@ -143,7 +143,7 @@ func TestClusterInfoIsSigned(t *testing.T) {
 			t.Errorf("%s: %v\nwant %v", test.what, v.info.Data, test.want)
 		}
 		if again := (&bootstrapSigner{}).Reconcile(v); !again.IsEmpty() {
-			t.Errorf("%s: a second look changes %+v", test.what, again)
+			t.Errorf("%s: a second sync changes %+v", test.what, again)
 		}
 	}
 }

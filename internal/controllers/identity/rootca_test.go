@@ -61,7 +61,7 @@ func TestRootCA(t *testing.T) {
 			t.Errorf("%s: the map of the cache has changed, or its revision is lost", test.what)
 		}
 		if again := c.Reconcile(rootCAView{namespace: namespaceIn(corev1.NamespaceActive), published: m}); !again.IsEmpty() {
-			t.Errorf("%s: a second look changes %+v", test.what, again)
+			t.Errorf("%s: a second sync changes %+v", test.what, again)
 		}
 	}
 }

@@ -251,7 +251,7 @@ func TestEndpointsWrites(t *testing.T) {
 		}
 		v.current = e
 		if again := v.reconcile(); !again.IsEmpty() {
-			t.Errorf("%s: a second look changes something: %s", test.what, words(again))
+			t.Errorf("%s: a second sync changes something: %s", test.what, words(again))
 		}
 	}
 }
@@ -275,7 +275,7 @@ func TestEndpointsOverCapacity(t *testing.T) {
 		}
 		v.current = e
 		if plan := v.reconcile(); plan.IsEmpty() != (test.note == "") {
-			t.Errorf("%d pods: a second look: %s", test.pods, words(plan)) // what was cut is compared as it should be, and written again
+			t.Errorf("%d pods: a second sync: %s", test.pods, words(plan)) // what was cut is compared as it should be, and written again
 		}
 		v.pods = many(10)
 		e = v.reconcile().Steps[0].Writes[0].Object.(*corev1.Endpoints)

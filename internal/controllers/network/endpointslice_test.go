@@ -354,7 +354,7 @@ func TestTopologyHints(t *testing.T) {
 			t.Errorf("%s: given up, %d hints, %s", test.what, hinted(v.slices), words(plan))
 		}
 		if again := v.reconcile(); !again.IsEmpty() {
-			t.Errorf("%s: a second look changes something: %s", test.what, words(again))
+			t.Errorf("%s: a second sync changes something: %s", test.what, words(again))
 		}
 	}
 }

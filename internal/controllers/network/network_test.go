@@ -210,7 +210,7 @@ func TestEndpointSlices(t *testing.T) {
 		if test.service.DeletionTimestamp == nil {
 			v.slices = written(v, plan)
 			if again := v.reconcile(); len(again.Steps) > 0 {
-				t.Errorf("%s: a second look changes something: %s", test.what, words(again))
+				t.Errorf("%s: a second sync changes something: %s", test.what, words(again))
 			}
 		}
 	}
@@ -261,13 +261,13 @@ func TestHintsFollowTheTrafficDistribution(t *testing.T) {
 			t.Errorf("%s: %s, want %s", test.distribution, got, test.want)
 		}
 		if plan := v.reconcile(); !plan.IsEmpty() {
-			t.Errorf("%s: a second look changes something", test.distribution)
+			t.Errorf("%s: a second sync changes something", test.distribution)
 		}
 	}
 }
 
 // TestPackingKeepsItsPromises: whatever pods come and go, the slices hold exactly the wanted endpoints, none is too full, a
-// second look changes nothing, and a small change touches few slices.
+// second sync changes nothing, and a small change touches few slices.
 func TestPackingKeepsItsPromises(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	v := sliceViewOf(aService(), nil)
@@ -309,7 +309,7 @@ func TestPackingKeepsItsPromises(t *testing.T) {
 			t.Fatalf("round %d: missing %v", round, want)
 		}
 		if plan := v.reconcile(); !plan.IsEmpty() {
-			t.Fatalf("round %d: a second look changes something: %s", round, words(plan))
+			t.Fatalf("round %d: a second sync changes something: %s", round, words(plan))
 		}
 	}
 }

@@ -31,8 +31,8 @@ func anAddress(ip string) *networkingv1.IPAddress {
 
 func TestServiceCIDRMayGo(t *testing.T) {
 	small := aCIDR("small", "10.0.0.0/24")
-	strangers := anAddress("10.0.0.5")
-	strangers.Labels = nil
+	foreign := anAddress("10.0.0.5")
+	foreign.Labels = nil
 	for _, test := range []struct {
 		what      string
 		others    []*networkingv1.ServiceCIDR
@@ -41,7 +41,7 @@ func TestServiceCIDRMayGo(t *testing.T) {
 	}{
 		{"nothing hangs on it", nil, nil, true},
 		{"an address does", nil, []*networkingv1.IPAddress{anAddress("10.0.0.5")}, false},
-		{"an address of somebody else", nil, []*networkingv1.IPAddress{strangers}, true},
+		{"an address of somebody else", nil, []*networkingv1.IPAddress{foreign}, true},
 		{"an address elsewhere", nil, []*networkingv1.IPAddress{anAddress("10.0.1.5")}, true},
 		{"a larger range has it too", []*networkingv1.ServiceCIDR{aCIDR("large", "10.0.0.0/16")}, []*networkingv1.IPAddress{anAddress("10.0.0.5")}, true},
 		{"the same range has it too", []*networkingv1.ServiceCIDR{aCIDR("same", "10.0.0.0/24")}, []*networkingv1.IPAddress{anAddress("10.0.0.5")}, true},
@@ -244,7 +244,7 @@ func TestServiceCIDRWrites(t *testing.T) {
 				status = fmt.Sprintf("%s %s %s %s", c.Status, c.Reason, c.Message, when)
 			}
 			if plan.Status(controller.ApplyResult{Err: errors.New("failed")}) != nil || plan.Status(controller.ApplyResult{Written: []kind.Object{test.cidr}}) != nil {
-				t.Errorf("%s: after other writes the status waits for the next look", test.what)
+				t.Errorf("%s: after other writes the status waits for the next sync", test.what)
 			}
 		}
 		if patch != test.patch || status != test.status || plan.RequeueAfter != test.again {

@@ -80,7 +80,7 @@ func TestTaintsFollowConditions(t *testing.T) {
 			changed.Spec.Taints = got
 			v.node = changed
 			if again := v.taints(); again != nil {
-				t.Errorf("%s: a second look changes %s", test.what, taintWords(again))
+				t.Errorf("%s: a second sync changes %s", test.what, taintWords(again))
 			}
 		}
 	}

@@ -223,7 +223,7 @@ func TestRandomPodCIDRs(t *testing.T) {
 	for round := range 200 {
 		v := podCIDRView{ranges: ranges, reserved: prefixes(fmt.Sprintf("10.0.%d.0/24", random.IntN(16)), fmt.Sprintf("fd00:0:0:%x::/64", random.IntN(16))), candidates: make([]uint64, 2)}
 		made := 0
-		for look := range 40 {
+		for step := range 40 {
 			for range random.IntN(3) {
 				made++
 				v.nodes = append(v.nodes, aNode(fmt.Sprint("n", made)))
@@ -248,7 +248,7 @@ func TestRandomPodCIDRs(t *testing.T) {
 			for i, n := range v.nodes {
 				if cidrs, ok := applied[n.Name]; ok {
 					if len(n.Spec.PodCIDRs) > 0 {
-						t.Fatalf("seed %d, round %d, look %d: %s had %v and gets %v", seed, round, look, n.Name, n.Spec.PodCIDRs, cidrs)
+						t.Fatalf("seed %d, round %d, step %d: %s had %v and gets %v", seed, round, step, n.Name, n.Spec.PodCIDRs, cidrs)
 					}
 					v.nodes[i] = aNode(n.Name, holds(cidrs...))
 				}
@@ -262,18 +262,18 @@ func TestRandomPodCIDRs(t *testing.T) {
 				}
 				for i, cidr := range n.Spec.PodCIDRs {
 					if by, ok := inUse[cidr]; ok {
-						t.Fatalf("seed %d, round %d, look %d: %s of %s is of %s", seed, round, look, cidr, n.Name, by)
+						t.Fatalf("seed %d, round %d, step %d: %s of %s is of %s", seed, round, step, cidr, n.Name, by)
 					}
 					if inUse[cidr] = n.Name; !ranges[i].Prefix.Contains(netip.MustParsePrefix(cidr).Addr()) {
-						t.Fatalf("seed %d, round %d, look %d: %s is not in %s", seed, round, look, cidr, ranges[i].Prefix)
+						t.Fatalf("seed %d, round %d, step %d: %s is not in %s", seed, round, step, cidr, ranges[i].Prefix)
 					}
 				}
 			}
 			if want := max(0, len(v.nodes)-15); without != want || len(plan.Events) != want {
-				t.Fatalf("seed %d, round %d, look %d: %d of %d nodes are without, %d events", seed, round, look, without, len(v.nodes), len(plan.Events))
+				t.Fatalf("seed %d, round %d, step %d: %d of %d nodes are without, %d events", seed, round, step, without, len(v.nodes), len(plan.Events))
 			}
 			if again, _ := v.reconcile(); len(again.Steps) > 0 {
-				t.Fatalf("seed %d, round %d, look %d: a second look writes %s", seed, round, look, words(again))
+				t.Fatalf("seed %d, round %d, step %d: a second sync writes %s", seed, round, step, words(again))
 			}
 		}
 	}

@@ -249,7 +249,7 @@ func TestRandomTaints(t *testing.T) {
 	}
 }
 
-// TestEvictionsInAWorld plays taints and pods that come, change and go, and looks when pods are gone and what was told.
+// TestEvictionsInAWorld plays taints and pods that come, change and go, and lists when pods are gone and what was told.
 func TestEvictionsInAWorld(t *testing.T) {
 	marking := func(name string) string { return "TaintManagerEviction: Marking for deletion Pod default/" + name }
 	cancelling := func(name string) string { return "TaintManagerEviction: Cancelling deletion of Pod default/" + name }

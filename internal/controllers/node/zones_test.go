@@ -45,7 +45,7 @@ func TestExcludedNodes(t *testing.T) {
 	}
 }
 
-func TestJudgeZones(t *testing.T) {
+func TestZoneStates(t *testing.T) {
 	for _, test := range []struct {
 		ready, lost int
 		threshold   float64
@@ -81,7 +81,7 @@ func TestZoneRates(t *testing.T) {
 	}
 }
 
-// seen lets zones look at nodes.
+// seen lets zones see nodes.
 func seen(z *zones, at time.Time, nodes ...*corev1.Node) bool {
 	z.markDirty()
 	return z.update(func(string, labels.Selector) []*corev1.Node { return nodes }, at)
@@ -172,7 +172,7 @@ func TestExcludedNodesDoNotCount(t *testing.T) {
 	}
 }
 
-func TestTurns(t *testing.T) {
+func TestRateLimits(t *testing.T) {
 	z := newZones(DefaultLifecycle)
 	a := some("a", 2, 2)
 	seen(z, now, a...)
@@ -214,18 +214,18 @@ func TestResumedIsWhenSomeoneAnswersAgain(t *testing.T) {
 	}
 }
 
-func TestZonesAreJudgedOnlyWhenTouched(t *testing.T) {
+func TestZonesAreCheckedOnlyWhenChanged(t *testing.T) {
 	z := newZones(DefaultLifecycle)
-	looks := 0
-	look := func() bool {
-		return z.update(func(string, labels.Selector) []*corev1.Node { looks++; return some("a", 1, 0) }, now)
+	lists := 0
+	update := func() bool {
+		return z.update(func(string, labels.Selector) []*corev1.Node { lists++; return some("a", 1, 0) }, now)
 	}
-	look()
-	look()
+	update()
+	update()
 	z.markDirty()
-	look()
-	if looks != 2 {
-		t.Errorf("nodes were listed %d times", looks)
+	update()
+	if lists != 2 {
+		t.Errorf("nodes were listed %d times", lists)
 	}
 }
 

@@ -331,8 +331,8 @@ func rescaledTo(n int) string {
 	return fmt.Sprintf("AbleToScale=True SucceededRescale: the HPA controller was able to update the target scale to %d", n)
 }
 
-// TestFirstLook: one sync at a Deployment; its size after, the whole status, and what is reported.
-func TestFirstLook(t *testing.T) {
+// TestFirstSync: one sync at a Deployment; its size after, the whole status, and what is reported.
+func TestFirstSync(t *testing.T) {
 	cpu, hits, jobs := resourceMetric("cpu", perPod("100m")), podsMetric("hits", perPod("1")), externalMetric("jobs", inAll("1"))
 	all := func(m ...autoscalingv2.MetricSpec) []autoscalingv2.MetricSpec { return m }
 	const cpuName, hitsName = "cpu resource", "pods metric hits"
@@ -602,17 +602,17 @@ func TestRescale(t *testing.T) {
 		{"to zero, by pods' metrics: nobody could wake it", &scales{}, aScaler([]autoscalingv2.MetricSpec{resourceMetric("cpu", share(50))}, from(0, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\n" + notZero, 0, ""},
 		{"from zero", &scales{}, aScaler(whole, from(0, 9), wasScaledToZero), 0, 2, "[2]", 0, notZero + "\n" + rescaledTo(2), 0, ""},
 	} {
-		look := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
+		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
 		scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "0"}, Spec: autoscalingv1.ScaleSpec{Replicas: test.before}}
-		err := look.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
-		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(look.history.scaleEvents) != test.steps {
-			t.Errorf("%s: written %s, read %d times, %d steps, %v", test.what, got, test.server.reads, len(look.history.scaleEvents), err)
+		err := autoscaler.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
+		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(autoscaler.history.scaleEvents) != test.steps {
+			t.Errorf("%s: written %s, read %d times, %d steps, %v", test.what, got, test.server.reads, len(autoscaler.history.scaleEvents), err)
 		}
 		if got := conditionWords(test.scaler); got != test.conditions {
 			t.Errorf("%s:\n got %s\nwant %s", test.what, got, test.conditions)
 		}
-		if test.steps == 1 && look.history.scaleEvents[0] != (scaleEvent{test.want - test.before, now}) {
-			t.Errorf("%s: step %+v", test.what, look.history.scaleEvents[0])
+		if test.steps == 1 && autoscaler.history.scaleEvents[0] != (scaleEvent{test.want - test.before, now}) {
+			t.Errorf("%s: step %+v", test.what, autoscaler.history.scaleEvents[0])
 		}
 	}
 }
@@ -649,8 +649,8 @@ func TestNormalize(t *testing.T) {
 		{"down by a behavior, too fast", aScaler(nil, slow), scaleHistory{}, 9, 1, 7, readyFor + "\n" + limitedDown},
 		{"down by a behavior, and more was said", aScaler(nil, slow), recently(8), 9, 1, 8, stabilized + "\n" + within},
 	} {
-		look := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
-		if got := look.normalize(test.current, test.proposed); got != test.want || conditionWords(test.scaler) != test.conditions {
+		autoscaler := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
+		if got := autoscaler.normalize(test.current, test.proposed); got != test.want || conditionWords(test.scaler) != test.conditions {
 			t.Errorf("%s: %d, want %d\n got %s\nwant %s", test.what, got, test.want, conditionWords(test.scaler), test.conditions)
 		}
 		if last := test.history.recommendations[len(test.history.recommendations)-1]; last != (recommendation{test.proposed, now}) {
@@ -661,19 +661,19 @@ func TestNormalize(t *testing.T) {
 
 // TestConditions: the time of a condition moves with its status alone.
 func TestConditions(t *testing.T) {
-	look := &autoscalerSync{scaler: aScaler(nil), now: now}
-	look.setCondition(autoscalingv2.AbleToScale, "True", "A", "a")
-	look.setCondition(autoscalingv2.ScalingActive, "True", "X", "x")
-	look.now = now.Add(time.Hour)
-	look.setCondition(autoscalingv2.AbleToScale, "True", "B", "b")
-	look.setCondition(autoscalingv2.ScalingActive, "False", "Y", "y")
-	if got := conditionWords(look.scaler); got != "AbleToScale=True B: b\nScalingActive=False Y: y" {
+	autoscaler := &autoscalerSync{scaler: aScaler(nil), now: now}
+	autoscaler.setCondition(autoscalingv2.AbleToScale, "True", "A", "a")
+	autoscaler.setCondition(autoscalingv2.ScalingActive, "True", "X", "x")
+	autoscaler.now = now.Add(time.Hour)
+	autoscaler.setCondition(autoscalingv2.AbleToScale, "True", "B", "b")
+	autoscaler.setCondition(autoscalingv2.ScalingActive, "False", "Y", "y")
+	if got := conditionWords(autoscaler.scaler); got != "AbleToScale=True B: b\nScalingActive=False Y: y" {
 		t.Errorf("conditions\n%s", got)
 	}
-	if list := look.scaler.Status.Conditions; !list[0].LastTransitionTime.Time.Equal(now) || !list[1].LastTransitionTime.Time.Equal(look.now) {
+	if list := autoscaler.scaler.Status.Conditions; !list[0].LastTransitionTime.Time.Equal(now) || !list[1].LastTransitionTime.Time.Equal(autoscaler.now) {
 		t.Errorf("times %v, %v", list[0].LastTransitionTime, list[1].LastTransitionTime)
 	}
-	if !look.isConditionTrue(autoscalingv2.AbleToScale) || look.isConditionTrue(autoscalingv2.ScalingActive) || look.isConditionTrue(autoscalingv2.ScalingLimited) {
+	if !autoscaler.isConditionTrue(autoscalingv2.AbleToScale) || autoscaler.isConditionTrue(autoscalingv2.ScalingActive) || autoscaler.isConditionTrue(autoscalingv2.ScalingLimited) {
 		t.Error("what is so is so")
 	}
 }
@@ -691,9 +691,9 @@ func TestZeroOfOurs(t *testing.T) {
 		{"ours, and one is the least now: it is asked", aScaler(cpu, from(1, 9), wasScaledToZero), false},
 		{"ours, and nothing is said of the least", aScaler(cpu, wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = nil }), false},
 	} {
-		look := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
+		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
 		// Without a selector nothing can be asked: that is as far as it goes when it is not disabled.
-		d, err := look.decide(&autoscalingv1.Scale{})
+		d, err := autoscaler.decide(&autoscalingv1.Scale{})
 		if test.disabled != (err == nil && d != nil && d.disabled) || !test.disabled && errorText(err) != "selector is required" {
 			t.Errorf("%s: %+v, %v", test.what, d, err)
 		}

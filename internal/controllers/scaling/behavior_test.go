@@ -268,7 +268,7 @@ func TestLimitsKeepTheirPromises(t *testing.T) {
 }
 
 // TestHistoryBesideUpstreamsBuffers: upstream keeps advice in a list whose outdated places are used again; ours forgets. The answers are
-// the same, look after look.
+// the same, sync after sync.
 func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 	const seed = 3
 	random := rand.New(rand.NewPCG(seed, seed))
@@ -283,7 +283,7 @@ func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 		}
 		var buffer []said
 		at := now
-		for look := range 60 {
+		for step := range 60 {
 			at = at.Add(time.Duration(1+random.IntN(40)) * time.Second)
 			current, desired := random.Int32N(12), random.Int32N(12)
 			h.prune(maxStabilizationWindow, at)
@@ -316,7 +316,7 @@ func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 				buffer = append(buffer, said{desired, at})
 			}
 			if got != want {
-				t.Fatalf("seed %d, round %d, look %d: windows %d and %d: %d, upstream %d", seed, round, look, up, down, got, want)
+				t.Fatalf("seed %d, round %d, step %d: windows %d and %d: %d, upstream %d", seed, round, step, up, down, got, want)
 			}
 		}
 	}

@@ -282,7 +282,7 @@ func TestBudgetsKeepTheirPromises(t *testing.T) {
 		}
 		v.budget = b
 		if again := v.reconcile().Status(controller.ApplyResult{}); again != nil {
-			t.Fatalf("seed %d, round %d: a second look makes %s of %s", seed, round, budgetWords(again), budgetWords(b))
+			t.Fatalf("seed %d, round %d: a second sync makes %s of %s", seed, round, budgetWords(again), budgetWords(b))
 		}
 	}
 }

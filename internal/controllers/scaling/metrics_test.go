@@ -199,15 +199,15 @@ func (m fixedMetrics) externalMetric(context.Context, string, string, labels.Sel
 }
 
 func TestToleranceOfItsOwn(t *testing.T) {
-	look := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: &autoscalingv2.HorizontalPodAutoscaler{}}
-	if got := look.tolerance(); got.down != 0.1 || got.up != 0.1 {
+	autoscaler := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: &autoscalingv2.HorizontalPodAutoscaler{}}
+	if got := autoscaler.tolerance(); got.down != 0.1 || got.up != 0.1 {
 		t.Errorf("by default %+v", got)
 	}
-	look.scaler.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{
+	autoscaler.scaler.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{
 		ScaleUp:   &autoscalingv2.HPAScalingRules{Tolerance: new(resource.MustParse("0.5"))},
 		ScaleDown: &autoscalingv2.HPAScalingRules{Tolerance: new(resource.MustParse("0"))},
 	}
-	if got := look.tolerance(); got.down != 0 || got.up != 0.5 {
+	if got := autoscaler.tolerance(); got.down != 0 || got.up != 0.5 {
 		t.Errorf("by its own rules %+v", got)
 	}
 }

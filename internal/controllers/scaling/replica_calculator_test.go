@@ -408,8 +408,8 @@ func slowProposal(c podSamples, current int32, target int64, t tolerance) (int32
 	return n, nil
 }
 
-// TestProposalsBesideAModel: random crowds, the short way and the long one; and the order of pods does not matter.
-func TestProposalsBesideAModel(t *testing.T) {
+// TestProposalsLikeAModel: random manyPods, the short way and the long one; and the order of pods does not matter.
+func TestProposalsLikeAModel(t *testing.T) {
 	const seed = 17
 	random := rand.New(rand.NewPCG(seed, seed))
 	for round := range 3000 {

@@ -265,13 +265,13 @@ func TestAttachReachesARest(t *testing.T) {
 				}
 			}
 		}
-		quiet := 0
-		for turn := 0; quiet < 6; turn++ {
-			if turn > 200 {
+		idle := 0
+		for round := 0; idle < 6; round++ {
+			if round > 200 {
 				t.Fatalf("seed %d, round %d: no rest", seed, round)
 			}
 			at = at.Add(time.Minute)
-			node := fmt.Sprint("n", turn%3)
+			node := fmt.Sprint("n", round%3)
 			v := attachView{name: node, node: nodes[node], needed: map[string]neededVolume{}, volumes: volumes, unneededSince: unneeded, maxUnmountWait: DefaultMaxUnmountWait, now: at}
 			for _, name := range wanted[node] {
 				v.needed[name] = neededVolume{volumes[name], []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}}}
@@ -287,10 +287,10 @@ func TestAttachReachesARest(t *testing.T) {
 			for name, when := range since {
 				unneeded[name] = when
 			}
-			quiet++
+			idle++
 			for _, step := range plan.Steps {
 				for _, w := range step.Writes {
-					quiet = 0
+					idle = 0
 					switch o := w.Object.(type) {
 					case *corev1.Node:
 						nodes[node] = o
@@ -311,7 +311,7 @@ func TestAttachReachesARest(t *testing.T) {
 			}
 			for _, a := range attachments {
 				if !a.Status.Attached && random.IntN(2) == 0 {
-					a.Status.Attached, quiet = true, 0
+					a.Status.Attached, idle = true, 0
 				}
 			}
 		}

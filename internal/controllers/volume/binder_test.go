@@ -499,7 +499,7 @@ func TestBindingReachesARest(t *testing.T) {
 			}
 			return list
 		}
-		lookAtClaim := func(name string) int {
+		syncClaim := func(name string) int {
 			v := claimView{claim: claims[name].DeepCopy()}
 			if v.claim.Spec.VolumeName != "" {
 				v.volume = volumes[v.claim.Spec.VolumeName].DeepCopy()
@@ -508,7 +508,7 @@ func TestBindingReachesARest(t *testing.T) {
 			}
 			return apply(v.reconcile())
 		}
-		lookAtVolume := func(name string) int {
+		syncVolume := func(name string) int {
 			v := volumeView{volume: volumes[name].DeepCopy()}
 			if ref := v.volume.Spec.ClaimRef; ref != nil {
 				v.claim = claims[ref.Name].DeepCopy()
@@ -527,24 +527,24 @@ func TestBindingReachesARest(t *testing.T) {
 				}
 			default:
 				if name := fmt.Sprint("c", random.IntN(5)); random.IntN(2) == 0 && claims[name] != nil {
-					lookAtClaim(name)
+					syncClaim(name)
 				} else if name := fmt.Sprint("v", random.IntN(5)); volumes[name] != nil {
-					lookAtVolume(name)
+					syncVolume(name)
 				}
 			}
 		}
-		for turn := 0; ; turn++ {
+		for round := 0; ; round++ {
 			writes := 0
 			for _, name := range slices.Sorted(maps.Keys(claims)) {
-				writes += lookAtClaim(name)
+				writes += syncClaim(name)
 			}
 			for _, name := range slices.Sorted(maps.Keys(volumes)) {
-				writes += lookAtVolume(name)
+				writes += syncVolume(name)
 			}
 			if writes == 0 {
 				break
 			}
-			if turn > 20 {
+			if round > 20 {
 				t.Fatalf("seed %d, round %d: no rest", seed, round)
 			}
 		}

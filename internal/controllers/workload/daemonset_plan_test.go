@@ -240,7 +240,7 @@ func TestDaemonNumbers(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", test.what, got, test.want)
 		}
 		if again := daemons(t, changed.(*appsv1.DaemonSet), test.fleet).Status(controller.ApplyResult{}); again != nil {
-			t.Errorf("%s: a second look reports again", test.what)
+			t.Errorf("%s: a second sync reports again", test.what)
 		}
 	}
 }
@@ -433,8 +433,8 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 				pods = append(pods, daemon(fmt.Sprint("p", made), name, 1+random.IntN(2), []change[*corev1.Pod]{readyFor(time.Hour), notReady, beingDeleted, inPhase(corev1.PodFailed)}[random.IntN(4)]))
 			}
 		}
-		for look := 0; ; look++ {
-			if look > 200 {
+		for round := 0; ; round++ {
+			if round > 200 {
 				t.Fatalf("seed %d: no end", seed)
 			}
 			plan := daemonSetView{set: set, nodes: slices.Clone(nodes), pods: slices.Clone(pods), revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()

@@ -136,7 +136,7 @@ func TestDaemonSetPlan(t *testing.T) {
 		{"surge: it waits", next(rollingBy(0, 1)), nodes[:1], pods(daemon("a", "n1", 1), daemon("b", "n1", 2, notReady)), revision2},
 		{"surge: doubles go", next(rollingBy(0, 1)), nodes[:1], pods(daemon("a", "n1", 1), daemon("b", "n1", 2, notReady), daemon("c", "n1", 2, notReady, created(time.Minute))), revision2 + ", delete Pod c"},
 		{"an orphan is adopted", aDaemonSet(), nodes[:1], pods(daemon("a", "n1", 1, func(p *corev1.Pod) { p.OwnerReferences = nil })), "patch Pod a"},
-		{"a stranger is released", aDaemonSet(), nodes[:1], pods(daemon("a", "n1", 1, labelled("app", "db"))), "patch Pod a, create Pod log-"},
+		{"a foreign is released", aDaemonSet(), nodes[:1], pods(daemon("a", "n1", 1, labelled("app", "db"))), "patch Pod a, create Pod log-"},
 		{"ready, but not for long", aDaemonSet(func(s *appsv1.DaemonSet) { s.Spec.MinReadySeconds = 30 }), nodes[:1], pods(daemon("a", "n1", 1, readyFor(10*time.Second))), "again 20s"},
 	} {
 		plan := daemonSetView{set: test.set, nodes: slices.Clone(test.nodes), pods: test.pods, revisions: []*appsv1.ControllerRevision{one}, now: now}.reconcile()
@@ -176,35 +176,35 @@ func TestDaemonPod(t *testing.T) {
 }
 
 func TestDaemonHistory(t *testing.T) {
-	look := func(set *appsv1.DaemonSet, namesake *appsv1.ControllerRevision, pods []*corev1.Pod, revisions ...*appsv1.ControllerRevision) controller.Plan {
+	syncPlan := func(set *appsv1.DaemonSet, namesake *appsv1.ControllerRevision, pods []*corev1.Pod, revisions ...*appsv1.ControllerRevision) controller.Plan {
 		return daemonSetView{set: set, pods: pods, revisions: revisions, revisionOfSameName: namesake, now: now}.reconcile()
 	}
 	one, two := daemonRevision(t, 1), daemonRevision(t, 2)
-	made := look(aDaemonSet(daemonImage(3)), nil, nil, one, two).Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
+	made := syncPlan(aDaemonSet(daemonImage(3)), nil, nil, one, two).Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
 	if made.Revision != 3 || made.Name != "log-"+daemonHash(3) || made.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] != daemonHash(3) {
 		t.Errorf("%+v", made)
 	}
-	back := look(aDaemonSet(), nil, nil, one, two)
+	back := syncPlan(aDaemonSet(), nil, nil, one, two)
 	expect(t, "back to an old template", told(back), "update ControllerRevision "+one.Name)
 	if r := back.Steps[0].Writes[0].Object.(*appsv1.ControllerRevision); r.Revision != 3 {
 		t.Errorf("renumbered to %d", r.Revision)
 	}
-	collision := look(aDaemonSet(), two, nil)
+	collision := syncPlan(aDaemonSet(), two, nil)
 	if len(collision.Steps) != 0 || *collision.Status(controller.ApplyResult{}).(*appsv1.DaemonSet).Status.CollisionCount != 1 {
 		t.Errorf("a name that is taken: %s", told(collision))
 	}
 	double := one.DeepCopy()
 	double.Name, double.Revision, double.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] = "log-double", 0, "double"
-	merged := look(aDaemonSet(), nil, []*corev1.Pod{daemon("a", "n1", 1, labelled(appsv1.DefaultDaemonSetUniqueLabelKey, "double"))}, one, double)
+	merged := syncPlan(aDaemonSet(), nil, []*corev1.Pod{daemon("a", "n1", 1, labelled(appsv1.DefaultDaemonSetUniqueLabelKey, "double"))}, one, double)
 	expect(t, "doubles are merged", told(merged), "patch Pod a, delete ControllerRevision log-double")
 	unlabelled := one.DeepCopy()
 	delete(unlabelled.Labels, appsv1.DefaultDaemonSetUniqueLabelKey)
-	expect(t, "a revision without the label", told(look(aDaemonSet(), nil, nil, unlabelled)), "update ControllerRevision "+one.Name)
+	expect(t, "a revision without the label", told(syncPlan(aDaemonSet(), nil, nil, unlabelled)), "update ControllerRevision "+one.Name)
 	limited := aDaemonSet(daemonImage(4), func(s *appsv1.DaemonSet) {
 		s.Spec.RevisionHistoryLimit = new(int32(1))
 		s.Spec.UpdateStrategy.Type = appsv1.OnDeleteDaemonSetStrategyType
 	})
-	kept := look(limited, nil, []*corev1.Pod{daemon("a", "n1", 1)}, one, two, daemonRevision(t, 3), daemonRevision(t, 4))
+	kept := syncPlan(limited, nil, []*corev1.Pod{daemon("a", "n1", 1)}, one, two, daemonRevision(t, 3), daemonRevision(t, 4))
 	expect(t, "old ones go, but not those of pods", told(kept), fmt.Sprintf("delete ControllerRevision %s + delete ControllerRevision %s", min(two.Name, "log-"+daemonHash(3)), max(two.Name, "log-"+daemonHash(3))))
 }
 

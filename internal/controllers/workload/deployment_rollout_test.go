@@ -177,7 +177,7 @@ func TestRollingStep(t *testing.T) {
 			sets[1].Name, sets[1].UID, sets[1].CreationTimestamp = "web-2b", "set-2b", ago(time.Second)
 		}
 		for _, order := range [][]*appsv1.ReplicaSet{sets, backwards(sets)} {
-			expect(t, test.what, sizes(sets, look(d, order...)), test.want)
+			expect(t, test.what, sizes(sets, syncPlan(d, order...)), test.want)
 		}
 	}
 }
@@ -205,7 +205,7 @@ func rollingModel(want, surge, leeway int32, oldSize, oldAvailable []int32, newS
 			canGo--
 		}
 	}
-	// What was spent on sick pods does not count against well ones: they are judged by what is available.
+	// What was spent on sick pods does not count against well ones: they are checked by what is available.
 	if total-(want-leeway)-(newSize-newAvailable) <= 0 {
 		return oldSize, newSize
 	}
@@ -243,7 +243,7 @@ func TestRollingModel(t *testing.T) {
 			expected = append(expected, fmt.Sprintf("%d:%d", i-1, n))
 		}
 		expected = append(expected, fmt.Sprintf("2:%d", current))
-		if got, want := sizes(sets, look(d, sets...)), strings.Join(expected, " "); got != want {
+		if got, want := sizes(sets, syncPlan(d, sets...)), strings.Join(expected, " "); got != want {
 			t.Fatalf("seed %d: %d pods, %d more, %d less, sets %v\n got %s\nwant %s", seed, *d.Spec.Replicas, r.maxSurge(), r.maxUnavailable(), words, got, want)
 		}
 	}
@@ -264,19 +264,19 @@ func TestRolloutKeepsItsPromise(t *testing.T) {
 		settled := func() bool {
 			return len(sets) > 0 && !slices.ContainsFunc(sets, func(s *appsv1.ReplicaSet) bool { return s.Status.AvailableReplicas != *s.Spec.Replicas })
 		}
-		quiet := 0
-		for step := 0; quiet < 3; step++ {
+		idle := 0
+		for step := 0; idle < 3; step++ {
 			if step > 500 {
 				t.Fatalf("seed %d: no end", seed)
 			}
 			if born > 0 && step < 60 && random.IntN(12) == 0 && settled() {
 				d.Spec.Template = template(fmt.Sprint("image:", 1+random.IntN(4)))
 			}
-			plan := look(d, sets...)
+			plan := syncPlan(d, sets...)
 			if len(plan.Steps) == 0 {
-				quiet++
+				idle++
 			} else {
-				quiet = 0
+				idle = 0
 			}
 			for _, w := range writesOf(plan) {
 				set := w.Object.(*appsv1.ReplicaSet).DeepCopy()
@@ -308,12 +308,12 @@ func TestRolloutKeepsItsPromise(t *testing.T) {
 				set := sets[random.IntN(len(sets))]
 				if set.Status.AvailableReplicas < *set.Spec.Replicas {
 					set.Status.AvailableReplicas++
-					quiet = 0
+					idle = 0
 				}
 				set.Status.ReadyReplicas = set.Status.AvailableReplicas
 			}
-			if quiet > 0 && !settled() {
-				quiet = 0
+			if idle > 0 && !settled() {
+				idle = 0
 			}
 		}
 		for _, set := range sets {
@@ -410,7 +410,7 @@ func TestProportionalScaling(t *testing.T) {
 	} {
 		d := aDeployment(test.replicas, bounds(test.surge, "1"))
 		sets := setsOf(d, test.sets)
-		expect(t, test.what, sizes(sets, look(d, sets...)), test.expected)
+		expect(t, test.what, sizes(sets, syncPlan(d, sets...)), test.expected)
 	}
 	for seed := range uint64(2000) {
 		random := rand.New(rand.NewPCG(seed, 5))
@@ -474,7 +474,7 @@ func TestScalingStep(t *testing.T) {
 				delete(set.Annotations, desiredReplicasAnnotation)
 			}
 		}
-		expect(t, test.what, sizes(sets, look(test.d, sets...)), test.want)
+		expect(t, test.what, sizes(sets, syncPlan(test.d, sets...)), test.want)
 	}
 }
 
@@ -570,18 +570,18 @@ func TestCleanUp(t *testing.T) {
 			test.edit(sets[:4])
 		}
 		var deleted []string
-		for _, w := range writesOf(look(test.d, sets...)) {
+		for _, w := range writesOf(syncPlan(test.d, sets...)) {
 			if w.Verb == controller.Delete {
 				deleted = append(deleted, strings.TrimPrefix(w.Object.GetName(), "web-"))
 			}
 		}
 		expect(t, test.what, strings.Join(deleted, " "), test.want)
 	}
-	// Scaled to nothing in this very look, it still has a size that has to be written.
+	// Scaled to nothing in this very round, it still has a size that has to be written.
 	d := done(0, paused)
 	sets := setsOf(d, "1:2/0 2:1/1")
 	sets[0].Status.Replicas = 0
-	expect(t, "a set that is emptied in this look", told(withoutTimer(look(d, sets...))), "update ReplicaSet web-1 size 0")
+	expect(t, "a set that is emptied in this sync", told(withoutTimer(syncPlan(d, sets...))), "update ReplicaSet web-1 size 0")
 }
 
 func TestRollbackChoice(t *testing.T) {
@@ -609,7 +609,7 @@ func TestRollbackChoice(t *testing.T) {
 		{"to the one before the only one", "0", 3, "3:1/1", "", nothing},
 	} {
 		d := asking(test.revision, test.image)
-		plan := look(d, setsOf(d, test.sets)...)
+		plan := syncPlan(d, setsOf(d, test.sets)...)
 		var back *appsv1.Deployment
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Update {
@@ -655,7 +655,7 @@ func TestRollbackChoice(t *testing.T) {
 	}
 	// With no set for its template yet, a deployment first gets one.
 	d := asking("1", 2)
-	expect(t, "no set for the template yet", told(withoutTimer(look(d, setsOf(d, "1:1/1")...))), "create ReplicaSet "+newName(d)+" size 1")
+	expect(t, "no set for the template yet", told(withoutTimer(syncPlan(d, setsOf(d, "1:1/1")...))), "create ReplicaSet "+newName(d)+" size 1")
 }
 
 // TestDeploymentOwnership: which sets a deployment takes for its own.
@@ -678,16 +678,16 @@ func TestDeploymentOwnership(t *testing.T) {
 		{"a leaving deployment notes the revision", aDeployment(1, func(d *appsv1.Deployment) { gone(d) }), func(s *appsv1.ReplicaSet) { delete(s.Annotations, revisionAnnotation) }, "update ReplicaSet web-2 size 1"},
 		{"a leaving deployment neither scales nor rolls", aDeployment(5, func(d *appsv1.Deployment) { gone(d) }), func(s *appsv1.ReplicaSet) { s.Annotations[desiredReplicasAnnotation] = "1" }, ""},
 	} {
-		expect(t, test.what, told(withoutTimer(look(test.d, setOf(d, 2, 1, 1, test.edit)))), test.want)
+		expect(t, test.what, told(withoutTimer(syncPlan(test.d, setOf(d, 2, 1, 1, test.edit)))), test.want)
 	}
 	broken := aDeployment(1, func(d *appsv1.Deployment) {
 		d.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}}
 	})
-	if plan := look(broken, setOf(d, 2, 1, 1)); !plan.IsEmpty() {
+	if plan := syncPlan(broken, setOf(d, 2, 1, 1)); !plan.IsEmpty() {
 		t.Errorf("a selector nobody can read: %s", told(plan))
 	}
 	all := aDeployment(1, func(d *appsv1.Deployment) { d.Spec.Selector, d.Status.ObservedGeneration = &metav1.LabelSelector{}, 2 })
-	plan := look(all, setOf(d, 2, 1, 1))
+	plan := syncPlan(all, setOf(d, 2, 1, 1))
 	if plan.Status(controller.ApplyResult{}) != nil || len(plan.Steps) != 0 {
 		t.Errorf("a selector of everything, seen before: %s", told(plan))
 	}
@@ -712,7 +712,7 @@ func TestDeploymentEvents(t *testing.T) {
 		{"nothing", aDeployment(3), "2:3/3", nil},
 	} {
 		var got []string
-		for _, e := range events(look(test.d, setsOf(test.d, test.sets)...)) {
+		for _, e := range events(syncPlan(test.d, setsOf(test.d, test.sets)...)) {
 			got = append(got, strings.TrimPrefix(e, "ScalingReplicaSet: "))
 		}
 		if !slices.Equal(got, test.want) {

@@ -229,7 +229,7 @@ func TestEnsureCurrent(t *testing.T) {
 			d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: "False", Reason: "ReplicaSetCreateError", Message: "before"}}
 		}), refused(forbidden), "", ""},
 	} {
-		changed := look(test.d).Status(test.outcome)
+		changed := syncPlan(test.d).Status(test.outcome)
 		got, revision := "", ""
 		if changed != nil {
 			after := changed.(*appsv1.Deployment)
@@ -244,12 +244,12 @@ func TestEnsureCurrent(t *testing.T) {
 		}
 	}
 	// What is reported when a creation fails; a set that is there already is no news.
-	write := look(aDeployment(2)).Steps[0].Writes[0]
+	write := syncPlan(aDeployment(2)).Steps[0].Writes[0]
 	if write.FailureEvent.Reason != "ReplicaSetCreateError" || write.FailureEvent.Type != corev1.EventTypeWarning || write.FailureEvent.Message != fmt.Sprintf("Failed to create new replica set %q: %%s", newName(aDeployment(2))) ||
 		len(write.NoEvent) != 1 || write.NoEvent[0] != metav1.StatusReasonAlreadyExists {
 		t.Errorf("%+v", write)
 	}
-	if empty := look(aDeployment(0)).Steps[0].Writes[0]; empty.SuccessEvent != nil {
+	if empty := syncPlan(aDeployment(0)).Steps[0].Writes[0]; empty.SuccessEvent != nil {
 		t.Errorf("a set of no pods is told as scaled: %+v", empty.SuccessEvent)
 	}
 }

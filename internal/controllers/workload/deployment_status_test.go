@@ -46,8 +46,8 @@ func deadlineOf(seconds int32) change[*appsv1.Deployment] {
 	return func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = &seconds }
 }
 
-// TestProgressJudgement: what the condition says after a sync, with its times, and when the next sync is due.
-func TestProgressJudgement(t *testing.T) {
+// TestDeploymentProgress: what the condition says after a sync, with its times, and when the next sync is due.
+func TestDeploymentProgress(t *testing.T) {
 	const hour = time.Hour
 	updated, complete, timedOut := `ReplicaSet "web-2" is progressing.`, `ReplicaSet "web-2" has successfully progressed.`, `ReplicaSet "web-2" has timed out progressing.`
 	for _, test := range []struct {
@@ -88,10 +88,10 @@ func TestProgressJudgement(t *testing.T) {
 		{"paused after a timeout: the timeout stands", aDeployment(3, paused, progressingAs("False", "ProgressDeadlineExceeded", hour)), "1:2/2 2:2/1", "False ProgressDeadlineExceeded before", hour, 2 * hour, 0},
 		{"paused, and nobody asks for progress", aDeployment(3, paused, func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = nil }), "1:2/2 2:2/1", "", 0, 0, 0},
 		{"resumed: the transition stays unknown", aDeployment(3, progressingAs("Unknown", "DeploymentPaused", hour), reported(4, 2, 3, 3)), "1:2/2 2:2/1", "Unknown DeploymentResumed Deployment is resumed", 0, 2 * hour, 10*time.Minute + time.Second},
-		{"a leaving deployment is not judged", aDeployment(3, progressingAs("True", "ReplicaSetUpdated", hour), func(d *appsv1.Deployment) { gone(d) }), "1:2/2 2:2/1", "True ReplicaSetUpdated before", hour, 2 * hour, 0},
-		{"one that is scaled is not judged", aDeployment(3, progressingAs("True", "ReplicaSetUpdated", hour), reported(4, 2, 3, 3)), "1:2/2@4 2:2/1@4", "True ReplicaSetUpdated before", hour, 2 * hour, 0},
+		{"a leaving deployment is not checked", aDeployment(3, progressingAs("True", "ReplicaSetUpdated", hour), func(d *appsv1.Deployment) { gone(d) }), "1:2/2 2:2/1", "True ReplicaSetUpdated before", hour, 2 * hour, 0},
+		{"one that is scaled is not checked", aDeployment(3, progressingAs("True", "ReplicaSetUpdated", hour), reported(4, 2, 3, 3)), "1:2/2@4 2:2/1@4", "True ReplicaSetUpdated before", hour, 2 * hour, 0},
 	} {
-		plan := look(test.d, setsOf(test.d, test.sets)...)
+		plan := syncPlan(test.d, setsOf(test.d, test.sets)...)
 		conditions, _ := said(test.d, plan)
 		c, ok := conditions[appsv1.DeploymentProgressing]
 		got := ""
@@ -127,15 +127,15 @@ func TestDeploymentCounts(t *testing.T) {
 		{"recreating knows no leeway", aDeployment(3, recreating), "2:3/2", counts{3, 3, 2, 2, 1}, false},
 		{"everything may be missing", aDeployment(3, bounds("0", "100%")), "2:3/0", counts{3, 3, 0, 0, 3}, true},
 		{"more available than there should be", aDeployment(3), "2:3/5", counts{3, 3, 5, 5, 0}, true},
-		{"what this look scales is not counted yet", aDeployment(4), "2:2/1@2", counts{2, 2, 1, 1, 1}, false},
+		{"what this sync scales is not counted yet", aDeployment(4), "2:2/1@2", counts{2, 2, 1, 1, 1}, false},
 		{"three sets", aDeployment(9), "0:2/1 1:3/2 2:4/3", counts{9, 4, 6, 6, 3}, false},
 	} {
-		_, status := said(test.d, look(test.d, setsOf(test.d, test.sets)...))
+		_, status := said(test.d, syncPlan(test.d, setsOf(test.d, test.sets)...))
 		got := counts{status.Replicas, status.UpdatedReplicas, status.ReadyReplicas, status.AvailableReplicas, status.UnavailableReplicas}
 		if got != test.want {
 			t.Errorf("%s: %+v, want %+v", test.what, got, test.want)
 		}
-		conditions, _ := said(test.d, look(test.d, setsOf(test.d, test.sets)...))
+		conditions, _ := said(test.d, syncPlan(test.d, setsOf(test.d, test.sets)...))
 		want := "False MinimumReplicasUnavailable Deployment does not have minimum availability."
 		if test.full {
 			want = "True MinimumReplicasAvailable Deployment has minimum availability."
@@ -208,7 +208,7 @@ func TestReplicaFailures(t *testing.T) {
 		d := aDeployment(3, func(d *appsv1.Deployment) { d.Status.Conditions = test.was })
 		sets := setsOf(d, "1:1/1 2:3/2")
 		sets[0].Status.Conditions, sets[1].Status.Conditions = test.old, test.next
-		conditions, _ := said(d, look(d, sets...))
+		conditions, _ := said(d, syncPlan(d, sets...))
 		got := ""
 		if c, ok := conditions[appsv1.DeploymentReplicaFailure]; ok {
 			got = fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message)
@@ -285,7 +285,7 @@ func TestPutCondition(t *testing.T) {
 func TestDeploymentWrites(t *testing.T) {
 	settled := aDeployment(2)
 	for range 3 {
-		if changed := look(settled, setsOf(settled, "2:2/2")...).Status(controller.ApplyResult{}); changed != nil {
+		if changed := syncPlan(settled, setsOf(settled, "2:2/2")...).Status(controller.ApplyResult{}); changed != nil {
 			settled = changed.(*appsv1.Deployment)
 		}
 	}
@@ -306,7 +306,7 @@ func TestDeploymentWrites(t *testing.T) {
 	} {
 		d := with(settled.DeepCopy(), test.edit)
 		before := d.DeepCopy()
-		changed := look(d, setsOf(d, test.sets)...).Status(test.outcome)
+		changed := syncPlan(d, setsOf(d, test.sets)...).Status(test.outcome)
 		if (changed != nil) != test.written {
 			t.Errorf("%s: written %v", test.what, changed)
 		}

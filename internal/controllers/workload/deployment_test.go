@@ -75,7 +75,7 @@ func noted(key, value string) change[*appsv1.ReplicaSet] {
 	return func(s *appsv1.ReplicaSet) { s.Annotations[key] = value }
 }
 
-func look(d *appsv1.Deployment, sets ...*appsv1.ReplicaSet) controller.Plan {
+func syncPlan(d *appsv1.Deployment, sets ...*appsv1.ReplicaSet) controller.Plan {
 	return deploymentView{deployment: d, sets: sets, now: now}.reconcile()
 }
 
@@ -128,7 +128,7 @@ func TestRolling(t *testing.T) {
 		{"back to an old template: it becomes the newest revision", d, []*appsv1.ReplicaSet{setOf(d, 2, 0, 0), setOf(d, 3, 10, 10)}, "update ReplicaSet web-2 size 1"},
 		{"an orphan of the template is adopted", d, []*appsv1.ReplicaSet{setOf(d, 2, 10, 10, func(s *appsv1.ReplicaSet) { s.OwnerReferences = nil })}, "patch ReplicaSet web-2 size 10"},
 	} {
-		expect(t, test.what, told(withoutTimer(look(test.d, test.sets...))), test.want)
+		expect(t, test.what, told(withoutTimer(syncPlan(test.d, test.sets...))), test.want)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestNewSet(t *testing.T) {
 		d.Annotations = map[string]string{"team": "a", corev1.LastAppliedConfigAnnotation: "x", revisionAnnotation: "7"}
 		d.Spec.MinReadySeconds = 9
 	})
-	plan := look(d, setOf(d, 1, 4, 4, noted(revisionAnnotation, "7")))
+	plan := syncPlan(d, setOf(d, 1, 4, 4, noted(revisionAnnotation, "7")))
 	set := plan.Steps[0].Writes[0].Object.(*appsv1.ReplicaSet)
 	hash := set.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
 	want := map[string]string{"team": "a", revisionAnnotation: "8", desiredReplicasAnnotation: "4", maxReplicasAnnotation: "5"}
@@ -158,29 +158,29 @@ func TestNewSet(t *testing.T) {
 		t.Errorf("%+v", after)
 	}
 	refused := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: set, Err: errors.New("forbidden")}}
-	failed := look(d).Status(refused).(*appsv1.Deployment).Status.Conditions[0]
+	failed := syncPlan(d).Status(refused).(*appsv1.Deployment).Status.Conditions[0]
 	if failed.Status != "False" || failed.Reason != "ReplicaSetCreateError" || failed.Message != fmt.Sprintf("Failed to create new replica set %q: forbidden", set.Name) {
 		t.Errorf("%+v", failed)
 	}
 	exists := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: set, Err: apierrors.NewAlreadyExists(schema.GroupResource{}, "x")}}
-	if got := look(d).Status(exists); got != nil {
+	if got := syncPlan(d).Status(exists); got != nil {
 		t.Errorf("a set the cache has not shown yet is no failure: %+v", got)
 	}
-	if got := look(d).Status(controller.ApplyResult{}); got != nil {
+	if got := syncPlan(d).Status(controller.ApplyResult{}); got != nil {
 		t.Errorf("nothing was created in a namespace that ends, but the status says %+v", got)
 	}
 }
 
 func TestHashCollision(t *testing.T) {
 	d := aDeployment(1)
-	stranger := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: newName(d), UID: "stranger"}}
+	foreign := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: newName(d), UID: "foreign"}}
 	for want := int32(1); want < 3; want++ {
-		plan := deploymentView{deployment: d, setOfSameName: stranger, now: now}.reconcile()
+		plan := deploymentView{deployment: d, setOfSameName: foreign, now: now}.reconcile()
 		if len(plan.Steps) != 0 {
 			t.Fatalf("%s", told(plan))
 		}
 		d = plan.Status(controller.ApplyResult{}).(*appsv1.Deployment)
-		if *d.Status.CollisionCount != want || newName(d) == stranger.Name {
+		if *d.Status.CollisionCount != want || newName(d) == foreign.Name {
 			t.Errorf("%+v", d.Status)
 		}
 	}
@@ -238,20 +238,20 @@ func TestScaling(t *testing.T) {
 		{"paused and scaled", aDeployment(12, paused), []*appsv1.ReplicaSet{setOf(d, 1, 10, 10, from(10))}, "update ReplicaSet web-1 size 12"},
 		{"paused, the new set has it all: old ones go", aDeployment(4, paused), []*appsv1.ReplicaSet{setOf(d, 1, 2, 2, from(4)), setOf(d, 2, 4, 4, from(4))}, "update ReplicaSet web-1 size 0"},
 	} {
-		expect(t, test.what, told(withoutTimer(look(test.d, test.sets...))), test.want)
+		expect(t, test.what, told(withoutTimer(syncPlan(test.d, test.sets...))), test.want)
 	}
-	plan := look(aDeployment(20), setOf(d, 2, 10, 10, from(10)))
+	plan := syncPlan(aDeployment(20), setOf(d, 2, 10, 10, from(10)))
 	if got := events(plan); !slices.Equal(got, []string{"ScalingReplicaSet: Scaled up replica set web-2 from 10 to 20"}) {
 		t.Errorf("events %q", got)
 	}
-	plan = look(aDeployment(5), setOf(d, 2, 10, 10, from(10)))
+	plan = syncPlan(aDeployment(5), setOf(d, 2, 10, 10, from(10)))
 	if got := events(plan); !slices.Equal(got, []string{"ScalingReplicaSet: Scaled down replica set web-2 from 10 to 5"}) {
 		t.Errorf("events %q", got)
 	}
 	// Shares always add up to what is allowed.
 	for total := int32(1); total < 40; total += 3 {
 		sets := []*appsv1.ReplicaSet{setOf(d, 0, 3, 3, from(10)), setOf(d, 1, 3, 3, from(10)), setOf(d, 2, 5, 0, from(10))}
-		plan, sum := look(aDeployment(total), sets...), int32(0)
+		plan, sum := syncPlan(aDeployment(total), sets...), int32(0)
 		sizes := map[string]int32{"web-0": 3, "web-1": 3, "web-2": 5}
 		for _, w := range writesOf(plan) {
 			sizes[w.Object.GetName()] = *w.Object.(*appsv1.ReplicaSet).Spec.Replicas
@@ -286,9 +286,9 @@ func TestHistoryAndCleanup(t *testing.T) {
 		{"no limit", aDeployment(2, done, func(d *appsv1.Deployment) { d.Spec.RevisionHistoryLimit = new(int32(math.MaxInt32)) }), []*appsv1.ReplicaSet{setOf(d, 3, 0, 0), setOf(d, 4, 0, 0), current}, ""},
 		{"paused", aDeployment(2, done, paused), []*appsv1.ReplicaSet{setOf(d, 3, 0, 0), setOf(d, 4, 0, 0), current}, "delete ReplicaSet web-3"},
 	} {
-		expect(t, test.what, told(withoutTimer(look(test.d, test.sets...))), test.want)
+		expect(t, test.what, told(withoutTimer(syncPlan(test.d, test.sets...))), test.want)
 	}
-	plan := look(d, setOf(d, 2, 2, 2, noted(revisionHistoryAnnotation, "1")), setOf(d, 5, 0, 0))
+	plan := syncPlan(d, setOf(d, 2, 2, 2, noted(revisionHistoryAnnotation, "1")), setOf(d, 5, 0, 0))
 	renumbered := plan.Steps[0].Writes[0].Object.(*appsv1.ReplicaSet)
 	if renumbered.Annotations[revisionAnnotation] != "6" || renumbered.Annotations[revisionHistoryAnnotation] != "1,2" {
 		t.Errorf("%v", renumbered.Annotations)
@@ -301,7 +301,7 @@ func TestHistoryAndCleanup(t *testing.T) {
 	if history := long.Annotations[revisionHistoryAnnotation]; len(history) > maxRevisionHistoryChars || !strings.HasSuffix(history, ",42") {
 		t.Errorf("history of %d characters ends %s", len(history), history[len(history)-10:])
 	}
-	plan = look(aDeployment(2, done, func(d *appsv1.Deployment) {
+	plan = syncPlan(aDeployment(2, done, func(d *appsv1.Deployment) {
 		d.Annotations = map[string]string{"new": "1", revisionAnnotation: "9"}
 		d.Spec.MinReadySeconds = 5
 	}), current)
@@ -332,7 +332,7 @@ func TestRollback(t *testing.T) {
 		if test.sets > 1 {
 			sets = append(sets, setOf(d, 1, 0, 0, noted("then", "yes"), func(s *appsv1.ReplicaSet) { s.Spec.Template.Labels[appsv1.DefaultDeploymentUniqueLabelKey] = "x" }))
 		}
-		plan := look(d, sets...)
+		plan := syncPlan(d, sets...)
 		if got := events(plan); !slices.Equal(got, []string{test.event}) {
 			t.Errorf("%s: events %q", test.what, got)
 		}
@@ -389,7 +389,7 @@ func TestProgress(t *testing.T) {
 		{"a set found for the first time", aDeployment(2, was(3, 2, 2)), func(d *appsv1.Deployment) []*appsv1.ReplicaSet { return half(d) },
 			"Progressing True FoundNewReplicaSet; Available True MinimumReplicasAvailable", 10*time.Minute + time.Second},
 	} {
-		plan := look(test.d, test.sets(test.d)...)
+		plan := syncPlan(test.d, test.sets(test.d)...)
 		var words []string
 		status := test.d.Status
 		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
@@ -409,7 +409,7 @@ func TestDeploymentStatus(t *testing.T) {
 	d := aDeployment(5)
 	old, current := setOf(d, 1, 2, 1), setOf(d, 2, 4, 3)
 	old.Status.TerminatingReplicas = new(int32(2))
-	plan := look(d, old, current)
+	plan := syncPlan(d, old, current)
 	changed := plan.Status(controller.ApplyResult{}).(*appsv1.Deployment)
 	s := changed.Status
 	if s.Replicas != 6 || s.UpdatedReplicas != 4 || s.ReadyReplicas != 4 || s.AvailableReplicas != 4 || s.UnavailableReplicas != 2 || *s.TerminatingReplicas != 2 || s.ObservedGeneration != 2 {
@@ -419,13 +419,13 @@ func TestDeploymentStatus(t *testing.T) {
 		t.Error("a status after a failed step")
 	}
 	old.Status.TerminatingReplicas, old.Status.ObservedGeneration = nil, 1
-	if s := look(d, old, current).Status(controller.ApplyResult{}).(*appsv1.Deployment).Status; s.TerminatingReplicas != nil {
+	if s := syncPlan(d, old, current).Status(controller.ApplyResult{}).(*appsv1.Deployment).Status; s.TerminatingReplicas != nil {
 		t.Errorf("terminating %d, though one set does not count them", *s.TerminatingReplicas)
 	}
 	gone := aDeployment(5, func(d *appsv1.Deployment) { t := ago(0); d.DeletionTimestamp = &t })
-	expect(t, "a leaving deployment only counts", told(look(gone, setOf(d, 1, 3, 3))), "")
+	expect(t, "a leaving deployment only counts", told(syncPlan(gone, setOf(d, 1, 3, 3))), "")
 	everything := aDeployment(5, func(d *appsv1.Deployment) { d.Spec.Selector = &metav1.LabelSelector{} })
-	if plan := look(everything); len(plan.Steps) != 0 || plan.Events[0].Reason != "SelectingAll" || plan.Status(controller.ApplyResult{}).(*appsv1.Deployment).Status.ObservedGeneration != 2 {
+	if plan := syncPlan(everything); len(plan.Steps) != 0 || plan.Events[0].Reason != "SelectingAll" || plan.Status(controller.ApplyResult{}).(*appsv1.Deployment).Status.ObservedGeneration != 2 {
 		t.Errorf("%+v", plan)
 	}
 }

@@ -97,7 +97,7 @@ func TestJobNumbers(t *testing.T) {
 		{"a job that has succeeded ends all", aJob(hasCondition(batchv1.JobSuccessCriteriaMet, "x")), workers(2, running), "2 delete"},
 		{"indexed: the burst", aJob(byIndex, wants(burstReplicas+10, burstReplicas+10)), nil, fmt.Sprint(burstReplicas, " create")},
 	} {
-		expect(t, test.what, deeds(lookAt(test.job, test.pods...)), test.want)
+		expect(t, test.what, deeds(syncOnce(test.job, test.pods...)), test.want)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestJobEnds(t *testing.T) {
 		{"nothing was wanted", aJob(wants(0, 0)), nil, success + "CompletionsReached"},
 		{"a suspended job that is complete", aJob(wants(1, 1), suspended, counted(1, 0)), nil, success + "CompletionsReached"},
 	} {
-		_, status := after(test.job, lookAt(test.job, test.pods...))
+		_, status := after(test.job, syncOnce(test.job, test.pods...))
 		got := ""
 		for _, c := range status.Conditions {
 			if c.Status == corev1.ConditionTrue && c.Type != batchv1.JobComplete && c.Type != batchv1.JobFailed {
@@ -189,7 +189,7 @@ func TestJobMessages(t *testing.T) {
 		{aJob(perIndex(0), func(j *batchv1.Job) { j.Status.FailedIndexes, j.Status.CompletedIndexes = new("0"), "1,2" }), "Job has failed indexes"},
 		{aJob(counted(3, 0)), "Reached expected number of succeeded pods"},
 	} {
-		_, status := after(test.job, lookAt(test.job))
+		_, status := after(test.job, syncOnce(test.job))
 		if n := len(status.Conditions); n != 2 || status.Conditions[0].Message != test.want || status.Conditions[1].Message != test.want || status.Conditions[0].Reason != status.Conditions[1].Reason {
 			t.Errorf("%+v, want %q", status.Conditions, test.want)
 			continue
@@ -226,7 +226,7 @@ func TestJobSurplus(t *testing.T) {
 	} {
 		for _, pods := range [][]*corev1.Pod{test.pods, backwards(test.pods)} {
 			var deleted []string
-			for _, w := range writesOf(lookAt(test.job, pods...)) {
+			for _, w := range writesOf(syncOnce(test.job, pods...)) {
 				if w.Verb == controller.Delete {
 					deleted = append(deleted, w.Object.GetName())
 				}
@@ -268,7 +268,7 @@ func TestIndexChoice(t *testing.T) {
 		{"per index: no pause for others", aJob(perIndex(3), wants(5, 3)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(4), exited(1, 0))}, "0 1 2", 0},
 		{"not per index: a failure holds up all", aJob(byIndex, wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(4), exited(1, 2*time.Second))}, "", 8 * time.Second},
 	} {
-		plan := lookAt(test.job, test.pods...)
+		plan := syncOnce(test.job, test.pods...)
 		var begun []string
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Create {
@@ -287,7 +287,7 @@ func TestIndexedPodWhole(t *testing.T) {
 		j.Spec.Template.Annotations, j.Spec.Template.Finalizers = map[string]string{"a": "1"}, []string{"mine/f"}
 		j.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	})
-	made := lookAt(job, work("x", corev1.PodFailed, atIndex(0), exited(1, time.Hour), failedTimes(0, 3))).Steps[0].Writes[0].Object
+	made := syncOnce(job, work("x", corev1.PodFailed, atIndex(0), exited(1, time.Hour), failedTimes(0, 3))).Steps[0].Writes[0].Object
 	variable := corev1.EnvVar{Name: "JOB_COMPLETION_INDEX", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels['batch.kubernetes.io/job-completion-index']"}}}
 	same(t, "the pod", made, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "work-0-", Finalizers: []string{"mine/f", "batch.kubernetes.io/job-tracking"},
@@ -296,7 +296,7 @@ func TestIndexedPodWhole(t *testing.T) {
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "work", UID: "uid-work", Controller: new(true), BlockOwnerDeletion: new(true)}}},
 		Spec: corev1.PodSpec{Hostname: "work-0", RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "web", Image: "image:1", Env: []corev1.EnvVar{variable}}}},
 	})
-	plain := lookAt(aJob(wants(1, 1))).Steps[0].Writes[0].Object.(*corev1.Pod)
+	plain := syncOnce(aJob(wants(1, 1))).Steps[0].Writes[0].Object.(*corev1.Pod)
 	if plain.GenerateName != "work-" || plain.Spec.Hostname != "" || len(plain.Annotations) != 0 || len(plain.Spec.Containers[0].Env) != 0 || !isTracked(plain) {
 		t.Errorf("%+v", plain)
 	}
@@ -341,13 +341,13 @@ func TestJobPause(t *testing.T) {
 		{"one that somebody deleted", []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted)}, 9 * time.Second},
 	} {
 		job := aJob(wants(20, 20))
-		plan := lookAt(job, test.pods...)
+		plan := syncOnce(job, test.pods...)
 		if made := strings.Contains(deeds(plan), "create"); plan.RequeueAfter != test.want || made != (test.want == 0) {
 			t.Errorf("%s: again after %v, want %v; %s", test.what, plan.RequeueAfter, test.want, deeds(plan))
 		}
 	}
 	// The pause holds back pods, not the deadline: whichever comes first.
-	soon := lookAt(aJob(deadlineAfter(3603)), failed("a", time.Second))
+	soon := syncOnce(aJob(deadlineAfter(3603)), failed("a", time.Second))
 	if soon.RequeueAfter != 3*time.Second {
 		t.Errorf("again after %v", soon.RequeueAfter)
 	}
@@ -381,7 +381,7 @@ func TestSuspension(t *testing.T) {
 		{"suspended, but complete: it just ends", aJob(suspended, counted(3, 0)), "", 0, new(time.Hour), "Completed: Job completed"},
 		{"leaving: nothing is said", aJob(suspended, goneJob), "", 0, new(time.Hour), ""},
 	} {
-		plan := lookAt(test.job)
+		plan := syncOnce(test.job)
 		_, status := after(test.job, plan)
 		got := ""
 		if c := jobCondition(status.Conditions, batchv1.JobSuspended); c != nil {
@@ -421,8 +421,8 @@ func TestJobsAlwaysEnd(t *testing.T) {
 		var pods []*corev1.Pod
 		made, ended := 0, map[types.UID]corev1.PodPhase{}
 		clock := now
-		for look := 0; !jobFinished(job); look++ {
-			if look > 500 {
+		for round := 0; !jobFinished(job); round++ {
+			if round > 500 {
 				t.Fatalf("seed %d: no end: %+v", seed, job.Status)
 			}
 			plan := jobView{job: job, pods: pods, now: clock}.reconcile()

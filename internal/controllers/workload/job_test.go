@@ -100,7 +100,7 @@ func failedTimes(counted, ignored int) change[*corev1.Pod] {
 	}
 }
 
-func lookAt(job *batchv1.Job, pods ...*corev1.Pod) controller.Plan {
+func syncOnce(job *batchv1.Job, pods ...*corev1.Pod) controller.Plan {
 	return jobView{job: job, pods: pods, now: now}.reconcile()
 }
 
@@ -173,10 +173,10 @@ func TestJobPlan(t *testing.T) {
 		{"a pod on its way out is replaced at once", aJob(), []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted, exited(1, 20*time.Second)), work("b", corev1.PodRunning)}, "update status of Job work, patch Pod a, " + create, ""},
 		{"or only when it has ended", aJob(patient), []*corev1.Pod{work("a", corev1.PodRunning, beingDeleted), work("b", corev1.PodRunning)}, "", ""},
 		{"an orphan is adopted", aJob(), []*corev1.Pod{aPod("a", inPhase(corev1.PodRunning)), work("b", corev1.PodRunning)}, "patch Pod a", ""},
-		{"a stranger is released", aJob(), []*corev1.Pod{work("a", corev1.PodRunning, labelled("app", "db")), work("b", corev1.PodRunning), work("c", corev1.PodRunning)}, "patch Pod a", ""},
+		{"a foreign is released", aJob(), []*corev1.Pod{work("a", corev1.PodRunning, labelled("app", "db")), work("b", corev1.PodRunning), work("c", corev1.PodRunning)}, "patch Pod a", ""},
 		{"a job that is being deleted lets its pods go", aJob(func(j *batchv1.Job) { t := ago(0); j.DeletionTimestamp = &t }), []*corev1.Pod{work("a", corev1.PodRunning)}, "patch Pod a", ""},
 	} {
-		plan := lookAt(test.job, test.pods...)
+		plan := syncOnce(test.job, test.pods...)
 		conditions, _ := after(test.job, plan)
 		expect(t, test.what, told(plan), test.want)
 		expect(t, test.what+", conditions", conditions, test.conditions)
@@ -222,7 +222,7 @@ func TestIndexedJobPlan(t *testing.T) {
 		{"success policy: not these", aJob(policy(batchv1.SuccessPolicyRule{SucceededIndexes: new("0-1")}), done("1")), []*corev1.Pod{work("a", corev1.PodRunning, atIndex(0)), work("c", corev1.PodRunning, atIndex(2))}, "", ""},
 		{"success policy: any two", aJob(policy(batchv1.SuccessPolicyRule{SucceededIndexes: new("0-1")}, batchv1.SuccessPolicyRule{SucceededCount: new(int32(2))}), done("1,2")), nil, "", "SuccessCriteriaMet:SuccessPolicy Complete:SuccessPolicy"},
 	} {
-		plan := lookAt(test.job, test.pods...)
+		plan := syncOnce(test.job, test.pods...)
 		conditions, _ := after(test.job, plan)
 		expect(t, test.what, told(plan), test.want)
 		expect(t, test.what+", conditions", conditions, test.conditions)
@@ -236,7 +236,7 @@ func TestJobPods(t *testing.T) {
 			{Action: batchv1.PodFailurePolicyActionIgnore, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: "In", Values: []int32{7}}}}}
 		j.Spec.Template.Spec.InitContainers = []corev1.Container{{Name: "init", Env: []corev1.EnvVar{{Name: "JOB_COMPLETION_INDEX", Value: "mine"}}}}
 	})
-	plan := lookAt(job, work("a", corev1.PodFailed, atIndex(0), exited(1, time.Hour), failedTimes(1, 1)), work("b", corev1.PodFailed, atIndex(1), exited(7, time.Hour)))
+	plan := syncOnce(job, work("a", corev1.PodFailed, atIndex(0), exited(1, time.Hour), failedTimes(1, 1)), work("b", corev1.PodFailed, atIndex(1), exited(7, time.Hour)))
 	first, second := plan.Steps[0].Writes[0].Object.(*corev1.Pod), plan.Steps[0].Writes[1].Object.(*corev1.Pod)
 	if first.Annotations[batchv1.JobCompletionIndexAnnotation] != "0" || first.Labels[batchv1.JobCompletionIndexAnnotation] != "0" || !strings.HasSuffix(first.Spec.Hostname, "x-0") ||
 		len(first.GenerateName) != maxGeneratedName || !strings.HasSuffix(first.GenerateName, "x-0-") || !isTracked(first) {
@@ -289,12 +289,12 @@ func TestFailurePolicy(t *testing.T) {
 		j.Spec.BackoffLimit = new(int32(0))
 		j.Spec.PodFailurePolicy = &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{{Action: "Ignore", OnPodConditions: onDisruption}}}
 	}
-	plan := lookAt(aJob(ignoring), work("a", corev1.PodFailed, disrupted, exited(1, time.Hour)), work("b", corev1.PodRunning))
+	plan := syncOnce(aJob(ignoring), work("a", corev1.PodFailed, disrupted, exited(1, time.Hour)), work("b", corev1.PodRunning))
 	expect(t, "an ignored failure does not count", told(plan), "patch Pod a, create Pod work-")
 	failing := func(j *batchv1.Job) {
 		j.Spec.PodFailurePolicy = &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{{Action: "FailJob", OnExitCodes: exit("In", nil, 42)}}}
 	}
-	conditions, status := after(aJob(failing), lookAt(aJob(failing), work("a", corev1.PodFailed, exited(42, 0))))
+	conditions, status := after(aJob(failing), syncOnce(aJob(failing), work("a", corev1.PodFailed, exited(42, 0))))
 	expect(t, "a failure that ends the job", conditions, "FailureTarget:PodFailurePolicy")
 	if !slices.Equal(status.UncountedTerminatedPods.Failed, []types.UID{"uid-a"}) {
 		t.Errorf("%+v", status)
@@ -304,11 +304,11 @@ func TestFailurePolicy(t *testing.T) {
 func TestJobStatusNumbers(t *testing.T) {
 	job := aJob(wants(9, 1), counted(1, 2, "uid-gone", "uid-b"), func(j *batchv1.Job) { j.Status.UncountedTerminatedPods.Failed = []types.UID{"uid-x"} })
 	pods := []*corev1.Pod{work("b", corev1.PodSucceeded), work("c", corev1.PodRunning, readyFor(time.Hour)), work("d", corev1.PodRunning, beingDeleted, untracked)}
-	_, status := after(job, lookAt(job, pods...))
+	_, status := after(job, syncOnce(job, pods...))
 	if status.Succeeded != 2 || status.Failed != 3 || status.Active != 1 || *status.Ready != 1 || *status.Terminating != 1 || !slices.Equal(status.UncountedTerminatedPods.Succeeded, []types.UID{"uid-b"}) || len(status.UncountedTerminatedPods.Failed) != 0 {
 		t.Errorf("%+v", status)
 	}
-	plan := lookAt(aJob())
+	plan := syncOnce(aJob())
 	refused := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: aPod("x"), Err: errors.New("quota")}, Written: []kindObject{work("new", corev1.PodPending)}}
 	if got := plan.Status(refused).(*batchv1.Job).Status; got.Active != 1 {
 		t.Errorf("one of two was created, but %d are active", got.Active)
@@ -317,7 +317,7 @@ func TestJobStatusNumbers(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	fresh := aJob(func(j *batchv1.Job) { j.Status = batchv1.JobStatus{} })
-	if _, status := after(fresh, lookAt(fresh)); status.Active != 2 || !status.StartTime.Time.Equal(now) || status.UncountedTerminatedPods == nil {
+	if _, status := after(fresh, syncOnce(fresh)); status.Active != 2 || !status.StartTime.Time.Equal(now) || status.UncountedTerminatedPods == nil {
 		t.Errorf("%+v", status)
 	}
 	var many []*corev1.Pod
@@ -325,27 +325,27 @@ func TestJobStatusNumbers(t *testing.T) {
 		many = append(many, work(fmt.Sprint("p", i), corev1.PodSucceeded))
 	}
 	big := aJob(wants(1000, 0))
-	plan = lookAt(big, many...)
+	plan = syncOnce(big, many...)
 	if _, status := after(big, plan); len(status.UncountedTerminatedPods.Succeeded) != maxUncounted || len(plan.Steps[1].Writes) != maxUncounted {
 		t.Errorf("%d uids in the status, %d pods freed", len(status.UncountedTerminatedPods.Succeeded), len(plan.Steps[1].Writes))
 	}
 	parallel := aJob(wants(4, 2), counted(5, 0))
-	if got := events(lookAt(parallel)); !slices.Equal(got, []string{"TooManySucceededPods: Too many succeeded pods running after completion count reached", "Completed: Job completed"}) {
+	if got := events(syncOnce(parallel)); !slices.Equal(got, []string{"TooManySucceededPods: Too many succeeded pods running after completion count reached", "Completed: Job completed"}) {
 		t.Errorf("events %q", got)
 	}
-	if got := events(lookAt(aJob(hasCondition(batchv1.JobFailureTarget, "DeadlineExceeded")))); !slices.Equal(got, []string{"DeadlineExceeded: because"}) {
+	if got := events(syncOnce(aJob(hasCondition(batchv1.JobFailureTarget, "DeadlineExceeded")))); !slices.Equal(got, []string{"DeadlineExceeded: because"}) {
 		t.Errorf("events %q", got)
 	}
-	if got := events(lookAt(aJob(suspended))); !slices.Equal(got, []string{"Suspended: Job suspended"}) {
+	if got := events(syncOnce(aJob(suspended))); !slices.Equal(got, []string{"Suspended: Job suspended"}) {
 		t.Errorf("events %q", got)
 	}
 	// It went on, and its pod was quicker than whoever should have said so.
 	resumed := aJob(wants(1, 1), hasCondition(batchv1.JobSuspended, "JobSuspended"))
-	if _, status := after(resumed, lookAt(resumed, work("a", corev1.PodSucceeded))); isTrue(status.Conditions, batchv1.JobSuspended) || !isTrue(status.Conditions, batchv1.JobSuccessCriteriaMet) {
+	if _, status := after(resumed, syncOnce(resumed, work("a", corev1.PodSucceeded))); isTrue(status.Conditions, batchv1.JobSuspended) || !isTrue(status.Conditions, batchv1.JobSuccessCriteriaMet) {
 		t.Errorf("%+v", status.Conditions)
 	}
 	odd := aJob(func(j *batchv1.Job) { j.Spec.CompletionMode = new(batchv1.CompletionMode("Odd")) })
-	if plan := lookAt(odd); len(plan.Steps) != 0 || plan.Events[0].Reason != "UnknownCompletionMode" {
+	if plan := syncOnce(odd); len(plan.Steps) != 0 || plan.Events[0].Reason != "UnknownCompletionMode" {
 		t.Errorf("%+v", plan)
 	}
 }

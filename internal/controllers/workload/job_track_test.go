@@ -65,10 +65,10 @@ func TestTracking(t *testing.T) {
 		{"the job succeeds: running pods count as nothing", aJob(hasCondition(batchv1.JobSuccessCriteriaMet, "x")), []*corev1.Pod{work("a", running), work("b", ok)}, "a b", 0, 0, "b", ""},
 		{"the job leaves: all are freed, what ended is noted", aJob(goneJob), []*corev1.Pod{work("a", running), work("b", ok), work("c", bad)}, "a b c", 0, 0, "b", "c"},
 		{"an adopted pod that succeeded", aJob(big), []*corev1.Pod{aPod("a", inPhase(ok))}, "a", 0, 0, "a", ""},
-		{"a stranger's pod", aJob(big), []*corev1.Pod{work("a", ok, ownedBy(aPod("x"), "Job"))}, "", 0, 0, "", ""},
+		{"a foreign's pod", aJob(big), []*corev1.Pod{work("a", ok, ownedBy(aPod("x"), "Job"))}, "", 0, 0, "", ""},
 		{"a pod without a finalizer is not counted", aJob(big), []*corev1.Pod{work("a", ok, untracked), work("b", bad, untracked)}, "", 0, 0, "", ""},
 	} {
-		plan := lookAt(test.job, test.pods...)
+		plan := syncOnce(test.job, test.pods...)
 		var freed []string
 		for _, w := range writesOf(plan) {
 			if pod := asPod(w.Object); pod != nil && w.Verb == controller.Patch && strings.Contains(string(w.Patch), "deleteFromPrimitiveList") && len(w.Ignore) == 1 {
@@ -124,7 +124,7 @@ func TestIndexTracking(t *testing.T) {
 		{"per index: of two that failed the later is held", aJob(perIndex(5), wants(9, 0)), []*corev1.Pod{work("a", bad, atIndex(4), exited(1, time.Hour)), work("b", bad, atIndex(4), exited(1, time.Minute), failedTimes(1, 0))}, "", "", 0, 1},
 		{"per index: a failure of an index that is done", aJob(perIndex(5), wants(9, 0), done("4")), []*corev1.Pod{work("a", bad, atIndex(4))}, "4", "", 1, 1},
 	} {
-		_, status := after(test.job, lookAt(test.job, test.pods...))
+		_, status := after(test.job, syncOnce(test.job, test.pods...))
 		failed := none
 		if status.FailedIndexes != nil {
 			failed = *status.FailedIndexes
@@ -152,7 +152,7 @@ func TestUncountedAreBounded(t *testing.T) {
 		for i := range test.noted {
 			pods = append(pods, work(fmt.Sprint("n", i), corev1.PodSucceeded))
 		}
-		_, status := after(job, lookAt(job, pods...))
+		_, status := after(job, syncOnce(job, pods...))
 		if got := len(status.UncountedTerminatedPods.Succeeded) - test.noted; got != test.want {
 			t.Errorf("%d pods beside %d: %d are noted, want %d", test.pods, test.noted, got, test.want)
 		}
@@ -164,7 +164,7 @@ func TestUncountedAreBounded(t *testing.T) {
 		for i := range maxUncounted + 100 {
 			pods = append(pods, work(fmt.Sprint("p", i), corev1.PodSucceeded, atIndex(i)))
 		}
-		if freed := len(slices.DeleteFunc(writesOf(lookAt(job, pods...)), func(w controller.Write) bool { return w.Verb != controller.Patch })); freed != want {
+		if freed := len(slices.DeleteFunc(writesOf(syncOnce(job, pods...)), func(w controller.Write) bool { return w.Verb != controller.Patch })); freed != want {
 			t.Errorf("indexes %q were done before: %d pods are freed, want %d", done, freed, want)
 		}
 	}
@@ -188,11 +188,11 @@ func TestJobFinishes(t *testing.T) {
 		{"a pod is leaving", aJob(failing), workers(1, corev1.PodRunning, untracked, beingDeleted), "", ""},
 		{"a pod that ended is leaving", aJob(failing), workers(1, corev1.PodFailed, untracked, beingDeleted), batchv1.JobFailed, "Why: because"},
 		{"a pod has its finalizer", aJob(failing), workers(1, corev1.PodFailed), "", ""},
-		{"a pod is noted and gone: it is counted in this look", aJob(failing, uncountedAs("", "a")), nil, batchv1.JobFailed, "Why: because"},
+		{"a pod is noted and gone: it is counted in this sync", aJob(failing, uncountedAs("", "a")), nil, batchv1.JobFailed, "Why: because"},
 		{"a pod is noted and not freed", aJob(failing, uncountedAs("", "w0")), workers(1, corev1.PodFailed), "", ""},
 		{"not decided", aJob(), nil, "", ""},
 	} {
-		plan := lookAt(test.job, test.pods...)
+		plan := syncOnce(test.job, test.pods...)
 		_, status := after(test.job, plan)
 		var last batchv1.JobConditionType
 		for _, c := range status.Conditions {

@@ -216,7 +216,7 @@ func anyPod(random *rand.Rand, i int) *corev1.Pod {
 
 // rank writes a pod down as numbers, smallest first to go: the rules of sortForDeletion one after the other, read off as a list. The time of being
 // ready and of creation are two numbers each, because a time within one magnitude is decided by UID unless both are the same.
-func rank(pod *corev1.Pod, crowd int) (coarse []int64) {
+func rank(pod *corev1.Pod, many int) (coarse []int64) {
 	flag := func(b bool) int64 {
 		if b {
 			return 1
@@ -226,7 +226,7 @@ func rank(pod *corev1.Pod, crowd int) (coarse []int64) {
 	isReady := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == "True" })
 	cost := map[string]int64{"-1": -1, "1": 1}[pod.Annotations[corev1.PodDeletionCost]]
 	phase := map[corev1.PodPhase]int64{corev1.PodUnknown: 1, corev1.PodRunning: 2}[pod.Status.Phase]
-	return []int64{flag(pod.Spec.NodeName != ""), phase, flag(isReady), cost, int64(-crowd)}
+	return []int64{flag(pod.Spec.NodeName != ""), phase, flag(isReady), cost, int64(-many)}
 }
 
 // TestSortForDeletionIsAnOrder sorts random pods from random beginnings. The order is always the same, follows the rules from the first to the
@@ -239,12 +239,12 @@ func TestSortForDeletionIsAnOrder(t *testing.T) {
 			pods = append(pods, anyPod(random, i))
 		}
 		onNode := map[string]int{"n1": random.IntN(3), "n2": random.IntN(3)}
-		crowd := func(p *corev1.Pod) int { return onNode[p.Spec.NodeName] }
+		many := func(p *corev1.Pod) int { return onNode[p.Spec.NodeName] }
 		sorted := slices.Clone(pods)
-		sortForDeletion(sorted, crowd, now)
+		sortForDeletion(sorted, many, now)
 		for i := 1; i < len(sorted); i++ {
 			a, b := sorted[i-1], sorted[i]
-			c := slices.Compare(rank(a, crowd(a)), rank(b, crowd(b)))
+			c := slices.Compare(rank(a, many(a)), rank(b, many(b)))
 			if c == 0 && podstate.IsReady(a) {
 				c = compareTimes(podstate.Condition(a, corev1.PodReady).LastTransitionTime, podstate.Condition(b, corev1.PodReady).LastTransitionTime, a, b)
 			}

@@ -160,7 +160,7 @@ func TestReplicasChoice(t *testing.T) {
 	}
 }
 
-func TestReplicasCrowds(t *testing.T) {
+func TestReplicasRandom(t *testing.T) {
 	mine, sibling := ownedBy(aSet(0), "ReplicaSet"), ownedBy(aPod("x"), "ReplicaSet")
 	on := func(node, name string, owner change[*corev1.Pod], changes ...change[*corev1.Pod]) *corev1.Pod {
 		return aPod(name, append([]change[*corev1.Pod]{owner, onNode(node), readyFor(time.Hour)}, changes...)...)
@@ -183,7 +183,7 @@ func TestReplicasCrowds(t *testing.T) {
 		v.related = append(slices.Clone(own), test.related...)
 		expect(t, test.what, told(v.reconcile()), test.want)
 	}
-	// A crowd weighs less than a cost and more than time.
+	// A many weighs less than a cost and more than time.
 	dear := []*corev1.Pod{on("n1", "a", mine, annotated(corev1.PodDeletionCost, "5")), on("n2", "b", mine)}
 	v := viewOf(t, aSet(1), dear...)
 	v.related = append([]*corev1.Pod{on("n1", "s", sibling), on("n1", "t", sibling)}, dear...)
@@ -209,7 +209,7 @@ func TestReplicasCounts(t *testing.T) {
 		{"with another value of it", aSet(1, labelledTemplate), several(1, "p", mine, labelled("tier", "b")), counts{1, 0, 0, 0, 0}},
 		{"with labels of its own besides", aSet(1, labelledTemplate), several(1, "p", mine, labelled("tier", "a"), labelled("own", "1")), counts{1, 1, 0, 0, 0}},
 		{"a template without labels fits all", aSet(1, func(s *appsv1.ReplicaSet) { s.Spec.Template.Labels = nil }), several(1, "p", mine), counts{1, 1, 0, 0, 0}},
-		{"pods that are deleted in this look still count", aSet(1), several(3, "p", mine, readyFor(time.Hour)), counts{3, 3, 3, 3, 0}},
+		{"pods that are deleted in this sync still count", aSet(1), several(3, "p", mine, readyFor(time.Hour)), counts{3, 3, 3, 3, 0}},
 		{"adopted pods count", aSet(2), several(2, "p", readyFor(time.Hour)), counts{2, 2, 2, 2, 0}},
 		{"released pods do not", aSet(0), several(2, "p", mine, labelled("app", "db"), readyFor(time.Hour)), counts{}},
 		{"leaving pods are terminating", aSet(0), several(2, "p", mine, beingDeleted, readyFor(time.Hour)), counts{0, 0, 0, 0, 2}},
@@ -230,7 +230,7 @@ func TestReplicasCounts(t *testing.T) {
 		same(t, test.what, changed.(*appsv1.ReplicaSet).Status, status)
 		again := changed.(*appsv1.ReplicaSet)
 		if second := viewOf(t, again, test.pods...).reconcile().Status(controller.ApplyResult{}); second != nil {
-			t.Errorf("%s: a second look reports again", test.what)
+			t.Errorf("%s: a second sync reports again", test.what)
 		}
 	}
 }
@@ -274,7 +274,7 @@ func TestReplicasReport(t *testing.T) {
 	}
 }
 
-func TestReplicasLookAgain(t *testing.T) {
+func TestReplicasRequeue(t *testing.T) {
 	mine := ownedBy(aSet(0), "ReplicaSet")
 	for _, test := range []struct {
 		what string
@@ -394,15 +394,15 @@ func TestReplicasModel(t *testing.T) {
 			}
 			pods = append(pods, pod)
 		}
-		strangers := count(pods, func(p *corev1.Pod) bool { return p.Labels["app"] == "db" })
+		foreign := count(pods, func(p *corev1.Pod) bool { return p.Labels["app"] == "db" })
 		made := 0
-		for look := 0; ; look++ {
+		for round := 0; ; round++ {
 			plan := viewOf(t, set, pods...).reconcile()
 			if len(plan.Steps) == 0 {
 				break
 			}
-			if look == 2 {
-				t.Fatalf("seed %d: a third look still wants %s", seed, told(plan))
+			if round == 2 {
+				t.Fatalf("seed %d: a third round still wants %s", seed, told(plan))
 			}
 			for _, w := range writesOf(plan) {
 				i := slices.Index(pods, asPod(w.Object))
@@ -428,8 +428,8 @@ func TestReplicasModel(t *testing.T) {
 		if n := count(pods, func(p *corev1.Pod) bool { return podstate.IsActive(p) && metav1.IsControlledBy(p, set) }); n != *set.Spec.Replicas {
 			t.Errorf("seed %d: %d pods, want %d", seed, n, *set.Spec.Replicas)
 		}
-		if n := count(pods, func(p *corev1.Pod) bool { return p.Labels["app"] == "db" }); n != strangers {
-			t.Errorf("seed %d: of %d strangers %d are left", seed, strangers, n)
+		if n := count(pods, func(p *corev1.Pod) bool { return p.Labels["app"] == "db" }); n != foreign {
+			t.Errorf("seed %d: of %d foreign %d are left", seed, foreign, n)
 		}
 	}
 }

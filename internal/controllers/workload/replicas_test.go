@@ -59,7 +59,7 @@ func TestReplicasPlan(t *testing.T) {
 	}
 	plan := viewOf(t, aSet(2*burstReplicas)).reconcile()
 	if n := len(plan.Steps[0].Writes); n != burstReplicas {
-		t.Errorf("%d pods created in one look", n)
+		t.Errorf("%d pods created in one sync", n)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestReplicasStatus(t *testing.T) {
 		t.Error("the shared object was changed")
 	}
 	if again := viewOf(t, written, pods...).reconcile().Status(controller.ApplyResult{}); again != nil {
-		t.Errorf("a second look changes the status to %+v", again)
+		t.Errorf("a second sync changes the status to %+v", again)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"skiff/test/world"
 )
 
-// TestReplicaSetsReachAFixedPoint scales a set, takes pods from it, gives it strangers and lets pods fail; in the end exactly the wanted pods run.
+// TestReplicaSetsReachAFixedPoint scales a set, takes pods from it, gives it foreign and lets pods fail; in the end exactly the wanted pods run.
 func TestReplicaSetsReachAFixedPoint(t *testing.T) {
 	seeds(t, 12, 3, func(w *world.World) {
 		t := w.T

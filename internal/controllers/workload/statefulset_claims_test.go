@@ -16,7 +16,7 @@ import (
 
 const keepClaims, removeClaims = appsv1.RetainPersistentVolumeClaimRetentionPolicyType, appsv1.DeletePersistentVolumeClaimRetentionPolicyType
 
-// claimOwner is an owner a claim can have, by a short name: the set and the pod as they are, without control, and as they were before; and strangers.
+// claimOwner is an owner a claim can have, by a short name: the set and the pod as they are, without control, and as they were before; and foreign.
 func claimOwner(name string, ordinal int) metav1.OwnerReference {
 	pod := fmt.Sprint("db-", ordinal)
 	ref := map[string]metav1.OwnerReference{

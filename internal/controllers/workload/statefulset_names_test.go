@@ -88,7 +88,7 @@ func TestStatefulSetFromAnOrdinal(t *testing.T) {
 	})
 }
 
-// TestStatefulSetHears: each of these changes makes the controller look again, and it sets right what was changed.
+// TestStatefulSetHears: each of these changes makes the controller sync again, and it sets right what was changed.
 func TestStatefulSetHears(t *testing.T) {
 	inWorld(t, 1, func(w *world.World) {
 		t := w.T

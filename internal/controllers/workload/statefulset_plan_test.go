@@ -343,7 +343,7 @@ func TestStatefulNumbers(t *testing.T) {
 	set := of(1)
 	settled := stateful(t, set, crew(t, set, "0:2")...).Status(controller.ApplyResult{}).(*appsv1.StatefulSet)
 	if again := stateful(t, settled, crew(t, set, "0:2")...).Status(controller.ApplyResult{}); again != nil {
-		t.Errorf("a second look reports again: %+v", again)
+		t.Errorf("a second sync reports again: %+v", again)
 	}
 }
 
@@ -440,8 +440,8 @@ func TestStatefulSetsAlwaysArrive(t *testing.T) {
 				pods[fmt.Sprint("db-", n)] = member(t, set, n, 1+random.IntN(2), []change[*corev1.Pod]{readyFor(time.Hour), notReady, beingDeleted, func(p *corev1.Pod) { notReady(p); inPhase(corev1.PodFailed)(p) }}[random.IntN(states)])
 			}
 		}
-		for look := 0; ; look++ {
-			if look > 200 {
+		for round := 0; ; round++ {
+			if round > 200 {
 				t.Fatalf("seed %d: no end: %v", seed, names(slices.Collect(maps.Values(pods))))
 			}
 			var all []*corev1.Pod

@@ -167,7 +167,7 @@ func TestClaimRetention(t *testing.T) {
 	pod := func(ordinal int) *corev1.Pod { return member(t, set, ordinal, 1) }
 	bySet := metav1.NewControllerRef(set, statefulSetKind)
 	byPod := metav1.NewControllerRef(pod(2), podKind)
-	stranger := &metav1.OwnerReference{APIVersion: "v1", Kind: "Other", Name: "x", UID: "x", Controller: new(true)}
+	foreign := &metav1.OwnerReference{APIVersion: "v1", Kind: "Other", Name: "x", UID: "x", Controller: new(true)}
 	stale := &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "db-2", UID: "before", Controller: new(true)}
 	weak := &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: set.UID}
 	for _, test := range []struct {
@@ -184,8 +184,8 @@ func TestClaimRetention(t *testing.T) {
 		{"goes when scaled down, beyond", keep, remove, 2, nil, []*metav1.OwnerReference{byPod}},
 		{"goes with both, within", remove, remove, 0, nil, []*metav1.OwnerReference{bySet}},
 		{"goes with both, beyond", remove, remove, 2, []*metav1.OwnerReference{bySet}, []*metav1.OwnerReference{byPod}},
-		{"someone else's", remove, remove, 0, []*metav1.OwnerReference{stranger}, []*metav1.OwnerReference{stranger}},
-		{"someone else's and ours", remove, remove, 0, []*metav1.OwnerReference{stranger, bySet}, []*metav1.OwnerReference{stranger}},
+		{"someone else's", remove, remove, 0, []*metav1.OwnerReference{foreign}, []*metav1.OwnerReference{foreign}},
+		{"someone else's and ours", remove, remove, 0, []*metav1.OwnerReference{foreign, bySet}, []*metav1.OwnerReference{foreign}},
 		{"of a pod that was here before", remove, remove, 2, []*metav1.OwnerReference{stale}, []*metav1.OwnerReference{stale}},
 		{"owned, but not controlled", remove, keep, 0, []*metav1.OwnerReference{weak}, []*metav1.OwnerReference{bySet}},
 	} {
@@ -219,21 +219,21 @@ func TestClaimRetention(t *testing.T) {
 func TestStatefulRevisions(t *testing.T) {
 	set := aStatefulSet(0)
 	one, two := revisionFor(t, set, 1), revisionFor(t, set, 2)
-	look := func(s *appsv1.StatefulSet, taken func(string) *appsv1.ControllerRevision, revisions ...*appsv1.ControllerRevision) controller.Plan {
+	syncPlan := func(s *appsv1.StatefulSet, taken func(string) *appsv1.ControllerRevision, revisions ...*appsv1.ControllerRevision) controller.Plan {
 		return statefulSetView{set: s, revisions: revisions, revisionByName: taken, now: now}.reconcile()
 	}
-	expect(t, "known", told(look(set, nil, one)), "")
-	back := look(set, nil, one, two)
+	expect(t, "known", told(syncPlan(set, nil, one)), "")
+	back := syncPlan(set, nil, one, two)
 	expect(t, "back to an old template", told(back), "update ControllerRevision "+one.Name)
 	if r := back.Steps[0].Writes[0].Object.(*appsv1.ControllerRevision); r.Revision != 3 || one.Revision != 1 {
 		t.Errorf("renumbered to %d", r.Revision)
 	}
 	three := aStatefulSet(0, atImage(3))
-	made := look(three, nil, one, two).Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
+	made := syncPlan(three, nil, one, two).Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
 	if made.Revision != 3 || !strings.HasPrefix(made.Name, "db-") || made.Labels["controller.kubernetes.io/hash"] != made.Name[3:] || !metav1.IsControlledBy(made, three) {
 		t.Errorf("%+v", made)
 	}
-	taken := look(three, func(name string) *appsv1.ControllerRevision {
+	taken := syncPlan(three, func(name string) *appsv1.ControllerRevision {
 		if name == made.Name {
 			return two
 		}
@@ -244,7 +244,7 @@ func TestStatefulRevisions(t *testing.T) {
 	}
 	orphan := one.DeepCopy()
 	orphan.OwnerReferences = nil
-	expect(t, "an orphan is adopted", told(look(set, nil, orphan)), "patch ControllerRevision "+one.Name)
+	expect(t, "an orphan is adopted", told(syncPlan(set, nil, orphan)), "patch ControllerRevision "+one.Name)
 	history := []*appsv1.ControllerRevision{one}
 	for n := 2; n < 6; n++ {
 		history = append(history, revisionFor(t, set, n))
@@ -253,11 +253,11 @@ func TestStatefulRevisions(t *testing.T) {
 		s.Spec.RevisionHistoryLimit = new(int32(1))
 		s.Status.CurrentRevision = history[1].Name
 	})
-	expect(t, "old ones go, the current stays", told(look(limited, nil, history...)), fmt.Sprintf("delete ControllerRevision %s + delete ControllerRevision %s", min(one.Name, history[2].Name), max(one.Name, history[2].Name)))
+	expect(t, "old ones go, the current stays", told(syncPlan(limited, nil, history...)), fmt.Sprintf("delete ControllerRevision %s + delete ControllerRevision %s", min(one.Name, history[2].Name), max(one.Name, history[2].Name)))
 	// A revision written before a field had a default is still the same.
 	defaulted := aStatefulSet(0)
 	apps.StatefulSet.Default(defaulted)
-	plan := look(defaulted, nil, one)
+	plan := syncPlan(defaulted, nil, one)
 	expect(t, "defaults that came later", told(plan), "")
 	if got := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status.UpdateRevision; got != one.Name {
 		t.Errorf("revision %s", got)

@@ -47,7 +47,7 @@ func BenchmarkCreate(b *testing.B) {
 	stores := map[string]func(b *testing.B) store.Store{
 		"memory": func(*testing.B) store.Store { return memory.New() },
 		"etcd": func(b *testing.B) store.Store {
-			s, err := etcd.Open(context.Background(), etcd.Config{DataDir: b.TempDir(), Log: quiet()})
+			s, err := etcd.Open(context.Background(), etcd.Config{DataDir: b.TempDir(), Log: discardLog()})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -102,7 +102,7 @@ func filled(b testing.TB, n int) (*Cache, *Table) {
 // history of those writes, and without it, as after a compaction.
 func BenchmarkLoad(b *testing.B) {
 	open := func(b *testing.B, config etcd.Config) store.Store {
-		config.Log = quiet()
+		config.Log = discardLog()
 		s, err := etcd.Open(context.Background(), config)
 		if err != nil {
 			b.Fatal(err)
@@ -146,7 +146,7 @@ func BenchmarkLoad(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/history=%v", s.name, history), func(b *testing.B) {
 				before := cpu()
 				for b.Loop() {
-					c := New(s, quiet())
+					c := New(s, discardLog())
 					pods := c.Add(opaqueResource())
 					running, stop := context.WithCancel(ctx)
 					go c.Run(running)
@@ -254,7 +254,7 @@ func TestMemoryPerEntry(t *testing.T) {
 	const n, size = 10000, 2048
 	entries := make([]*Entry, n)
 	var before, after runtime.MemStats
-	table := newTable(New(memory.New(), quiet()), opaqueResource())
+	table := newTable(New(memory.New(), discardLog()), opaqueResource())
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for i := range entries {

@@ -22,7 +22,7 @@ func entryOf(t testing.TB, pod *corev1.Pod) (*Entry, *podCodec) {
 	}
 	resource := podResource()
 	resource.Codec = codec
-	table := newTable(New(memory.New(), quiet()), resource)
+	table := newTable(New(memory.New(), discardLog()), resource)
 	return table.entry(podKey(pod.Namespace, pod.Name), stored, 7), codec
 }
 

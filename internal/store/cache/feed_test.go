@@ -84,7 +84,7 @@ func (s *shaky) repair() {
 func story(t *testing.T, test func(t *testing.T, s *shaky, c *Cache, pods *Table)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: memory.New()}
-		c := New(s, quiet())
+		c := New(s, discardLog())
 		pods := c.Add(podResource())
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})

@@ -147,7 +147,7 @@ func (s *lagging) Watch(ctx context.Context, prefix string, after store.Revision
 
 // run starts a cache in a synctest bubble; it stops with the test.
 func run(t *testing.T, s store.Store, resources ...Resource) (*Cache, []*Table) {
-	c := New(s, quiet())
+	c := New(s, discardLog())
 	var tables []*Table
 	for _, r := range resources {
 		tables = append(tables, c.Add(r))

@@ -24,7 +24,7 @@ func onEveryStore(t *testing.T, test func(t *testing.T, open func(t *testing.T) 
 		test(t, func(t *testing.T) store.Store { return memory.New() })
 	})
 	openEtcd := func(t *testing.T, config etcd.Config) store.Store {
-		config.Log = quiet()
+		config.Log = discardLog()
 		s, err := etcd.Open(context.Background(), config)
 		if err != nil {
 			t.Fatal(err)
@@ -329,12 +329,12 @@ func TestTTL(t *testing.T) {
 // With another writer on the same store a consistent read waits for that writer's completed writes.
 func TestSync(t *testing.T) {
 	address := "unix://" + t.TempDir() + "/socket"
-	inside, err := etcd.Open(context.Background(), etcd.Config{DataDir: t.TempDir(), Listen: []string{address}, Log: quiet()})
+	inside, err := etcd.Open(context.Background(), etcd.Config{DataDir: t.TempDir(), Listen: []string{address}, Log: discardLog()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { inside.Close() })
-	outside, err := etcd.Open(context.Background(), etcd.Config{Servers: []string{address}, Log: quiet()})
+	outside, err := etcd.Open(context.Background(), etcd.Config{Servers: []string{address}, Log: discardLog()})
 	if err != nil {
 		t.Fatal(err)
 	}

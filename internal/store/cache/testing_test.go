@@ -74,12 +74,12 @@ func newPod(namespace, name string) *corev1.Pod {
 	}
 }
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func discardLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // start runs a cache of the store until the test ends.
 func start(t testing.TB, s store.Store, resources ...Resource) (*Cache, []*Table) {
 	t.Helper()
-	c := New(s, quiet())
+	c := New(s, discardLog())
 	var tables []*Table
 	for _, r := range resources {
 		tables = append(tables, c.Add(r))

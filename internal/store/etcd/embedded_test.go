@@ -62,7 +62,7 @@ func TestDataSurvivesPowerCut(t *testing.T) {
 func TestDirInUse(t *testing.T) {
 	dir := t.TempDir()
 	open(t, etcd.Config{DataDir: dir})
-	if _, err := etcd.Open(context.Background(), etcd.Config{DataDir: dir, Log: quiet()}); err == nil {
+	if _, err := etcd.Open(context.Background(), etcd.Config{DataDir: dir, Log: discardLog()}); err == nil {
 		t.Error("two stores share a directory")
 	}
 }
@@ -79,7 +79,7 @@ func TestOpenRefuses(t *testing.T) {
 		"plain http":    {DataDir: t.TempDir(), Listen: []string{"http://127.0.0.1:0"}},
 		"no such files": {Servers: []string{"https://localhost:1"}, CertFile: "/none", KeyFile: "/none"},
 	} {
-		config.Log = quiet()
+		config.Log = discardLog()
 		if s, err := etcd.Open(context.Background(), config); err == nil {
 			s.Close()
 			t.Errorf("%s: opened", name)

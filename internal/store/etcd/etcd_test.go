@@ -11,11 +11,11 @@ import (
 	"skiff/internal/store/storetest"
 )
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func discardLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 func open(t testing.TB, config etcd.Config) *etcd.Store {
 	t.Helper()
-	config.Log = quiet()
+	config.Log = discardLog()
 	s, err := etcd.Open(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
