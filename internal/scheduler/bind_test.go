@@ -1116,12 +1116,13 @@ func TestPodWithANodeIsNotTried(t *testing.T) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addNode(schedulertest.TestNode("b"))
 			f.addPod(schedulertest.TestPod("p"))
-			f.scheduler.mu.Lock()
-			give(f.scheduler.snapshot)
-			p, _ := f.scheduler.queue.Pop(time.Now())
-			f.scheduler.scheduleOne(t.Context(), p)
-			left := len(f.scheduler.queue.All)
-			f.scheduler.mu.Unlock()
+			left := 0
+			f.scheduler.locked(func() {
+				give(f.scheduler.snapshot)
+				p, _ := f.scheduler.queue.Pop(time.Now())
+				f.scheduler.scheduleOne(t.Context(), p)
+				left = len(f.scheduler.queue.All)
+			})
 			f.scheduler.writing.Wait()
 			if f.boundTimes("p") != 0 || left != 0 || f.podsKnown() != 1 || len(f.eventsOf("p")) != 0 {
 				t.Errorf("bound %d times, %d in the queue, events %v", f.boundTimes("p"), left, f.eventsOf("p"))

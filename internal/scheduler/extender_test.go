@@ -510,11 +510,11 @@ func TestSchedulerWithExtenders(t *testing.T) {
 			f.scheduler.nodeAdded(schedulertest.TestNode("c"))
 			for _, p := range pods {
 				f.pods[p.Name], f.seen[p.Name] = p, p
-				f.scheduler.mu.Lock()
-				f.scheduler.podAdded(p)
-				next, _ := f.scheduler.queue.Pop(time.Now())
-				f.scheduler.scheduleOne(t.Context(), next)
-				f.scheduler.mu.Unlock()
+				f.scheduler.locked(func() {
+					f.scheduler.podAdded(p)
+					next, _ := f.scheduler.queue.Pop(time.Now())
+					f.scheduler.scheduleOne(t.Context(), next)
+				})
 				f.scheduler.writing.Wait()
 			}
 			for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -622,19 +622,22 @@ func TestExtendersReviewPreemption(t *testing.T) {
 			if !decision.IsUnschedulable(err) {
 				t.Fatal(err)
 			}
-			s.mu.Lock()
-			way, told, hopeless := s.preempt(t.Context(), d)
-			s.mu.Unlock()
+			var best *plugins.Preemption
+			var got string
+			var helpful bool
+			s.locked(func() {
+				s.preempt(t.Context(), d, func(b *plugins.Preemption, message string, h bool) { best, got, helpful = b, message, h })
+			})
 			var node string
 			var gone []string
-			if way != nil {
-				node = way.Node
-				for _, p := range way.Victims {
+			if best != nil {
+				node = best.Node
+				for _, p := range best.Victims {
 					gone = append(gone, p.Name)
 				}
 			}
-			if node != test.node || strings.Join(gone, " ") != test.victims || told != "preemption: "+message || hopeless {
-				t.Errorf("%q, victims %v, %s, hopeless %t\nwant %q, %s, %s", node, gone, told, hopeless, test.node, test.victims, message)
+			if node != test.node || strings.Join(gone, " ") != test.victims || got != "preemption: "+message || !helpful {
+				t.Errorf("%q, victims %v, %s, helpful %t\nwant %q, %s, %s", node, gone, got, helpful, test.node, test.victims, message)
 			}
 			for i, v := range voices {
 				if len(v.asked) != test.asked[i] {

@@ -52,7 +52,9 @@ type Scheduler struct {
 	inFlight chan struct{}
 	writing  sync.WaitGroup
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// unlocked are run, in order, by locked when the current locked section has ended.
+	unlocked []func()
 	snapshot *snapshot.Snapshot
 	queue    *queue.Queue
 	// preparing pods wait for volumes and devices before they are bound; who preempts one calls it off.
@@ -131,14 +133,18 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		s.mu.Lock()
-		p, wait := s.queue.Pop(time.Now())
-		if p != nil {
-			s.scheduleOne(ctx, p)
-			s.mu.Unlock()
+		var wait time.Duration
+		found := false
+		s.locked(func() {
+			var p *queue.QueuedPod
+			if p, wait = s.queue.Pop(time.Now()); p != nil {
+				found = true
+				s.scheduleOne(ctx, p)
+			}
+		})
+		if found {
 			continue
 		}
-		s.mu.Unlock()
 		timer.Reset(wait)
 		select {
 		case <-ctx.Done():
@@ -157,30 +163,42 @@ func (s *Scheduler) wakeUp() {
 	}
 }
 
-// background writes something to the API server while deciding goes on. The caller holds s.mu, which is let go while there is no
-// room for another write. write is called in any case, even when its context has ended, so that what it stands for can be taken back.
+// locked runs do with s.mu held, then the functions that do passed to afterUnlock.
+func (s *Scheduler) locked(do func()) {
+	section := func() (after []func()) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		do()
+		after, s.unlocked = s.unlocked, nil
+		return after
+	}
+	for _, f := range section() {
+		f()
+	}
+}
+
+// afterUnlock runs f without s.mu when the current locked section has ended. The caller holds s.mu.
+func (s *Scheduler) afterUnlock(f func()) { s.unlocked = append(s.unlocked, f) }
+
+// background writes something to the API server while deciding goes on. The caller holds s.mu; deciding waits after the locked section
+// while too many writes are in flight. write is called in any case, even when its context has ended, so that what it stands for can be
+// taken back.
 func (s *Scheduler) background(write func()) {
 	s.backgroundThen(func() func() { write(); return nil })
 }
 
-// backgroundThen is background with an end: what write returns, if anything, is called with s.mu held once the write no longer takes up
-// room, for it may begin further writes.
+// backgroundThen is background with an end: what write returns, if anything, is called with s.mu held once the write is no longer in
+// flight, for it may begin further writes.
 func (s *Scheduler) backgroundThen(write func() (then func())) {
-	select {
-	case s.inFlight <- struct{}{}:
-	default:
-		s.mu.Unlock()
+	s.afterUnlock(func() {
 		s.inFlight <- struct{}{}
-		s.mu.Lock()
-	}
-	s.writing.Go(func() {
-		then := write()
-		<-s.inFlight
-		if then != nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			then()
-		}
+		s.writing.Go(func() {
+			then := write()
+			<-s.inFlight
+			if then != nil {
+				s.locked(then)
+			}
+		})
 	})
 }
 
@@ -205,11 +223,18 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queue.QueuedPod) {
 		s.metrics.algorithm.Observe(time.Since(began).Seconds())
 		s.metrics.extensionPointDuration.WithLabelValues("Filter", statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
 	}
-	if err == nil {
-		err = s.askExtenders(ctx, d)
+	if err != nil {
+		s.conclude(ctx, p, d, began, err)
+		return
 	}
+	s.extend(ctx, s.extendersFor(pod), d, func(err error) { s.conclude(ctx, p, d, began, err) })
+}
+
+// conclude carries out a decision. The caller holds s.mu.
+func (s *Scheduler) conclude(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, began time.Time, err error) {
+	pod := p.PodInfo.Pod
 	if s.queue.All[pod.UID] != p {
-		return // deleted while an extender was asked
+		return // deleted while an extender was called
 	}
 	s.decisions.Remember(d, err, began)
 	if err != nil {
@@ -220,53 +245,71 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queue.QueuedPod) {
 	s.assume(ctx, p, d, began)
 }
 
-// askExtenders lets extenders narrow and weigh the choice. s.mu is let go meanwhile, so the chosen node is checked once more.
-func (s *Scheduler) askExtenders(ctx context.Context, d *decision.Decision) error {
-	pod := d.Pod.Pod
-	interested := slices.DeleteFunc(slices.Clone(s.extenders), func(e *extender) bool { return !e.interested(pod) })
-	if len(interested) == 0 {
-		return nil
+// extendersFor are the extenders that filter or score nodes for a pod.
+func (s *Scheduler) extendersFor(pod *corev1.Pod) (interested []*extender) {
+	for _, e := range s.extenders {
+		if e.interested(pod) {
+			interested = append(interested, e)
+		}
 	}
+	return interested
+}
+
+// extend lets extenders filter and score the feasible nodes, and calls then with the result. The caller holds s.mu, and so does the
+// caller of then. Extenders are called in between, after the locked section, so the chosen node is checked once more.
+func (s *Scheduler) extend(ctx context.Context, extenders []*extender, d *decision.Decision, then func(error)) {
+	if len(extenders) == 0 {
+		then(nil)
+		return
+	}
+	nodes, totals := s.extenderCandidates(d)
+	s.afterUnlock(func() {
+		left, refusals, err := narrow(ctx, extenders, d.Pod.Pod, nodes)
+		if err == nil && len(left) > 1 {
+			s.weigh(ctx, extenders, d.Pod.Pod, left, totals)
+		}
+		s.locked(func() {
+			switch {
+			case d.Nominated && (err != nil || len(left) != 1 || s.takeBest(d, left, nil) != nil):
+				s.extendWithoutNominated(ctx, extenders, d, then)
+			case d.Nominated:
+				then(nil)
+			case err != nil:
+				then(err)
+			case len(left) == 0:
+				then(s.refusedByExtenders(d, refusals))
+			default:
+				then(s.takeBest(d, left, totals))
+			}
+		})
+	})
+}
+
+// extendWithoutNominated decides again after extenders rejected the node the pod is nominated to. The caller holds s.mu.
+func (s *Scheduler) extendWithoutNominated(ctx context.Context, extenders []*extender, d *decision.Decision, then func(error)) {
+	again, err := decision.Decide(s.snapshot, d.Pod, d.Profile, false)
+	if *d = *again; err != nil {
+		then(err)
+		return
+	}
+	s.extend(ctx, extenders, d, then)
+}
+
+// extenderCandidates are the nodes that extenders choose from, with their scores: the nominated node, if it was chosen, or all feasible
+// nodes. The caller holds s.mu.
+func (s *Scheduler) extenderCandidates(d *decision.Decision) (nodes []*corev1.Node, totals map[string]int64) {
 	if d.Nominated {
-		if s.keepNominated(ctx, interested, d) {
-			return nil
-		}
-		again, err := decision.Decide(s.snapshot, d.Pod, d.Profile, false)
-		if *d = *again; err != nil {
-			return err
-		}
+		return []*corev1.Node{s.snapshot.NodeInfos[d.NodeNumber].Node}, nil
 	}
+	totals = map[string]int64{}
 	verdicts, _ := d.Explain()
-	totals := map[string]int64{}
-	var nodes []*corev1.Node
 	for _, v := range verdicts {
 		if v.Refusal == nil {
 			totals[v.Node] = v.Total
 			nodes = append(nodes, s.snapshot.NodeInfos[s.snapshot.NodeNumbers[v.Node]].Node)
 		}
 	}
-	s.mu.Unlock()
-	nodes, refusals, err := narrow(ctx, interested, pod, nodes)
-	if err == nil && len(nodes) > 1 {
-		s.weigh(ctx, interested, pod, nodes, totals)
-	}
-	s.mu.Lock()
-	if err != nil {
-		return err
-	}
-	if len(nodes) == 0 {
-		return s.refusedByExtenders(d, refusals)
-	}
-	return s.takeBest(d, nodes, totals)
-}
-
-// keepNominated reports whether extenders leave the pod the node that was kept for it. s.mu is let go meanwhile.
-func (s *Scheduler) keepNominated(ctx context.Context, extenders []*extender, d *decision.Decision) bool {
-	node := s.snapshot.NodeInfos[d.NodeNumber].Node
-	s.mu.Unlock()
-	left, _, err := narrow(ctx, extenders, d.Pod.Pod, []*corev1.Node{node})
-	s.mu.Lock()
-	return err == nil && len(left) == 1 && s.takeBest(d, left, nil) == nil
+	return nodes, totals
 }
 
 func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
@@ -342,85 +385,128 @@ func (s *Scheduler) takeBest(d *decision.Decision, nodes []*corev1.Node, totals 
 	return errors.New("the cluster changed while extenders were asked")
 }
 
-// failed puts a pod back and tells why, after trying to make room for it.
+// failure is an attempt to schedule a pod that did not lead to a binding.
+type failure struct {
+	pod      *queue.QueuedPod
+	decision *decision.Decision
+	err      error
+	reason   string // of the pod's condition
+	// rejectedBy are the plugins that found no node; none when the attempt itself failed.
+	rejectedBy []string
+	nominated  string
+	preemption *plugins.Preemption
+}
+
+// failed puts a pod back and reports why, after looking for pods to preempt. The caller holds s.mu.
 func (s *Scheduler) failed(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, err error) {
 	pod := p.PodInfo.Pod
-	reason := corev1.PodReasonSchedulerError
-	var rules []string
-	var preemption *plugins.Preemption
-	nominated := pod.Status.NominatedNodeName
+	f := &failure{pod: p, decision: d, err: err, reason: corev1.PodReasonSchedulerError}
 	var fit *decision.FitError
 	switch {
 	case errors.Is(err, decision.ErrNoNodes):
-		reason = corev1.PodReasonUnschedulable
 		// Any node helps.
-		rules, nominated = []string{plugins.NodeNameName}, ""
+		f.reason, f.rejectedBy = corev1.PodReasonUnschedulable, []string{plugins.NodeNameName}
 	case errors.As(err, &fit):
-		reason, rules = corev1.PodReasonUnschedulable, fit.Plugins
-		freed := func() bool {
-			fit.Preemption = s.deallocateUnusedClaims(ctx, d)
-			return fit.Preemption != ""
-		}
-		switch {
-		case d.Profile.DeallocatesClaims && freed():
-		case d.Profile.Preemption == nil:
-			nominated = ""
-		default:
-			var hopeless bool
-			if preemption, fit.Preemption, hopeless = s.preempt(ctx, d); preemption != nil {
-				nominated = preemption.Node
-			} else if hopeless {
-				nominated = ""
+		f.reason, f.rejectedBy = corev1.PodReasonUnschedulable, fit.Plugins
+		if d.Profile.DeallocatesClaims {
+			if fit.Preemption = s.deallocateUnusedClaims(ctx, d); fit.Preemption != "" {
+				f.nominated = pod.Status.NominatedNodeName
+				break
 			}
 		}
+		if d.Profile.Preemption != nil {
+			s.preempt(ctx, d, func(best *plugins.Preemption, message string, helpful bool) {
+				fit.Preemption = message
+				if best != nil {
+					f.preemption, f.nominated = best, best.Node
+				} else if helpful {
+					f.nominated = pod.Status.NominatedNodeName
+				}
+				s.report(ctx, f)
+			})
+			return
+		}
 	default:
-		nominated = ""
-		s.log.Error("scheduling failed", "pod", snapshot.ObjectKey(pod), "error", err)
+		s.log.Error("failed to schedule pod", "pod", snapshot.ObjectKey(pod), "error", err)
 	}
+	s.report(ctx, f)
+}
+
+// preempt looks for pods to preempt, and calls then with the best candidate, if there is one, the message for the pod's condition, and
+// whether preemption could help at all. The caller holds s.mu, and so does the caller of then. Extenders are called in between, after
+// the locked section.
+func (s *Scheduler) preempt(ctx context.Context, d *decision.Decision, then func(best *plugins.Preemption, message string, helpful bool)) {
+	done := s.metrics.timed("PostFilter", d.Profile)
+	finish := func(best *plugins.Preemption, message string, err error) {
+		done(err)
+		s.metrics.preempted(best)
+		if message != "" {
+			message = "preemption: " + message
+		}
+		then(best, message, !errors.Is(err, decision.ErrPreemptionNotHelpful))
+	}
+	candidates, message, err := decision.PreemptionCandidates(d, s.lists.budgets())
+	if err != nil {
+		finish(nil, message, err)
+		return
+	}
+	var reviewers []*extender
+	for _, e := range s.extendersFor(d.Pod.Pod) {
+		if e.config.PreemptVerb != "" {
+			reviewers = append(reviewers, e)
+		}
+	}
+	if len(reviewers) == 0 {
+		finish(decision.ChoosePreemption(candidates))
+		return
+	}
+	s.afterUnlock(func() {
+		kept, err := s.review(ctx, reviewers, d.Pod.Pod, candidates)
+		s.locked(func() {
+			if err != nil {
+				finish(nil, err.Error(), err)
+			} else {
+				finish(decision.ChoosePreemption(kept))
+			}
+		})
+	})
+}
+
+// review lets extenders narrow the candidates for preemption. The caller does not hold s.mu.
+func (s *Scheduler) review(ctx context.Context, reviewers []*extender, pod *corev1.Pod, candidates []plugins.Preemption) ([]plugins.Preemption, error) {
+	for _, e := range reviewers {
+		if len(candidates) == 0 {
+			break
+		}
+		kept, err := e.preempt(ctx, pod, candidates, s.podsOn)
+		if err != nil {
+			if e.config.Ignorable {
+				continue
+			}
+			return nil, err
+		}
+		candidates = kept
+	}
+	return candidates, nil
+}
+
+// report puts a pod back into the queue, has its victims evicted, and writes why it was not scheduled. The caller holds s.mu.
+func (s *Scheduler) report(ctx context.Context, f *failure) {
+	p, pod := f.pod, f.pod.PodInfo.Pod
 	if s.queue.All[pod.UID] != p {
 		return // deleted, or given a node by somebody else, while an extender was asked
 	}
-	s.snapshot.Nominate(p.PodInfo, pod.UID, nominated)
-	if preemption != nil {
+	s.snapshot.Nominate(p.PodInfo, pod.UID, f.nominated)
+	if f.preemption != nil {
 		s.queue.Block(p)
 	}
-	s.queue.AddUnschedulable(s.snapshot, p, rules, time.Now())
-	if preemption != nil {
-		s.evict(ctx, p.PodInfo, preemption)
+	s.queue.AddUnschedulable(s.snapshot, p, f.rejectedBy, time.Now())
+	if f.preemption != nil {
+		s.evict(ctx, p.PodInfo, f.preemption)
 	}
-	message := err.Error()
-	s.recordEvent(d.Profile, pod, corev1.EventTypeWarning, "FailedScheduling", truncated(message))
-	s.setCondition(ctx, pod, reason, message, nominated)
-}
-
-// preempt looks for pods to move away. Extenders are asked without holding s.mu.
-func (s *Scheduler) preempt(ctx context.Context, d *decision.Decision) (way *plugins.Preemption, message string, hopeless bool) {
-	review := func(candidates []plugins.Preemption) ([]plugins.Preemption, error) {
-		for _, e := range s.extenders {
-			if e.config.PreemptVerb == "" || !e.interested(d.Pod.Pod) || len(candidates) == 0 {
-				continue
-			}
-			s.mu.Unlock()
-			kept, err := e.preempt(ctx, d.Pod.Pod, candidates, s.podsOn)
-			s.mu.Lock()
-			if err != nil {
-				if e.config.Ignorable {
-					continue
-				}
-				return nil, err
-			}
-			candidates = kept
-		}
-		return candidates, nil
-	}
-	done := s.metrics.timed("PostFilter", d.Profile)
-	way, message, err := decision.Preempt(d, s.lists.budgets(), review)
-	done(err)
-	s.metrics.preempted(way)
-	if message != "" {
-		message = "preemption: " + message
-	}
-	return way, message, errors.Is(err, decision.ErrPreemptionNotHelpful)
+	message := f.err.Error()
+	s.recordEvent(f.decision.Profile, pod, corev1.EventTypeWarning, "FailedScheduling", truncated(message))
+	s.setCondition(ctx, pod, f.reason, message, f.nominated)
 }
 
 // podsOn are the pods of a node, if there is such a node.

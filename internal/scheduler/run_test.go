@@ -536,12 +536,7 @@ extenders:
 		f.scheduler.snapshot.SetNode(schedulertest.TestNode(name))
 	}
 	info := infoOf(t, schedulertest.TestPod("p"))
-	f.scheduler.mu.Lock()
-	d, err := decision.Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
-	if err == nil {
-		err = f.scheduler.askExtenders(t.Context(), d)
-	}
-	f.scheduler.mu.Unlock()
+	d, err := scheduleWithExtenders(t, f.scheduler, info)
 	if err != nil || d.Node != "c" {
 		t.Fatalf("decided for %q, %v", d.Node, err)
 	}
@@ -551,11 +546,7 @@ extenders:
 	for _, name := range []string{"b", "c"} {
 		f.scheduler.snapshot.DeleteNode(name)
 	}
-	f.scheduler.mu.Lock()
-	d, _ = decision.Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
-	err = f.scheduler.askExtenders(t.Context(), d)
-	f.scheduler.mu.Unlock()
-	if err == nil || err.Error() != "0/1 nodes are available: 1 not this one." {
+	if _, err := scheduleWithExtenders(t, f.scheduler, info); err == nil || err.Error() != "0/1 nodes are available: 1 not this one." {
 		t.Errorf("error %v", err)
 	}
 }
@@ -699,8 +690,8 @@ func TestRunFinishesItsWrites(t *testing.T) {
 	})
 }
 
-// A write that finds no room waits for it without the lock. It is begun in any case: what it stands for must be taken back.
-func TestBackgroundWaitsForRoom(t *testing.T) {
+// A write beyond maxInFlight waits without the lock. It is begun in any case, because it reverts what it stands for when it fails.
+func TestBackgroundWaitsForInFlightWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer(t, nil)
 		s := f.scheduler
@@ -709,17 +700,12 @@ func TestBackgroundWaitsForRoom(t *testing.T) {
 		}
 		go func() {
 			time.Sleep(time.Second)
-			s.mu.Lock() // is free meanwhile
+			s.mu.Lock() // is not held meanwhile
 			defer s.mu.Unlock()
 			<-s.inFlight
 		}()
-		s.mu.Lock()
 		began, written := time.Now(), false
-		s.background(func() { written = true })
-		if s.mu.TryLock() {
-			t.Error("the lock is not held afterwards")
-		}
-		s.mu.Unlock()
+		s.locked(func() { s.background(func() { written = true }) })
 		s.writing.Wait()
 		if !written || time.Since(began) != time.Second || len(s.inFlight) != maxInFlight-1 {
 			t.Errorf("written: %v after %v, %d in flight", written, time.Since(began), len(s.inFlight))
@@ -748,10 +734,10 @@ func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")))
 			f.addPod(schedulertest.TestPod("urgent", schedulertest.RequestingCPU("4"), schedulertest.Priority(5)))
-			f.scheduler.mu.Lock()
-			p, _ := f.scheduler.queue.Pop(time.Now())
-			f.scheduler.scheduleOne(t.Context(), p)
-			f.scheduler.mu.Unlock()
+			f.scheduler.locked(func() {
+				p, _ := f.scheduler.queue.Pop(time.Now())
+				f.scheduler.scheduleOne(t.Context(), p)
+			})
 			f.scheduler.writing.Wait()
 			_, known := f.nominationOf("urgent")
 			victims := fmt.Sprint(f.victims())
@@ -848,11 +834,12 @@ func TestFailures(t *testing.T) {
 			for _, p := range append(test.running, test.pod) {
 				f.addPod(p)
 			}
-			f.scheduler.mu.Lock()
-			p, _ := f.scheduler.queue.Pop(time.Now())
-			f.scheduler.scheduleOne(t.Context(), p)
-			where := p.Location
-			f.scheduler.mu.Unlock()
+			var where queue.Location
+			f.scheduler.locked(func() {
+				p, _ := f.scheduler.queue.Pop(time.Now())
+				f.scheduler.scheduleOne(t.Context(), p)
+				where = p.Location
+			})
 			f.scheduler.writing.Wait()
 			f.expectNominated("p", test.nominated)
 			if got := f.conditionOf("p", corev1.PodScheduled); got != test.condition || where != test.place {
@@ -933,13 +920,7 @@ func TestNominatedNodeAndExtenders(t *testing.T) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addNode(schedulertest.TestNode("b"))
 			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3"), schedulertest.RequestingMemory("16Gi")))
-			s := f.scheduler
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			d, err := decision.Schedule(s.snapshot, infoOf(t, test.pod), s.profiles[corev1.DefaultSchedulerName])
-			if err == nil {
-				err = s.askExtenders(t.Context(), d)
-			}
+			d, err := scheduleWithExtenders(t, f.scheduler, infoOf(t, test.pod))
 			text := ""
 			if err != nil {
 				text = err.Error()
@@ -949,4 +930,14 @@ func TestNominatedNodeAndExtenders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// scheduleWithExtenders decides about a pod and lets extenders filter and score nodes.
+func scheduleWithExtenders(t *testing.T, s *Scheduler, info *snapshot.PodInfo) (d *decision.Decision, err error) {
+	s.locked(func() {
+		if d, err = decision.Schedule(s.snapshot, info, s.profiles[corev1.DefaultSchedulerName]); err == nil {
+			s.extend(t.Context(), s.extendersFor(info.Pod), d, func(result error) { err = result })
+		}
+	})
+	return d, err
 }

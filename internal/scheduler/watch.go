@@ -68,9 +68,7 @@ func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func
 	informer := client.InformerFor[T](informers)
 	name := reflect.TypeFor[T]().Elem().Name()
 	locked := func(do func()) {
-		s.mu.Lock()
-		do()
-		s.mu.Unlock()
+		s.locked(do)
 		s.wakeUp()
 	}
 	handled, err := informer.AddEventHandlerWithSync(

@@ -16,10 +16,24 @@ import (
 // ErrPreemptionNotHelpful says that no pod's going away would help.
 var ErrPreemptionNotHelpful = errors.New("preemption does not help")
 
-// Preempt looks for room that a pod would have if pods of lower priority went away, after Schedule found none. Extenders may
-// narrow the choice by review, which may be nil. The message is what the pod's condition tells about it; the error, if there is
-// no way, is ErrHopeless or what else is in the way. The snapshot is as before when Preempt returns.
-func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([]plugins.Preemption) ([]plugins.Preemption, error)) (way *plugins.Preemption, message string, err error) {
+// Preempt looks for a node the pod would fit on if pods of lower priority were removed, after Schedule found none. Extenders may narrow
+// the choice by review, which may be nil. The message is what the pod's condition says about it; the error, if there is no such node,
+// is ErrPreemptionNotHelpful or what kept plugins from deciding. The snapshot is as before when Preempt returns.
+func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([]plugins.Preemption) ([]plugins.Preemption, error)) (best *plugins.Preemption, message string, err error) {
+	candidates, message, err := PreemptionCandidates(d, budgets)
+	if err != nil {
+		return nil, message, err
+	}
+	if review != nil {
+		if candidates, err = review(candidates); err != nil {
+			return nil, err.Error(), err
+		}
+	}
+	return ChoosePreemption(candidates)
+}
+
+// PreemptionCandidates is the first step of Preempt: the nodes where removing pods would help. There is at least one without an error.
+func PreemptionCandidates(d *Decision, budgets []*policyv1.PodDisruptionBudget) (candidates []plugins.Preemption, message string, err error) {
 	if ok, message := d.mayPreempt(); !ok {
 		return nil, message, errors.New(message)
 	}
@@ -34,13 +48,12 @@ func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([
 	case len(candidates) == 0:
 		return nil, d.preemptionNotHelpful(statuses).Error(), ErrPreemptionNotHelpful
 	}
-	if review != nil {
-		if candidates, err = review(candidates); err != nil {
-			return nil, err.Error(), err
-		}
-	}
-	best := plugins.ChooseCandidate(candidates)
-	if best == nil {
+	return candidates, "", nil
+}
+
+// ChoosePreemption is the last step of Preempt: the candidate that disrupts least.
+func ChoosePreemption(candidates []plugins.Preemption) (best *plugins.Preemption, message string, err error) {
+	if best = plugins.ChooseCandidate(candidates); best == nil {
 		const message = "no candidate node for preemption"
 		return nil, message, errors.New(message)
 	}
