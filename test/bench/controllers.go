@@ -14,9 +14,9 @@ import (
 	"skiff/test/cluster"
 )
 
-// startControlled starts a control plane with its controllers and without a scheduler, nobody throttled: skiff in one process, upstream in three.
-// All of it is what is measured.
-func startControlled(side, dir string, o options) (*bench, error) {
+// startWithControllers starts a control plane with its controllers and without a scheduler, without client throttling: skiff in one
+// process, upstream in three. The whole control plane is measured.
+func startWithControllers(side, dir string, o options) (*bench, error) {
 	const flag = "--disable-admission-plugins=ServiceAccount"
 	var c *cluster.Cluster
 	var err error
@@ -27,7 +27,7 @@ func startControlled(side, dir string, o options) (*bench, error) {
 		if c, err = cluster.UpstreamAPI(dir, "", flag); err != nil {
 			return nil, err
 		}
-		// The same rates of new requests as the API server allows; the manager's own limits are lifted.
+		// The controller manager's own client limits are raised: only the API server limits requests.
 		if err = c.ControllerManager("--kube-api-qps=5000", "--kube-api-burst=5000"); err != nil {
 			c.Stop()
 			return nil, err
@@ -50,7 +50,7 @@ func startControlled(side, dir string, o options) (*bench, error) {
 
 // measureDeployment creates a deployment and waits until all its pods exist.
 func measureDeployment(side, dir string, o options) ([]Row, error) {
-	b, err := startControlled(side, dir, o)
+	b, err := startWithControllers(side, dir, o)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func measureDeployment(side, dir string, o options) ([]Row, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	// A small one first: connections are made, caches filled, and the controllers are known to run.
+	// Warm-up: a small deployment opens connections, fills caches and shows that the controllers run.
 	if err := deploy(ctx, k, "warm", 20); err != nil {
 		return nil, err
 	}
@@ -76,8 +76,8 @@ func measureDeployment(side, dir string, o options) ([]Row, error) {
 	return b.rows, nil
 }
 
-// deploy creates a deployment and waits until as many pods more exist as it wants. It asks for one pod: the answer tells how many there
-// are besides, and costs next to nothing.
+// deploy creates a deployment and waits until its pods exist. It lists one pod only: remainingItemCount has the number of the
+// others, at almost no cost.
 func deploy(ctx context.Context, k clientset.Interface, name string, replicas int) error {
 	count := func() (int, error) {
 		list, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{Limit: 1})
@@ -102,12 +102,12 @@ func deploy(ctx context.Context, k clientset.Interface, name string, replicas in
 	})
 }
 
-// idleTime is for how long an idle control plane is watched.
+// idleTime is how long an idle control plane is measured.
 const idleTime = 60 * time.Second
 
-// measureIdle fills a cluster with pods of deployments and looks at what it uses when nothing happens.
+// measureIdle fills a cluster with pods of deployments and measures what it uses while idle.
 func measureIdle(side, dir string, o options) ([]Row, error) {
-	b, err := startControlled(side, dir, o)
+	b, err := startWithControllers(side, dir, o)
 	if err != nil {
 		return nil, err
 	}
@@ -124,12 +124,12 @@ func measureIdle(side, dir string, o options) ([]Row, error) {
 			return nil, err
 		}
 	}
-	// It is idle when a second costs no more than the one before; then a little later, for what comes in minutes.
+	// It is idle when two seconds use less than 200 ms of CPU. Then wait a little for slower periodic work.
 	if err := wait.PollUntilContextTimeout(ctx, time.Second, 3*time.Minute, true, func(context.Context) (bool, error) {
 		used, _, err := b.cpu("settle", func() error { time.Sleep(2 * time.Second); return nil })
 		return used < 200*time.Millisecond, err
 	}); err != nil {
-		return nil, fmt.Errorf("it does not come to rest: %w", err)
+		return nil, fmt.Errorf("the control plane does not become idle: %w", err)
 	}
 	time.Sleep(10 * time.Second)
 	used, wall, err := b.cpu("idle", func() error { time.Sleep(idleTime); return nil })

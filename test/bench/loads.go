@@ -47,7 +47,7 @@ func (b *bench) add(name string, value float64, unit string, goal float64) {
 	b.rows = append(b.rows, Row{Name: name, Value: value, Unit: unit, Goal: goal})
 }
 
-// client is an ordinary client-go client that speaks contentType.
+// client is a client-go client that uses contentType.
 func (b *bench) client(contentType string) (*clientset.Clientset, error) {
 	config := rest.CopyConfig(b.config)
 	config.ContentType = contentType
@@ -74,7 +74,7 @@ func (b *bench) cpu(name string, f func() error) (used, wall time.Duration, err 
 	return after - before, wall, err
 }
 
-// profile lets the server profile itself for a few seconds while the load runs.
+// profile fetches a CPU profile of the server for a few seconds while the load runs.
 func (b *bench) profile(name string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -97,7 +97,7 @@ func (b *bench) profile(name string) <-chan error {
 		}
 		done <- err
 	}()
-	// The profile has begun when the load does.
+	// Start the profile before the load.
 	time.Sleep(100 * time.Millisecond)
 	return done
 }
@@ -159,7 +159,7 @@ func measureWrites(b *bench) error {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 			b.add(name+": server CPU", float64(used.Microseconds())/float64(b.requests), "µs", 1./4)
-			b.rows = append(b.rows, Row{Name: name + ": throughput", Value: float64(b.requests) / wall.Seconds(), Unit: "/s", Goal: 2.5, More: true})
+			b.rows = append(b.rows, Row{Name: name + ": throughput", Value: float64(b.requests) / wall.Seconds(), Unit: "/s", Goal: 2.5, HigherIsBetter: true})
 		}
 	}
 	return nil
@@ -190,7 +190,7 @@ func (b *bench) parallel(n int, do func(i int) error) error {
 	return nil
 }
 
-// measureLists fills up to the wanted number of pods and lists them whole and in pages.
+// measureLists creates pods up to the configured number and lists them whole and in pages.
 func measureLists(b *bench) error {
 	c, err := b.client(protobufType)
 	if err != nil {
@@ -243,7 +243,7 @@ func (b *bench) measureList(name, contentType string, gzip bool, page int) error
 	return err
 }
 
-// list reads all pods and throws the bytes away; only the continue token of a page is looked for.
+// list reads all pods and discards the bytes; only the continue token of a page is parsed.
 func (b *bench) list(client *http.Client, contentType string, page int) error {
 	token := ""
 	for {
@@ -297,7 +297,7 @@ func continueToken(body []byte, contentType string) (string, error) {
 	return head.Metadata.Continue, err
 }
 
-// measureWatch sends events to many watchers, each with a connection of its own, and counts what arrives.
+// measureWatch sends events to many watchers, each with its own connection, and counts the events received.
 func measureWatch(b *bench) error {
 	for _, contentType := range []string{jsonType, protobufType} {
 		short := map[string]string{protobufType: "protobuf", jsonType: "json"}[contentType]
@@ -356,7 +356,7 @@ func (b *bench) measureFanOut(name, contentType string, goal float64) error {
 		return err
 	}
 	b.add(name+": server CPU per event", float64(used.Nanoseconds())/1000/float64(want), "µs", goal)
-	b.rows = append(b.rows, Row{Name: name + ": events delivered", Value: float64(want) / wall.Seconds(), Unit: "/s", Goal: 1, More: true})
+	b.rows = append(b.rows, Row{Name: name + ": events delivered", Value: float64(want) / wall.Seconds(), Unit: "/s", Goal: 1, HigherIsBetter: true})
 	return nil
 }
 
@@ -420,7 +420,7 @@ func measureMemory(b *bench) error {
 	return err
 }
 
-// rawClient is an HTTP client with the administrator's credentials and connections of its own.
+// rawClient is an HTTP client with the administrator's credentials and its own connections.
 func (b *bench) rawClient(disableCompression bool) (*http.Client, error) {
 	tlsConfig, err := rest.TLSConfigFor(b.config)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command bench measures skiff and upstream side by side: the same load, one server after the other on the same machine,
-// and prints a table with the ratios. Server CPU per request comes first: it is steady where wall time is noise.
+// Command bench measures skiff and upstream side by side: the same load, one server after the other on the same machine, and prints
+// a table with the ratios. Server CPU per request comes first: it varies less than wall time.
 //
 //	go run ./test/bench [-only create,list] [-pods 10000] [-sides skiff,upstream]
 package main
@@ -17,16 +17,16 @@ import (
 	"skiff/test/cluster"
 )
 
-// Row is one measured number of one server. Goal is the ratio to upstream that skiff wants to stay below
-// (or, for throughput, above).
+// Row is one measured number of one server. Goal is the ratio to upstream that skiff must not exceed (or, for throughput, must
+// reach).
 type Row struct {
 	Name  string
 	Value float64
 	Unit  string
 	Goal  float64
-	// More says that larger is better.
-	More bool
-	// Limit is the most that is wanted of a number that is not compared with upstream; 0: none.
+	// HigherIsBetter is true for throughput.
+	HigherIsBetter bool
+	// Limit is the maximum of a number that is not compared with upstream; 0: none.
 	Limit float64
 }
 
@@ -45,8 +45,8 @@ var loads = []load{
 	{"memory", measureMemory},
 }
 
-// alone are workloads that start servers of their own.
-var alone = []struct {
+// standaloneLoads are workloads that start their own servers.
+var standaloneLoads = []struct {
 	name string
 	run  func(side, dir string, o options) ([]Row, error)
 }{
@@ -54,7 +54,7 @@ var alone = []struct {
 	{"idle", measureIdle},
 	{"schedule", measureScheduling},
 	{"algorithm", measureAlgorithm},
-	{"gate", measureGate},
+	{"access-control", measureAccessControl},
 	{"node", measureNode},
 }
 
@@ -71,7 +71,7 @@ type options struct {
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, gate, node")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, node")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this directory")
@@ -133,7 +133,7 @@ func measure(side, dir, only string, o options) (rows []Row, err error) {
 			return nil, err
 		}
 	}
-	for _, l := range alone {
+	for _, l := range standaloneLoads {
 		if !wanted(l.name) {
 			continue
 		}
@@ -181,7 +181,7 @@ func measureShared(side, dir string, wanted func(string) bool, o options) ([]Row
 	return b.rows, nil
 }
 
-// limit says what is wanted of a row that stands alone, and whether it is so.
+// limit describes the row's limit and whether it is met.
 func (r Row) limit() string {
 	switch {
 	case r.Limit == 0:
@@ -192,7 +192,7 @@ func (r Row) limit() string {
 	return fmt.Sprintf("≤ %.0f NO", r.Limit)
 }
 
-// print shows the table: skiff, upstream, ratio, goal.
+// print prints the table: skiff, upstream, ratio, goal.
 func print(results map[string][]Row) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()
@@ -213,7 +213,7 @@ func print(results map[string][]Row) {
 		}
 		ratio, sign := r.Value/u.Value, "≤"
 		met := ratio <= r.Goal
-		if r.More {
+		if r.HigherIsBetter {
 			sign, met = "≥", ratio >= r.Goal
 		}
 		mark := "yes"

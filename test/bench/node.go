@@ -23,14 +23,14 @@ import (
 )
 
 const (
-	// nodeVariable tells a copy of this program, on a machine of its own, which side's node to measure.
+	// nodeVariable is the environment variable that makes a child process, in its own namespaces, measure the node of one side.
 	nodeVariable  = "SKIFF_BENCH_NODE"
 	nodePods      = 50
 	nodeRounds    = 5
 	nodePodsImage = "registry.k8s.io/pause:3.10.2"
 )
 
-// measureNode runs measureNodeInside in namespaces of its own, where containers, links and control groups end with it.
+// measureNode runs measureNodeInside in its own namespaces, so that containers, network links and cgroups end with it.
 func measureNode(side, dir string, _ options) ([]Row, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("only root can run containers")
@@ -38,7 +38,7 @@ func measureNode(side, dir string, _ options) ([]Row, error) {
 	if err := cluster.UseImages("pause"); err != nil {
 		return nil, err
 	}
-	if side == "upstream" { // while there is a network to get them by
+	if side == "upstream" { // while the network is reachable
 		if _, err := cluster.UpstreamNodePrograms(); err != nil {
 			return nil, err
 		}
@@ -50,7 +50,7 @@ func measureNode(side, dir string, _ options) ([]Row, error) {
 	cmd.Env = append(os.Environ(), nodeVariable+"="+side)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("on a machine of its own: %w", err)
+		return nil, fmt.Errorf("in its own namespaces: %w", err)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "rows.json"))
 	if err != nil {
@@ -60,7 +60,7 @@ func measureNode(side, dir string, _ options) ([]Row, error) {
 	return rows, json.Unmarshal(data, &rows)
 }
 
-// nodeMain is the copy's main: it measures a node and writes what it found.
+// nodeMain is the child process's main: it measures a node and writes the rows to a file.
 func nodeMain(side, dir string) error {
 	namespaces.Enter()
 	rows, err := measureNodeInside(side, dir)
@@ -74,8 +74,7 @@ func nodeMain(side, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "rows.json"), data, 0o600)
 }
 
-// measureNodeInside creates pods at once on one node and waits until all of them run, looks at what they cost while they do nothing, and
-// deletes them.
+// measureNodeInside creates pods at once on one node and waits until all of them run, measures them while idle, and deletes them.
 func measureNodeInside(side, dir string) ([]Row, error) {
 	if err := cluster.UseImages("pause"); err != nil {
 		return nil, err
@@ -110,11 +109,12 @@ func measureNodeInside(side, dir string) ([]Row, error) {
 	}
 	b.rows = append(b.rows, memory)
 	pods := k.CoreV1().Pods("default")
-	// One first, so that everything has been used once.
+	// One pod first, as warm-up.
 	if _, _, err := b.startPods(pods, "warm", 1); err != nil {
 		return nil, err
 	}
-	// A few seconds on a machine that others use too vary by a tenth, so the middle of several rounds counts. The last one's pods stay.
+	// Short measurements on a shared host vary by a tenth, so the median of several rounds is used. The pods of the last round are
+	// kept.
 	used, wall := make([]time.Duration, nodeRounds), make([]time.Duration, nodeRounds)
 	for i := range nodeRounds {
 		if err := removePods(k); err != nil {
@@ -128,18 +128,18 @@ func measureNodeInside(side, dir string) ([]Row, error) {
 	slices.Sort(wall)
 	b.add(fmt.Sprintf("%d pods at once on one node: until all run", nodePods), wall[nodeRounds/2].Seconds(), "s", 0.6)
 	b.add("the same: CPU of control plane and kubelet per pod", float64(used[nodeRounds/2].Microseconds())/1000/nodePods, "ms", 1./4)
-	time.Sleep(10 * time.Second) // what follows the start is not idleness
-	const quiet = 20 * time.Second
+	time.Sleep(10 * time.Second) // let the work after the starts finish
+	const idlePeriod = 20 * time.Second
 	before, err := c.CPU()
 	if err != nil {
 		return nil, err
 	}
-	time.Sleep(quiet)
+	time.Sleep(idlePeriod)
 	after, err := c.CPU()
 	if err != nil {
 		return nil, err
 	}
-	share := Row{Name: fmt.Sprintf("%d idle pods: control plane and kubelet", nodePods), Value: 100 * (after - before).Seconds() / quiet.Seconds(), Unit: "% of a core", Goal: 1}
+	share := Row{Name: fmt.Sprintf("%d idle pods: control plane and kubelet", nodePods), Value: 100 * (after - before).Seconds() / idlePeriod.Seconds(), Unit: "% of a core", Goal: 1}
 	if side == "skiff" {
 		share.Limit = 1
 	}

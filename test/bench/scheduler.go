@@ -30,10 +30,10 @@ import (
 // schedulerNodes is how many nodes the schedulers have to choose from.
 const schedulerNodes = 5000
 
-// measureScheduling creates pods as fast as it can and waits until all have a node. The whole control plane and the client that
-// creates the pods share the machine; nobody is throttled.
+// measureScheduling creates pods as fast as it can and waits until all have a node. The control plane and the client share the host;
+// there is no client throttling.
 func measureScheduling(side, dir string, o options) ([]Row, error) {
-	c, err := startScheduled(side, dir, o)
+	c, err := startWithScheduler(side, dir, o)
 	if err != nil {
 		return nil, err
 	}
@@ -63,14 +63,14 @@ func measureScheduling(side, dir string, o options) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.rows = append(b.rows, Row{Name: name, Value: float64(load.Pods) / wall.Seconds(), Unit: "pods/s", Goal: 6, More: true})
+	b.rows = append(b.rows, Row{Name: name, Value: float64(load.Pods) / wall.Seconds(), Unit: "pods/s", Goal: 6, HigherIsBetter: true})
 	b.add(name+": CPU of the whole control plane", float64(used.Microseconds())/float64(load.Pods), "µs/pod", 1./6)
 	return b.rows, nil
 }
 
-// startScheduled starts a control plane with its scheduler: skiff in one process, upstream in three.
-func startScheduled(side, dir string, o options) (*cluster.Cluster, error) {
-	// Nodes here are ready from the first; nothing is to take them for new.
+// startWithScheduler starts a control plane with its scheduler: skiff in one process, upstream in three.
+func startWithScheduler(side, dir string, o options) (*cluster.Cluster, error) {
+	// Nodes are created ready; admission must not taint them as new.
 	const flag = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"
 	switch side {
 	case "skiff":
@@ -93,7 +93,7 @@ func startScheduled(side, dir string, o options) (*cluster.Cluster, error) {
 // schedule creates pods and returns when all of them have a node.
 func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workloads.Workload, first, pods int) error {
 	placed := map[string]bool{}
-	w, err := follow(ctx, k, placed)
+	w, err := watchPods(ctx, k, placed)
 	if err != nil {
 		return err
 	}
@@ -115,8 +115,8 @@ func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workl
 				}
 				continue
 			}
-			// A server may end a watch that is too slow for it.
-			if w, err = follow(ctx, k, placed); err != nil {
+			// A server may close a watch whose client is too slow.
+			if w, err = watchPods(ctx, k, placed); err != nil {
 				return err
 			}
 		case err := <-created:
@@ -131,8 +131,8 @@ func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workl
 	return nil
 }
 
-// follow notes the pods that have a node and watches for more.
-func follow(ctx context.Context, k clientset.Interface, placed map[string]bool) (watch.Interface, error) {
+// watchPods records the pods that have a node and watches for more.
+func watchPods(ctx context.Context, k clientset.Interface, placed map[string]bool) (watch.Interface, error) {
 	list, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func follow(ctx context.Context, k clientset.Interface, placed map[string]bool) 
 	return k.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 }
 
-// measureAlgorithm measures the deciding alone, without an API server: decide, assume, next pod.
+// measureAlgorithm measures scheduling decisions without an API server: decide, assume, next pod.
 func measureAlgorithm(side, _ string, _ options) ([]Row, error) {
 	if side == "upstream" {
 		return upstreamAlgorithm()
@@ -160,35 +160,35 @@ func measureAlgorithm(side, _ string, _ options) ([]Row, error) {
 		rows = append(rows, algorithmRow(w.Name, rate))
 	}
 	plain := &workloads.All[0]
-	few, err := decide(plain, 1000)
+	rateWith1000, err := decide(plain, 1000)
 	if err != nil {
 		return nil, err
 	}
-	many, err := decide(plain, 15000)
+	rateWith15000, err := decide(plain, 15000)
 	if err != nil {
 		return nil, err
 	}
-	rows = append(rows, Row{Name: "deciding alone, plain pods: a pod's cost with 15000 nodes over that with 1000 (less than 15 wanted)", Value: few / many, Unit: "times"})
+	rows = append(rows, Row{Name: "decisions only, plain pods: cost per pod with 15000 nodes relative to 1000 (goal: below 15)", Value: rateWith1000 / rateWith15000, Unit: "times"})
 	for i := range workloads.All {
 		more, err := recordCost(&workloads.All[i])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", workloads.All[i].Name, err)
 		}
-		rows = append(rows, Row{Name: "deciding alone, 5000 nodes, " + workloads.All[i].Name + ": processor time that keeping the record adds", Value: more, Unit: "%", Limit: 5})
+		rows = append(rows, Row{Name: "decisions only, 5000 nodes, " + workloads.All[i].Name + ": CPU time added by decision records", Value: more, Unit: "%", Limit: 5})
 	}
 	size, err := schedulerMemory()
-	return append(rows, Row{Name: "scheduler's memory beyond the shared objects, 5000 nodes and 50000 pods (less than 100 wanted)", Value: size, Unit: "MB"}), err
+	return append(rows, Row{Name: "scheduler's memory without the shared objects, 5000 nodes and 50000 pods (goal: below 100)", Value: size, Unit: "MB"}), err
 }
 
 func algorithmRow(name string, rate float64) Row {
 	goal := 20.
 	if name == workloads.All[0].Name {
-		name += " (20000 wanted)"
+		name += " (goal: 20000)"
 	}
-	return Row{Name: "deciding alone, 5000 nodes, " + name, Value: rate, Unit: "pods/s", Goal: goal, More: true}
+	return Row{Name: "decisions only, 5000 nodes, " + name, Value: rate, Unit: "pods/s", Goal: goal, HigherIsBetter: true}
 }
 
-// upstreamAlgorithm runs upstream's own code, which is another module's.
+// upstreamAlgorithm runs upstream's own code, which is in another module.
 func upstreamAlgorithm() ([]Row, error) {
 	root, err := cluster.Root()
 	if err != nil {
@@ -211,7 +211,7 @@ func upstreamAlgorithm() ([]Row, error) {
 	return rows, nil
 }
 
-// decide places pods on nodes and returns how many a second.
+// decide schedules pods and returns how many per second.
 func decide(w *workloads.Workload, nodes int) (float64, error) {
 	s, profile := snapshot.NewSnapshot(), plugins.DefaultProfile()
 	for i := range nodes {
@@ -243,9 +243,9 @@ func decide(w *workloads.Workload, nodes int) (float64, error) {
 	return float64(w.Pods) / time.Since(began).Seconds(), nil
 }
 
-// recordCost is how much longer deciding takes the processor when the decisions are kept to be explained, in percent. It places the same pods
-// on two equal clusters in turns, so that whatever else happens on the machine falls on both; garbage is collected between the turns. The
-// tenth of the turns where the one was slowest against the other, either way, does not count: there something else happened.
+// recordCost is how much more CPU time decisions take when decision records are kept, in percent. It schedules the same pods on two
+// equal clusters alternately, so that other load on the host affects both; garbage is collected between batches. The tenth of the
+// batches with the highest and the lowest ratio are outliers and dropped.
 func recordCost(w *workloads.Workload) (float64, error) {
 	const batch, rounds = 200, 10
 	infos := make([]*snapshot.PodInfo, w.First+w.Pods)
@@ -269,11 +269,11 @@ func recordCost(w *workloads.Workload) (float64, error) {
 		for first := 0; first < len(infos); first += batch {
 			runtime.GC()
 			var used [2]time.Duration
-			for turn := range snapshots {
-				kept := (turn + first/batch) % 2
-				s := snapshots[kept]
+			for i := range snapshots {
+				record := (i + first/batch) % 2
+				s := snapshots[record]
 				now := time.Now() // the scheduler reads the clock in any case
-				began, err := processorTime()
+				began, err := cpuTime()
 				if err != nil {
 					return 0, err
 				}
@@ -282,16 +282,16 @@ func recordCost(w *workloads.Workload) (float64, error) {
 					if err != nil {
 						return 0, err
 					}
-					if kept == 1 {
+					if record == 1 {
 						log.Remember(d, nil, now)
 					}
 					s.Assume(info, d.Node)
 				}
-				ended, err := processorTime()
+				ended, err := cpuTime()
 				if err != nil {
 					return 0, err
 				}
-				used[kept] = ended - began
+				used[record] = ended - began
 			}
 			if first >= w.First {
 				pairs = append(pairs, used)
@@ -307,14 +307,14 @@ func recordCost(w *workloads.Workload) (float64, error) {
 	return 100 * (float64(used[1])/float64(used[0]) - 1), nil
 }
 
-// processorTime is what this process has used of all processors.
-func processorTime() (time.Duration, error) {
+// cpuTime is the CPU time this process has used.
+func cpuTime() (time.Duration, error) {
 	var used unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
 	return time.Duration(used.Nano()), err
 }
 
-// schedulerMemory is what a snapshot with pods of all workloads takes, without the objects themselves.
+// schedulerMemory is the memory of a snapshot with pods of all workloads, without the objects themselves.
 func schedulerMemory() (float64, error) {
 	const pods = 50000
 	nodes, objects := make([]*corev1.Node, schedulerNodes), make([]*corev1.Pod, pods)
@@ -339,7 +339,7 @@ func schedulerMemory() (float64, error) {
 		d, err := decision.Schedule(s, info, profile)
 		var full *decision.FitError
 		if errors.As(err, &full) {
-			continue // anti-affinity leaves no room for more of its kind
+			continue // anti-affinity leaves no feasible node
 		}
 		if err != nil {
 			return 0, err

@@ -23,16 +23,16 @@ const (
 	keys     = 8
 	writers  = 6
 	watchers = 4
-	// selector finds what the test writes.
+	// selector selects the objects of the test.
 	selector = "chaos=yes"
 	// marker is the last object written; a watcher that has seen it has seen everything.
 	marker = "marker"
 )
 
-// connection reaches one server, which may be down. It outlives the server's crashes, because the port stays.
+// connection is a client of one server, which may be down. It survives the server's crashes, because the port stays the same.
 type connection struct {
-	short typedcorev1.ConfigMapInterface // for requests that take a moment
-	long  typedcorev1.ConfigMapInterface // for watches
+	requests typedcorev1.ConfigMapInterface // with a timeout
+	watches  typedcorev1.ConfigMapInterface // without a timeout
 }
 
 func connect(t *testing.T, server *cluster.Cluster) connection {
@@ -45,7 +45,7 @@ func connect(t *testing.T, server *cluster.Cluster) connection {
 		config.Timeout = timeout
 		return clientset.NewForConfigOrDie(config).CoreV1().ConfigMaps("default")
 	}
-	return connection{short: open(5 * time.Second), long: open(0)}
+	return connection{requests: open(5 * time.Second), watches: open(0)}
 }
 
 func object(name, value string) *corev1.ConfigMap {
@@ -55,7 +55,7 @@ func object(name, value string) *corev1.ConfigMap {
 	}
 }
 
-// writer makes random operations on shared keys, each through any of the servers, until the context ends.
+// writer performs random operations on shared keys, each through any of the servers, until the context ends.
 type writer struct {
 	id      int
 	servers []connection
@@ -86,7 +86,7 @@ func (w *writer) run(ctx context.Context) {
 		}
 		called := time.Now()
 		got, err := w.do(op)
-		out, sent := w.judge(op, got, err)
+		out, sent := w.classify(op, got, err)
 		if sent {
 			w.history.record(w.id, op, called, out)
 		}
@@ -100,7 +100,7 @@ func (w *writer) run(ctx context.Context) {
 // do performs the operation. It is not cancelled half-way, so that its outcome is known wherever possible.
 func (w *writer) do(op operation) (*corev1.ConfigMap, error) {
 	ctx := context.Background()
-	client := w.servers[rand.IntN(len(w.servers))].short
+	client := w.servers[rand.IntN(len(w.servers))].requests
 	obj := object(op.key, op.value)
 	switch version := strconv.FormatInt(op.version, 10); op.kind {
 	case "create":
@@ -115,8 +115,8 @@ func (w *writer) do(op operation) (*corev1.ConfigMap, error) {
 	}
 }
 
-// judge tells what the answer means, and whether the server can have heard the request at all.
-func (w *writer) judge(op operation, got *corev1.ConfigMap, err error) (out outcome, sent bool) {
+// classify returns the outcome of a response, and whether the server may have received the request at all.
+func (w *writer) classify(op operation, got *corev1.ConfigMap, err error) (out outcome, sent bool) {
 	var status *apierrors.StatusError
 	switch {
 	case err == nil && op.kind == "delete":
@@ -124,10 +124,10 @@ func (w *writer) judge(op operation, got *corev1.ConfigMap, err error) (out outc
 	case err == nil:
 		version, err := strconv.ParseInt(got.ResourceVersion, 10, 64)
 		if err != nil {
-			w.history.surprise(fmt.Errorf("resourceVersion of %s: %w", op.key, err))
+			w.history.recordUnexpected(fmt.Errorf("resourceVersion of %s: %w", op.key, err))
 		}
 		if op.kind != "get" && got.Data["value"] != op.value {
-			w.history.surprise(fmt.Errorf("%s of %s=%s returned %s", op.kind, op.key, op.value, got.Data["value"]))
+			w.history.recordUnexpected(fmt.Errorf("%s of %s=%s returned %s", op.kind, op.key, op.value, got.Data["value"]))
 		}
 		return outcome{ok, got.Data["value"], version}, true
 	case apierrors.IsNotFound(err):
@@ -137,7 +137,7 @@ func (w *writer) judge(op operation, got *corev1.ConfigMap, err error) (out outc
 	case apierrors.IsConflict(err):
 		return outcome{result: conflict}, true
 	case errors.As(err, &status):
-		w.history.surprise(fmt.Errorf("%s of %s: %w", op.kind, op.key, err))
+		w.history.recordUnexpected(fmt.Errorf("%s of %s: %w", op.kind, op.key, err))
 	}
 	return outcome{result: unknown}, !errors.Is(err, syscall.ECONNREFUSED)
 }
@@ -145,9 +145,9 @@ func (w *writer) judge(op operation, got *corev1.ConfigMap, err error) (out outc
 // list reads all keys at once: one read of each, all at the same time.
 func (w *writer) list() {
 	called := time.Now()
-	found, err := w.servers[rand.IntN(len(w.servers))].short.List(context.Background(), metav1.ListOptions{LabelSelector: selector})
+	found, err := w.servers[rand.IntN(len(w.servers))].requests.List(context.Background(), metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		w.judge(operation{kind: "list"}, nil, err)
+		w.classify(operation{kind: "list"}, nil, err)
 		time.Sleep(20 * time.Millisecond)
 		return
 	}
@@ -159,9 +159,9 @@ func (w *writer) list() {
 		op := operation{kind: "get", key: fmt.Sprintf("key-%d", i)}
 		out := outcome{result: notFound}
 		if got := byKey[op.key]; got != nil {
-			out, _ = w.judge(op, got, nil)
+			out, _ = w.classify(op, got, nil)
 		}
-		// A client does one thing after the other, but these happen together.
+		// One client's operations are sequential, but these are concurrent, so each key has its own client ID.
 		w.history.record(10*w.id+100+i, op, called, out)
 		w.known[op.key] = out.version
 	}

@@ -17,10 +17,10 @@ import (
 )
 
 // rounds is how often a server is killed; SKIFF_CRASH_ROUNDS overrides it.
-func rounds(t *testing.T, normally int) int {
+func rounds(t *testing.T, defaultRounds int) int {
 	text := os.Getenv("SKIFF_CRASH_ROUNDS")
 	if text == "" {
-		return normally
+		return defaultRounds
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
@@ -35,7 +35,7 @@ func TestCrash(t *testing.T) {
 	dir := t.TempDir()
 	server := startSkiff(t, dir)
 	defer func() { server.Stop() }()
-	story(t, []connection{connect(t, server)}, func() {
+	runScenario(t, []connection{connect(t, server)}, func() {
 		for range rounds(t, 8) {
 			time.Sleep(time.Duration(100+rand.IntN(900)) * time.Millisecond)
 			server.Server[0].Kill()
@@ -47,7 +47,7 @@ func TestCrash(t *testing.T) {
 	})
 }
 
-// TestCrashShared kills one of two servers that share an etcd. Clients use both at once, and go from one to the other.
+// TestCrashShared kills one of two servers that share an etcd. Clients use both at the same time, and switch between them.
 func TestCrashShared(t *testing.T) {
 	dir := t.TempDir()
 	etcd, url, err := cluster.Etcd(dir)
@@ -69,7 +69,7 @@ func TestCrashShared(t *testing.T) {
 			server.Stop()
 		}
 	}()
-	story(t, connections, func() {
+	runScenario(t, connections, func() {
 		for range rounds(t, 4) {
 			time.Sleep(time.Duration(100+rand.IntN(900)) * time.Millisecond)
 			i := rand.IntN(len(servers))
@@ -107,13 +107,13 @@ func killStarting(t *testing.T, dir string, after time.Duration) {
 	}
 	time.Sleep(after)
 	if err := cmd.Process.Kill(); err != nil {
-		t.Errorf("the server ended by itself while starting: %v", err)
+		t.Errorf("the server exited by itself while starting: %v", err)
 	}
-	_ = cmd.Wait() // it says that it was killed
+	_ = cmd.Wait() // the error is that it was killed
 }
 
-// story lets writers and watchers work while chaos is made, and then checks what they were told.
-func story(t *testing.T, servers []connection, chaos func()) {
+// runScenario runs writers and watchers while chaos kills servers, and then checks the responses and events they received.
+func runScenario(t *testing.T, servers []connection, chaos func()) {
 	h := &history{began: time.Now()}
 	writing, stopWriting := context.WithCancel(t.Context())
 	defer stopWriting()
@@ -137,16 +137,16 @@ func story(t *testing.T, servers []connection, chaos func()) {
 	time.Sleep(time.Second)
 	stopWriting()
 	writersDone.Wait()
-	final, err := servers[0].short.List(t.Context(), metav1.ListOptions{LabelSelector: selector})
+	final, err := servers[0].requests.List(t.Context(), metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := servers[0].short.Create(t.Context(), object(marker, ""), metav1.CreateOptions{}); err != nil {
+	if _, err := servers[0].requests.Create(t.Context(), object(marker, ""), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tooLate := time.AfterFunc(10*time.Second, stopWatching)
+	deadline := time.AfterFunc(10*time.Second, stopWatching)
 	watchersDone.Wait()
-	if !tooLate.Stop() {
+	if !deadline.Stop() {
 		t.Error("the watchers did not see the last write within 10 s")
 	}
 	resumed := 0
@@ -154,8 +154,8 @@ func story(t *testing.T, servers []connection, chaos func()) {
 		w.check(t, h, final.Items)
 		resumed += w.resumed - 1
 	}
-	unheard := h.resolve(all[0].events)
+	unacknowledged := h.resolve(all[0].events)
 	h.check(t)
-	t.Logf("%d operations, the end of %d unknown to their clients, %d events seen by each watcher, %d watches resumed",
-		len(h.operations), unheard, len(all[0].events), resumed)
+	t.Logf("%d operations, %d with an unknown outcome, %d events seen by each watcher, %d watches resumed",
+		len(h.operations), unacknowledged, len(all[0].events), resumed)
 }

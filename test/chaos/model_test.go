@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// operation is one attempt of a client to read or change a key. Values are unique, so that each can be told apart.
+// operation is one attempt of a client to read or change a key. Values are unique.
 type operation struct {
 	kind    string // "create", "update", "delete", "get"
 	key     string
@@ -22,7 +22,7 @@ type operation struct {
 	version int64 // the resourceVersion an update or deletion was conditional on
 }
 
-// result is what the client heard. unknown: the connection broke, the write may or may not have happened.
+// result is the response that the client received. unknown: the connection broke, the write may or may not have happened.
 type result string
 
 const (
@@ -39,20 +39,20 @@ type outcome struct {
 	version int64
 }
 
-// history is what all clients did and heard.
+// history is the operations of all clients with their outcomes.
 type history struct {
 	began time.Time
 
 	mu         sync.Mutex
 	operations []porcupine.Operation
-	// surprises are answers that no client should get, whatever crashes.
-	surprises []error
+	// unexpected are responses that no client should get, whatever crashes.
+	unexpected []error
 }
 
-func (h *history) surprise(err error) {
+func (h *history) recordUnexpected(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.surprises = append(h.surprises, err)
+	h.unexpected = append(h.unexpected, err)
 }
 
 func (h *history) record(client int, op operation, called time.Time, out outcome) {
@@ -61,9 +61,9 @@ func (h *history) record(client int, op operation, called time.Time, out outcome
 	defer h.mu.Unlock()
 	if out.result == unknown {
 		if op.kind == "get" {
-			return // a read that failed says nothing
+			return // a failed read has no effect
 		}
-		// It may still take effect at any later time, while its client goes on as another one.
+		// It may still take effect at any later time, so it gets its own client ID.
 		returned = math.MaxInt64
 		client = 1000 + len(h.operations)
 	}
@@ -72,17 +72,16 @@ func (h *history) record(client int, op operation, called time.Time, out outcome
 	})
 }
 
-// register is the state of one key. An empty value is that of a key that is not there.
+// register is the state of one key. The value is empty if the key does not exist.
 type register struct {
 	value string
-	// version is 0 when the client that wrote the value never heard of it. Nobody can hold such a version: whoever reads it
-	// makes it known.
+	// version is 0 when the client that wrote the value received no response. No client has such a version before a read returns it.
 	version int64
-	// newest is a revision that the key has reached; every write goes beyond it.
+	// newest is the highest known revision of the key; every write has a higher one.
 	newest int64
 }
 
-// model says which outcomes a linearizable store may give.
+// model defines which outcomes a linearizable store may give.
 var model = porcupine.Model{
 	Partition: func(all []porcupine.Operation) [][]porcupine.Operation {
 		byKey := map[string][]porcupine.Operation{}
@@ -104,8 +103,8 @@ var model = porcupine.Model{
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v → %+v", input, output) },
 }
 
-// step returns whether the outcome is possible in a state, and the state after it. An operation whose outcome is unknown
-// takes effect where it can; one that had no effect is one that comes after everything else.
+// step returns whether the outcome is possible in a state, and the state after it. An operation with an unknown outcome takes effect
+// where it can; one that had no effect is placed after everything else.
 func step(s register, op operation, out outcome) (bool, register) {
 	if out.result == notFound && op.kind != "create" {
 		return s.value == "", s
@@ -148,11 +147,11 @@ func step(s register, op operation, out outcome) (bool, register) {
 	return false, s
 }
 
-// resolve finds out from the events of a watch what became of the writes whose clients never heard. It only makes the
-// judge's work less: if the watch told lies, reads would show values that nobody wrote, or miss some that were.
-func (h *history) resolve(events []event) (unheard int) {
+// resolve determines from the events of a watch the outcome of the writes that got no response. It only reduces the work of the
+// checker: if the watch were wrong, reads would return values that no client wrote, or miss some.
+func (h *history) resolve(events []event) (unacknowledged int) {
 	written := map[string]int64{}        // the revision of a value
-	next := map[string]map[int64]event{} // by key and revision: what came after
+	next := map[string]map[int64]event{} // by key and revision: the following event
 	last := map[string]int64{}           // the newest revision of a key
 	for _, e := range events {
 		if e.kind == watch.Bookmark {
@@ -167,7 +166,7 @@ func (h *history) resolve(events []event) (unheard int) {
 		next[e.key][last[e.key]] = e
 		last[e.key] = e.revision
 	}
-	deleted := map[operation]bool{} // by whom it is known
+	deleted := map[operation]bool{} // deletions that were acknowledged
 	for _, o := range h.operations {
 		if op := o.Input.(operation); op.kind == "delete" && o.Output.(outcome).result == ok {
 			deleted[operation{key: op.key, version: op.version}] = true
@@ -178,7 +177,7 @@ func (h *history) resolve(events []event) (unheard int) {
 		if o.Output.(outcome).result != unknown {
 			return false
 		}
-		unheard++
+		unacknowledged++
 		if op.kind != "delete" {
 			return written[op.key+"="+op.value] == 0
 		}
@@ -195,21 +194,21 @@ func (h *history) resolve(events []event) (unheard int) {
 			h.operations[i].Output = outcome{ok, op.value, written[op.key+"="+op.value]}
 		}
 	}
-	return unheard
+	return unacknowledged
 }
 
-// check fails the test when an answer was impossible, or the history is not linearizable.
+// check fails the test when a response was impossible, or the history is not linearizable.
 func (h *history) check(t *testing.T) {
 	t.Helper()
-	for _, err := range h.surprises {
-		t.Errorf("the server answered: %v", err)
+	for _, err := range h.unexpected {
+		t.Errorf("unexpected response: %v", err)
 	}
 	if len(h.operations) < 100 {
 		t.Fatalf("only %d operations", len(h.operations))
 	}
 	for _, part := range model.Partition(h.operations) {
-		judged, info := porcupine.CheckOperationsVerbose(model, part, 2*time.Minute)
-		switch judged {
+		verdict, info := porcupine.CheckOperationsVerbose(model, part, 2*time.Minute)
+		switch verdict {
 		case porcupine.Illegal:
 			t.Errorf("the history is not linearizable:\n%s", explain(part, info))
 		case porcupine.Unknown:
@@ -218,7 +217,7 @@ func (h *history) check(t *testing.T) {
 	}
 }
 
-// explain shows what happened around the first operation that fits nowhere.
+// explain returns the operations around the first one that cannot be linearized.
 func explain(part []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	placed := map[string]bool{}
 	var longest []porcupine.Operation
@@ -242,10 +241,10 @@ func explain(part []porcupine.Operation, info porcupine.LinearizationInfo) strin
 	return text.String()
 }
 
-// TestModel: the judge itself knows right from wrong.
+// TestModel tests the model itself.
 func TestModel(t *testing.T) {
 	a7 := register{"a", 7, 7}
-	unheard := register{"a", 0, 7}
+	unacknowledged := register{"a", 0, 7}
 	for _, test := range []struct {
 		name   string
 		before register
@@ -256,30 +255,30 @@ func TestModel(t *testing.T) {
 	}{
 		{"create", register{}, operation{kind: "create", value: "a"}, outcome{ok, "a", 7}, true, a7},
 		{"create over another", a7, operation{kind: "create", value: "b"}, outcome{ok, "b", 8}, false, a7},
-		{"create refused", a7, operation{kind: "create", value: "b"}, outcome{result: exists}, true, a7},
-		{"create refused for nothing", register{}, operation{kind: "create", value: "b"}, outcome{result: exists}, false, register{}},
+		{"create rejected", a7, operation{kind: "create", value: "b"}, outcome{result: exists}, true, a7},
+		{"create rejected without reason", register{}, operation{kind: "create", value: "b"}, outcome{result: exists}, false, register{}},
 		{"create without namespace", register{}, operation{kind: "create", value: "b"}, outcome{result: notFound}, false, register{}},
 		{"create at an old revision", register{newest: 9}, operation{kind: "create", value: "a"}, outcome{ok, "a", 7}, false, register{newest: 9}},
-		{"create unheard", register{newest: 7}, operation{kind: "create", value: "a"}, outcome{result: unknown}, true, unheard},
+		{"create without response", register{newest: 7}, operation{kind: "create", value: "a"}, outcome{result: unknown}, true, unacknowledged},
 		{"read", a7, operation{kind: "get"}, outcome{ok, "a", 7}, true, a7},
 		{"read something else", a7, operation{kind: "get"}, outcome{ok, "b", 7}, false, a7},
 		{"read another version", a7, operation{kind: "get"}, outcome{ok, "a", 8}, false, a7},
 		{"read nothing", a7, operation{kind: "get"}, outcome{result: notFound}, false, a7},
 		{"read nothing where nothing is", register{}, operation{kind: "get"}, outcome{result: notFound}, true, register{}},
-		{"read the unheard", unheard, operation{kind: "get"}, outcome{ok, "a", 8}, true, register{"a", 8, 8}},
-		{"read the unheard at an old revision", unheard, operation{kind: "get"}, outcome{ok, "a", 6}, false, unheard},
+		{"read after a write without response", unacknowledged, operation{kind: "get"}, outcome{ok, "a", 8}, true, register{"a", 8, 8}},
+		{"read after a write without response, at an old revision", unacknowledged, operation{kind: "get"}, outcome{ok, "a", 6}, false, unacknowledged},
 		{"update", a7, operation{"update", "", "b", 7}, outcome{ok, "b", 8}, true, register{"b", 8, 8}},
 		{"update of another version", a7, operation{"update", "", "b", 6}, outcome{ok, "b", 8}, false, a7},
-		{"update of the unheard", unheard, operation{"update", "", "b", 7}, outcome{ok, "b", 9}, false, unheard},
-		{"update refused", a7, operation{"update", "", "b", 6}, outcome{result: conflict}, true, a7},
-		{"update refused for nothing", a7, operation{"update", "", "b", 7}, outcome{result: conflict}, false, a7},
+		{"update after a write without response", unacknowledged, operation{"update", "", "b", 7}, outcome{ok, "b", 9}, false, unacknowledged},
+		{"update rejected", a7, operation{"update", "", "b", 6}, outcome{result: conflict}, true, a7},
+		{"update rejected without reason", a7, operation{"update", "", "b", 7}, outcome{result: conflict}, false, a7},
 		{"update of nothing", register{newest: 8}, operation{"update", "", "b", 7}, outcome{result: notFound}, true, register{newest: 8}},
-		{"update unheard", a7, operation{"update", "", "b", 7}, outcome{result: unknown}, true, register{"b", 0, 7}},
-		{"update unheard and refused", a7, operation{"update", "", "b", 6}, outcome{result: unknown}, true, a7},
+		{"update without response", a7, operation{"update", "", "b", 7}, outcome{result: unknown}, true, register{"b", 0, 7}},
+		{"update without response, rejected", a7, operation{"update", "", "b", 6}, outcome{result: unknown}, true, a7},
 		{"delete", a7, operation{"delete", "", "", 7}, outcome{result: ok}, true, register{newest: 8}},
 		{"delete of another version", a7, operation{"delete", "", "", 6}, outcome{result: ok}, false, a7},
-		{"delete refused", a7, operation{"delete", "", "", 6}, outcome{result: conflict}, true, a7},
-		{"delete unheard", a7, operation{"delete", "", "", 7}, outcome{result: unknown}, true, register{newest: 8}},
+		{"delete rejected", a7, operation{"delete", "", "", 6}, outcome{result: conflict}, true, a7},
+		{"delete without response", a7, operation{"delete", "", "", 7}, outcome{result: unknown}, true, register{newest: 8}},
 		{"delete twice", register{newest: 8}, operation{"delete", "", "", 7}, outcome{result: ok}, false, register{newest: 8}},
 	} {
 		legal, after := step(test.before, test.op, test.out)

@@ -21,14 +21,14 @@ type event struct {
 	revision int64
 }
 
-// watcher lists once, then watches, and resumes after every break where it was, with the next of the servers.
+// watcher lists once, then watches, and resumes after every disconnect at its last revision, with the next of the servers.
 type watcher struct {
 	id        int
 	servers   []connection
 	bookmarks bool
 
-	initial map[string]string // what the list showed
-	start   int64             // at this revision
+	initial map[string]string // result of the list
+	start   int64             // revision of the list
 	events  []event
 	resumed int
 	failure string
@@ -39,7 +39,7 @@ func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
 	version := w.list(ctx)
 	listed <- struct{}{}
 	for server := w.id; ctx.Err() == nil && w.failure == ""; server++ {
-		stream, err := w.servers[server%len(w.servers)].long.Watch(ctx, metav1.ListOptions{
+		stream, err := w.servers[server%len(w.servers)].watches.Watch(ctx, metav1.ListOptions{
 			ResourceVersion: version, LabelSelector: selector, AllowWatchBookmarks: w.bookmarks,
 		})
 		if err != nil {
@@ -59,7 +59,7 @@ func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
 			if done = cm.Name == marker; done {
 				break
 			}
-			w.saw(e.Type, cm)
+			w.record(e.Type, cm)
 		}
 		stream.Stop()
 		if done {
@@ -68,10 +68,10 @@ func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
 	}
 }
 
-// list reads the beginning.
+// list reads the initial state.
 func (w *watcher) list(ctx context.Context) string {
 	for ctx.Err() == nil {
-		list, err := w.servers[w.id%len(w.servers)].short.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		list, err := w.servers[w.id%len(w.servers)].requests.List(ctx, metav1.ListOptions{LabelSelector: selector})
 		if err != nil {
 			w.fail(err)
 			continue
@@ -86,15 +86,15 @@ func (w *watcher) list(ctx context.Context) string {
 	return ""
 }
 
-// fail notes an answer of a server. A broken connection is none, though the client makes an event of one that breaks
-// in the middle of an event.
+// fail records an error response of a server. A broken connection is not one, although the client reports it as an event if it
+// breaks in the middle of an event.
 func (w *watcher) fail(err error) {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && !apierrors.HasStatusCause(err, "ClientWatchDecoding") {
 		w.failure = err.Error()
 	}
 }
 
-func (w *watcher) saw(kind watch.EventType, cm *corev1.ConfigMap) {
+func (w *watcher) record(kind watch.EventType, cm *corev1.ConfigMap) {
 	revision, err := strconv.ParseInt(cm.ResourceVersion, 10, 64)
 	if err != nil {
 		w.failure = "resourceVersion is not a number: " + err.Error()
@@ -102,8 +102,8 @@ func (w *watcher) saw(kind watch.EventType, cm *corev1.ConfigMap) {
 	w.events = append(w.events, event{kind, cm.Name, cm.Data["value"], revision})
 }
 
-// check: revisions grow, each event fits the state before it, every acknowledged write is there, none is invented, and the
-// events add up to the final list.
+// check requires that revisions increase, each event is consistent with the state before it, every acknowledged write is present, no
+// event is unexplained, and the events add up to the final list.
 func (w *watcher) check(t *testing.T, h *history, final []corev1.ConfigMap) {
 	t.Helper()
 	if w.failure != "" {
@@ -124,7 +124,7 @@ func (w *watcher) check(t *testing.T, h *history, final []corev1.ConfigMap) {
 		}
 		seen[e.revision] = e
 		if _, present := state[e.key]; present == (e.kind == watch.Added) {
-			t.Fatalf("watcher %d: event %d (%v) does not fit: key present before: %v", w.id, i, e, present)
+			t.Fatalf("watcher %d: event %d (%v) is inconsistent: key present before: %v", w.id, i, e, present)
 		}
 		state[e.key] = e.value
 		if e.kind == watch.Deleted {
@@ -142,7 +142,7 @@ func (w *watcher) check(t *testing.T, h *history, final []corev1.ConfigMap) {
 	}
 }
 
-// compare holds the events against what the writers heard.
+// compare compares the events with the responses that the writers received.
 func (w *watcher) compare(t *testing.T, h *history, seen map[int64]event) {
 	t.Helper()
 	tried := map[string]bool{}
@@ -154,7 +154,7 @@ func (w *watcher) compare(t *testing.T, h *history, seen map[int64]event) {
 		tried[op.key+"="+op.value] = out.result == ok || out.result == unknown
 		if out.result == ok && out.version > w.start {
 			if e := seen[out.version]; e.key != op.key || e.value != op.value || e.kind == watch.Deleted {
-				t.Errorf("watcher %d: %s of %s=%s at %d was acknowledged, but seen there is %v", w.id, op.kind, op.key, op.value, out.version, e)
+				t.Errorf("watcher %d: %s of %s=%s at %d was acknowledged, but the event at that revision is %v", w.id, op.kind, op.key, op.value, out.version, e)
 			}
 		}
 	}

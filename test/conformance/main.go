@@ -1,4 +1,4 @@
-// Command conformance runs Kubernetes' own conformance suite, or one class of it, against a fresh skiff cluster and counts.
+// Command conformance runs Kubernetes' own conformance suite, or one class of it, against a new skiff cluster and counts results.
 //
 //	go run ./test/conformance -class api
 //	go run ./test/conformance -focus 'ConfigMap should be'
@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"encoding/xml"
@@ -38,7 +39,7 @@ type options struct {
 	results            string
 	kubeconfig         string
 	jsonOnly           bool
-	parts              string
+	components         string
 	nodes              int
 	real               bool
 }
@@ -48,13 +49,13 @@ func main() {
 	flag.StringVar(&o.class, "class", "api", "api, node-hollow, node, net, multi-node or all")
 	flag.StringVar(&o.focus, "focus", "", "regular expression of test names, instead of a class")
 	flag.StringVar(&o.skip, "skip", "", "regular expression of test names to leave out")
-	flag.IntVar(&o.procs, "procs", 4, "tests run at once")
+	flag.IntVar(&o.procs, "procs", 4, "number of tests to run in parallel")
 	flag.StringVar(&o.results, "results", "test/conformance/results", "directory for logs and junit files")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "use this running cluster instead of starting one")
-	flag.BoolVar(&o.jsonOnly, "json", false, "let the suite's clients speak JSON instead of protobuf")
-	flag.StringVar(&o.parts, "parts", "skiff", "whose controllers and scheduler run: skiff's own, inside the server, or upstream's")
-	flag.IntVar(&o.nodes, "nodes", 2, "how many nodes without containers there are")
-	flag.BoolVar(&o.real, "real", false, "run on a node with containers, in namespaces of its own; without -focus that is so for node, net and multi-node")
+	flag.BoolVar(&o.jsonOnly, "json", false, "make the suite's clients use JSON instead of protobuf")
+	flag.StringVar(&o.components, "components", "skiff", "controllers and scheduler to run: skiff (inside the server) or upstream")
+	flag.IntVar(&o.nodes, "nodes", 2, "number of hollow nodes")
+	flag.BoolVar(&o.real, "real", false, "run on a real node with containers, in its own namespaces; the default for classes node, net and multi-node without -focus")
 	flag.Parse()
 	if o.focus == "" && slices.Contains([]string{"node", "net", "multi-node", "all"}, o.class) {
 		o.real = true
@@ -66,7 +67,7 @@ func main() {
 		}
 		namespaces.Enter()
 	}
-	// Interrupted, the suite and the cluster end before this program does.
+	// On an interrupt, the suite and the cluster are stopped before this program exits.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	failed, err := run(ctx, o)
 	stop()
@@ -111,7 +112,7 @@ func run(ctx context.Context, o options) (failed int, err error) {
 		defer c.Stop()
 		kubeconfig = c.Kubeconfig
 	}
-	// The suite's own exit code says only that something failed; the junit files say what.
+	// The suite's exit code only reports that something failed; the junit files have the names.
 	runErr := suite(ctx, o, programs, kubeconfig, focus, results)
 	if ctx.Err() != nil {
 		return 0, errors.New("interrupted")
@@ -123,7 +124,7 @@ func run(ctx context.Context, o options) (failed int, err error) {
 	for _, name := range failures {
 		fmt.Println("FAILED", name)
 	}
-	fmt.Printf("%s: %d passed, %d failed, %d total; junit in %s\n", cmpOr(o.focus, o.class), passed, len(failures), passed+len(failures), results)
+	fmt.Printf("%s: %d passed, %d failed, %d total; junit in %s\n", cmp.Or(o.focus, o.class), passed, len(failures), passed+len(failures), results)
 	if passed+len(failures) == 0 {
 		return 0, fmt.Errorf("no test ran: %v", runErr)
 	}
@@ -153,18 +154,18 @@ func startCluster(o options, dir string) (*cluster.Cluster, error) {
 		return c, nil
 	}
 	flags := []string{"--advertise-address=192.0.2.1"}
-	switch o.parts {
+	switch o.components {
 	case "skiff":
 		flags = append(flags, "--without=")
 	case "upstream":
 	default:
-		return nil, fmt.Errorf("-parts: %q is neither skiff nor upstream", o.parts)
+		return nil, fmt.Errorf("-components: %q is neither skiff nor upstream", o.components)
 	}
 	c, err := cluster.Skiff(dir, flags...)
 	if err != nil {
 		return nil, err
 	}
-	if o.parts == "upstream" {
+	if o.components == "upstream" {
 		err = errors.Join(c.ControllerManager(), c.Scheduler())
 	}
 	if err == nil && o.nodes > 0 {
@@ -175,13 +176,6 @@ func startCluster(o options, dir string) (*cluster.Cluster, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-func cmpOr(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // focusOf returns the expression that selects the tests.
@@ -199,7 +193,7 @@ func focusOf(o options) (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// suite runs ginkgo and keeps its output in a file.
+// suite runs ginkgo and writes its output to a file.
 func suite(ctx context.Context, o options, programs, kubeconfig, focus, results string) error {
 	log, err := os.Create(filepath.Join(results, "e2e.log"))
 	if err != nil {
@@ -228,11 +222,11 @@ func suite(ctx context.Context, o options, programs, kubeconfig, focus, results 
 	return runGroup(cmd)
 }
 
-// interruptGrace is how long the suite may take to end when it is interrupted.
+// interruptGrace is how long the suite may take to exit when it is interrupted.
 const interruptGrace = 10 * time.Second
 
-// runGroup runs a command in a process group of its own. When it returns, no process of the group is left, whether the command ended by
-// itself or its context was cancelled.
+// runGroup runs a command in its own process group. When it returns, no process of the group is left, whether the command exited or
+// its context was cancelled.
 func runGroup(cmd *exec.Cmd) error {
 	// The kernel sends Pdeathsig when the thread that started the command ends.
 	runtime.LockOSThread()
@@ -244,7 +238,7 @@ func runGroup(cmd *exec.Cmd) error {
 		return err
 	}
 	err := cmd.Wait()
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // ESRCH: nobody is left
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // ESRCH: no process is left
 	return err
 }
 

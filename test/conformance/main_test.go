@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Neither a suite that is interrupted nor one that ends leaves a process behind.
+// No process is left, whether the suite is interrupted or exits.
 func TestRunGroup(t *testing.T) {
 	for name, script := range map[string]string{
 		"interrupted": "sleep 1000 & echo $! > pid; wait",
@@ -39,7 +39,7 @@ func TestRunGroup(t *testing.T) {
 			}
 			err := runGroup(cmd)
 			if (err == nil) != (name == "ended") {
-				t.Errorf("it returns %v", err)
+				t.Errorf("runGroup returns %v", err)
 			}
 			pid := child()
 			if pid == 0 {
@@ -47,14 +47,14 @@ func TestRunGroup(t *testing.T) {
 			}
 			for end := time.Now().Add(10 * time.Second); !gone(pid); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
-					t.Fatalf("process %d is still there", pid)
+					t.Fatalf("process %d still exists", pid)
 				}
 			}
 		})
 	}
 }
 
-// gone reports whether a process has ended. One that has ended may still wait for its parent to collect it.
+// gone reports whether a process has exited. A zombie counts as exited.
 func gone(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return true

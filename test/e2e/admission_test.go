@@ -18,9 +18,9 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestAdmission sends the same writes to skiff and to upstream and compares every answer: the object as it was stored, or
-// the refusal, and the warnings. There are no controllers, so that nothing moves but what admission does; what they would
-// make (default accounts, the status of quotas) the test makes itself.
+// TestAdmission sends the same writes to skiff and to upstream and compares every response: the stored object or the rejection, and
+// the warnings. No controllers run, so that only admission changes objects. The test itself creates what controllers would: default
+// service accounts and the status of quotas.
 func TestAdmission(t *testing.T) {
 	skiff, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -33,35 +33,35 @@ func TestAdmission(t *testing.T) {
 	}
 	t.Cleanup(upstream.Stop)
 
-	setup, calls, lists := admissionWorld(), admissionCalls(), admissionLists()
+	setup, calls, lists := admissionFixtures(), admissionCalls(), admissionLists()
 	if len(calls) < 200 {
 		t.Fatalf("only %d calls", len(calls))
 	}
-	answers := map[*cluster.Cluster][]string{}
+	responses := map[*cluster.Cluster][]string{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, c := range []*cluster.Cluster{skiff, upstream} {
 		wg.Go(func() {
-			a := newAsker(t, c)
+			a := newAPIClient(t, c)
 			for _, s := range setup {
-				if got := a.ask(s); !strings.HasPrefix(got, "20") {
+				if got := a.send(s); !strings.HasPrefix(got, "20") {
 					t.Errorf("%s: %s: %s", c.Name, s.name, got)
 				}
 			}
-			time.Sleep(3 * time.Second) // upstream's rules see other objects a moment later
+			time.Sleep(3 * time.Second) // upstream's plugins read other objects from informers
 			var got []string
 			for _, s := range calls {
-				got = append(got, a.ask(s))
+				got = append(got, a.send(s))
 				if strings.HasPrefix(s.path, "/api/v1/namespaces/") && s.method == http.MethodPatch && strings.Count(s.path, "/") == 4 {
-					time.Sleep(time.Second) // a namespace has other rules now; upstream's see it a moment later
+					time.Sleep(time.Second) // the namespace's labels changed; upstream's plugins read them from an informer
 				}
 			}
 			time.Sleep(time.Second)
 			for _, s := range lists {
-				got = append(got, a.ask(s))
+				got = append(got, a.send(s))
 			}
 			mu.Lock()
-			answers[c] = got
+			responses[c] = got
 			mu.Unlock()
 		})
 	}
@@ -71,7 +71,7 @@ func TestAdmission(t *testing.T) {
 	}
 	refused, differ := 0, 0
 	for i, s := range append(calls, lists...) {
-		got, want := answers[skiff][i], answers[upstream][i]
+		got, want := responses[skiff][i], responses[upstream][i]
 		if !strings.HasPrefix(want, "20") {
 			refused++
 		}
@@ -82,23 +82,23 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("%s: %s %s\n%s\n%s", s.name, s.method, s.path, s.body, difference(got, want))
 		}
 	}
-	t.Logf("%d writes, %d of them refused, %d answers differ", len(calls), refused, differ)
+	t.Logf("%d writes, %d of them rejected, %d responses differ", len(calls), refused, differ)
 	if refused < len(calls)/5 || refused > len(calls)*4/5 {
-		t.Errorf("%d of %d refused: too one-sided to compare anything", refused, len(calls))
+		t.Errorf("%d of %d rejected: the calls do not cover both outcomes", refused, len(calls))
 	}
 }
 
 // call is one request.
 type call struct{ name, method, path, body string }
 
-// asker sends calls to one server.
-type asker struct {
+// apiClient sends requests to one server.
+type apiClient struct {
 	t      *testing.T
 	client *http.Client
 	url    string
 }
 
-func newAsker(t *testing.T, c *cluster.Cluster) *asker {
+func newAPIClient(t *testing.T, c *cluster.Cluster) *apiClient {
 	config, err := c.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -107,17 +107,17 @@ func newAsker(t *testing.T, c *cluster.Cluster) *asker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &asker{t: t, client: client, url: c.URL}
+	return &apiClient{t: t, client: client, url: c.URL}
 }
 
 var (
 	listed = regexp.MustCompile(`\[[^\]]*\]`)
-	// shownChange is how a refusal shows what was changed: upstream shows its internal types, skiff the API's.
-	shownChange = regexp.MustCompile(`\\n@@.*`)
+	// diffInMessage is the diff in an error message: upstream prints its internal types, skiff the API types.
+	diffInMessage = regexp.MustCompile(`\\n@@.*`)
 )
 
-// ask returns the answer to a call, without what differs from run to run.
-func (a *asker) ask(c call) string {
+// send returns the response to a request, without the parts that differ from run to run.
+func (a *apiClient) send(c call) string {
 	req, err := http.NewRequestWithContext(a.t.Context(), c.method, a.url+c.path, strings.NewReader(c.body))
 	if err != nil {
 		return err.Error()
@@ -140,17 +140,17 @@ func (a *asker) ask(c call) string {
 	if err := json.Unmarshal(data, &body); err != nil {
 		return fmt.Sprintf("%d %s", res.StatusCode, data)
 	}
-	forget(body)
+	removeVolatileFields(body)
 	data, err = json.MarshalIndent(body, "", " ")
 	if err != nil {
 		return err.Error()
 	}
 	text := fmt.Sprintf("%d %s\n%s", res.StatusCode, strings.Join(res.Header.Values("Warning"), "\n"), data)
-	return normalize(shownChange.ReplaceAllString(text, `"`))
+	return normalize(diffInMessage.ReplaceAllString(text, `"`))
 }
 
-// forget removes what upstream itself orders at random, and what says which program wrote a quota's status.
-func forget(body map[string]any) {
+// removeVolatileFields removes what upstream orders at random, and the field managers of a quota's status.
+func removeVolatileFields(body map[string]any) {
 	if message, ok := body["message"].(string); ok {
 		body["message"] = listed.ReplaceAllStringFunc(message, func(list string) string {
 			parts := strings.Split(strings.Trim(list, "[]"), ", ")
@@ -174,14 +174,14 @@ func forget(body map[string]any) {
 
 func post(name, path, body string) call { return call{name, http.MethodPost, path, body} }
 
-// admissionNamespaces differ in what rules find in them.
+// admissionNamespaces differ in what admission plugins find in them.
 var admissionNamespaces = map[string]string{
 	"plain": `{}`, "limited": `{}`, "small": `{}`, "scoped": `{}`,
 	"baseline":   `{"pod-security.kubernetes.io/enforce":"baseline"}`,
 	"restricted": `{"pod-security.kubernetes.io/warn":"restricted","pod-security.kubernetes.io/enforce":"baseline","pod-security.kubernetes.io/enforce-version":"v1.30"}`,
 }
 
-func admissionWorld() []call {
+func admissionFixtures() []call {
 	var all []call
 	for _, ns := range slices.Sorted(maps.Keys(admissionNamespaces)) {
 		all = append(all,
@@ -217,11 +217,11 @@ func admissionWorld() []call {
 	all = append(all, admissionQuota("scoped", "effort", `"scopes":["BestEffort"],`, map[string]string{"pods": "6"})...)
 	all = append(all, admissionQuota("scoped", "high", `"scopeSelector":{"matchExpressions":[{"scopeName":"PriorityClass","operator":"In","values":["high"]}]},`,
 		map[string]string{"pods": "2", "limits.cpu": "2"})...)
-	// In a namespace of its own: which of several full quotas refuses a pod is a matter of chance upstream.
+	// In a separate namespace: which of several exhausted quotas rejects a pod is random upstream.
 	return append(all, admissionQuota("baseline", "affinity", `"scopes":["CrossNamespacePodAffinity"],`, map[string]string{"pods": "2"})...)
 }
 
-// admissionQuota creates a quota of which nothing is used yet.
+// admissionQuota creates a quota with zero usage.
 func admissionQuota(namespace, name, scopes string, hard map[string]string) []call {
 	used := map[string]string{}
 	for resource := range hard {
@@ -238,10 +238,10 @@ func admissionQuota(namespace, name, scopes string, hard map[string]string) []ca
 	}
 }
 
-// object is JSON in the making.
+// object is a JSON object under construction.
 type object = map[string]any
 
-// podFeatures are things a pod can have that some rule looks at. Each changes the pod's metadata, spec and first container.
+// podFeatures are pod settings that some admission plugin checks. Each changes the pod's metadata, spec and first container.
 var podFeatures = []struct {
 	name string
 	add  func(metadata, spec, first object)
@@ -296,7 +296,7 @@ var podFeatures = []struct {
 	{"mirror", func(m, _, _ object) { merge(m, `{"annotations":{"kubernetes.io/config.mirror":"x"}}`) }},
 }
 
-// merge lays JSON over an object, one level deep; lists are replaced, objects joined.
+// merge merges JSON into an object, one level deep; lists are replaced, objects merged.
 func merge(into object, text string) {
 	var more object
 	if err := json.Unmarshal([]byte(text), &more); err != nil {
@@ -453,7 +453,7 @@ func otherCalls() []call {
 	)
 }
 
-// admissionLists show what is stored in the end.
+// admissionLists read everything that is stored after all writes.
 func admissionLists() []call {
 	var all []call
 	for _, ns := range slices.Sorted(maps.Keys(admissionNamespaces)) {

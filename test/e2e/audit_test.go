@@ -19,7 +19,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// auditPolicy uses every part of a policy. Neither server shows what secrets and tokens hold, upstream because it is told so.
+// auditPolicy uses every field of a policy. Neither server logs the content of secrets and tokens: upstream because the policy says
+// so.
 const auditPolicy = `
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -111,7 +112,7 @@ func auditedRequests() []audited {
 		{method: "GET", path: "/metrics", headers: []string{asBob}},
 		{method: "GET", path: "/api/v1/namespaces/loud/endpoints"},
 		{method: "GET", path: "/api/v1/pods", headers: []string{"Authorization: Bearer wrong"}},
-		// Upstream stays with the way of impersonating that last was open, so this, which only the old way allows, comes last.
+		// Upstream caches which impersonation mode last succeeded, so this request, which only the legacy mode allows, comes last.
 		{method: "POST", path: "/api/v1/namespaces/quiet/configmaps", body: `{"metadata":{"name":"bobs"}}`, headers: []string{asBob, "Impersonate-Group: system:masters", "Impersonate-Uid: 7", "Impersonate-Extra-Scope: s"}},
 		{method: "POST", path: "/api/v1/namespaces/loud/serviceaccounts/default/token", body: `{"spec":{"expirationSeconds":600}}`},
 	}
@@ -162,18 +163,18 @@ func pretty(value any) string {
 	return string(text)
 }
 
-// auditEvents sends the requests one after another and returns what the log has of each.
+// auditEvents sends the requests in order and returns the log's events for each.
 func auditEvents(t *testing.T, c *cluster.Cluster, log string, requests []audited) map[string][]any {
 	t.Helper()
 	config, err := c.Config()
 	if err != nil {
 		t.Fatal(err)
 	}
-	known, err := rest.HTTPClientFor(config)
+	adminClient, err := rest.HTTPClientFor(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger, err := rest.HTTPClientFor(rest.AnonymousClientConfig(config))
+	anonymousClient, err := rest.HTTPClientFor(rest.AnonymousClientConfig(config))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,7 @@ func auditEvents(t *testing.T, c *cluster.Cluster, log string, requests []audite
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := known
+		client := adminClient
 		request.Header.Set("Content-Type", "application/json")
 		request.Header.Set("User-Agent", "audit-test/1")
 		request.Header.Set("Audit-Id", fmt.Sprintf("request-%d", i))
@@ -190,7 +191,7 @@ func auditEvents(t *testing.T, c *cluster.Cluster, log string, requests []audite
 			name, value, _ := strings.Cut(h, ": ")
 			request.Header.Set(name, value)
 			if name == "Authorization" {
-				client = stranger
+				client = anonymousClient
 			}
 		}
 		response, err := client.Do(request)
@@ -206,14 +207,14 @@ func auditEvents(t *testing.T, c *cluster.Cluster, log string, requests []audite
 	return readAudit(t, log, fmt.Sprintf(`"request-%d"`, len(requests)-1))
 }
 
-// readAudit reads a log once its last request is there.
+// readAudit reads a log once it contains its last request.
 func readAudit(t *testing.T, log, last string) map[string][]any {
 	t.Helper()
 	var data []byte
 	for deadline := time.Now().Add(10 * time.Second); bytes.Count(data, []byte(last)) < 2; time.Sleep(20 * time.Millisecond) {
 		var err error
 		if data, err = os.ReadFile(log); err != nil || time.Now().After(deadline) {
-			t.Fatalf("the log does not have %s: %v", last, err)
+			t.Fatalf("the audit log has no event for %s: %v", last, err)
 		}
 	}
 	if bytes.Contains(data, []byte("hidden")) || bytes.Contains(data, []byte("aGlkZGVu")) {
@@ -234,10 +235,10 @@ func readAudit(t *testing.T, log, last string) map[string][]any {
 	return events
 }
 
-// identity is what an object's UID looks like.
+// identity matches an object's UID.
 var identity = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// normalizeEvent takes out what differs from run to run: times, identities, revisions.
+// normalizeEvent removes what differs from run to run: times, UIDs, revisions.
 func normalizeEvent(value any) any {
 	switch v := value.(type) {
 	case map[string]any:

@@ -24,8 +24,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestAuthorizationLikeUpstream asks upstream's API server and skiff's authorizers, which are given upstream's own objects,
-// thousands of times whether somebody may do something, and compares decisions and reasons.
+// TestAuthorizationLikeUpstream sends thousands of access reviews to upstream's API server and to skiff's authorizers, which are
+// given upstream's own objects, and compares decisions and reasons.
 func TestAuthorizationLikeUpstream(t *testing.T) {
 	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
@@ -43,7 +43,7 @@ func TestAuthorizationLikeUpstream(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	createRoles(ctx, t, k)
-	createForNodes(ctx, t, k)
+	createNodeFixtures(ctx, t, k)
 	waitForUpstream(ctx, t, k)
 
 	ours, err := authz.New(authz.Config{Modes: []string{authz.ModeNode, authz.ModeRBAC}}, authz.NewStaticPolicy(policyOf(ctx, t, k)), graphOf(ctx, t, k), slog.Default())
@@ -54,7 +54,7 @@ func TestAuthorizationLikeUpstream(t *testing.T) {
 	if len(reviews) < 400 {
 		t.Fatalf("only %d reviews", len(reviews))
 	}
-	answers := askAll(ctx, t, k, reviews)
+	answers := reviewAll(ctx, t, k, reviews)
 	var allowed, otherReason int
 	for i, review := range reviews {
 		want := answers[i]
@@ -68,7 +68,7 @@ func TestAuthorizationLikeUpstream(t *testing.T) {
 		if got.Allowed {
 			allowed++
 		}
-		// Where several bindings allow the same, upstream names the one it happens to find first.
+		// Where several bindings allow a request, upstream names the one it finds first.
 		if got.Allowed && want.Allowed && got.Reason != "" && want.Reason != "" && got.Reason != want.Reason {
 			otherReason++
 			continue
@@ -79,11 +79,11 @@ func TestAuthorizationLikeUpstream(t *testing.T) {
 	}
 	t.Logf("%d reviews, %d allowed, of which %d name another binding", len(reviews), allowed, otherReason)
 	if allowed < len(reviews)/20 || otherReason > allowed/5 {
-		t.Error("the table asks too little")
+		t.Error("too few reviews are allowed or too few denied")
 	}
 }
 
-// sortedLines makes the order of several roles that do not exist, which upstream leaves to chance, the same.
+// sortedLines sorts the lines about roles that do not exist: upstream's order is random.
 func sortedLines(reason string) string {
 	if inner, ok := strings.CutPrefix(reason, "rbac: RBAC: ["); ok {
 		if first, second, ok := strings.Cut(strings.TrimSuffix(inner, "]"), ", "); ok && first > second {
@@ -167,8 +167,8 @@ func createRoles(ctx context.Context, t *testing.T, k clientset.Interface) {
 
 func first(ref rbacv1.RoleRef, _ []rbacv1.Subject) rbacv1.RoleRef { return ref }
 
-// createForNodes makes pods on two nodes and what they refer to, volumes, attachments and slices.
-func createForNodes(ctx context.Context, t *testing.T, k clientset.Interface) {
+// createNodeFixtures creates pods on two nodes and the objects they refer to, volumes, attachments and slices.
+func createNodeFixtures(ctx context.Context, t *testing.T, k clientset.Interface) {
 	t.Helper()
 	for _, name := range []string{"default", "robot"} {
 		must[*corev1.ServiceAccount](t)(k.CoreV1().ServiceAccounts("prod").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))
@@ -209,7 +209,7 @@ func createForNodes(ctx context.Context, t *testing.T, k clientset.Interface) {
 	}
 }
 
-// waitForUpstream: its authorizers hear of objects a little later than they are stored.
+// waitForUpstream waits until upstream's authorizers have received the objects from their informers.
 func waitForUpstream(ctx context.Context, t *testing.T, k clientset.Interface) {
 	t.Helper()
 	n2 := []string{"system:nodes"}
@@ -258,7 +258,7 @@ func reviewOf(user string, groups []string, verb, group, resource, namespace, na
 	return authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, ResourceAttributes: attributes}
 }
 
-// reviewTable crosses identities with what they might do.
+// reviewTable combines identities with requests.
 func reviewTable() []authorizationv1.SubjectAccessReviewSpec {
 	type identity struct {
 		user   string
@@ -299,7 +299,7 @@ func reviewTable() []authorizationv1.SubjectAccessReviewSpec {
 	for i, who := range people {
 		for j, what := range targets {
 			for l, verb := range verbs {
-				// Every pair of identity and target meets every third verb, and nodes all of them.
+				// Every pair of identity and target is tested with every third verb, nodes with all of them.
 				if (i+j+l)%3 != 0 && !strings.HasPrefix(who.user, "system:node") {
 					continue
 				}
@@ -328,7 +328,7 @@ func reviewTable() []authorizationv1.SubjectAccessReviewSpec {
 
 const rbacGroup = rbacv1.GroupName
 
-func askAll(ctx context.Context, t *testing.T, k clientset.Interface, reviews []authorizationv1.SubjectAccessReviewSpec) []authorizationv1.SubjectAccessReviewStatus {
+func reviewAll(ctx context.Context, t *testing.T, k clientset.Interface, reviews []authorizationv1.SubjectAccessReviewSpec) []authorizationv1.SubjectAccessReviewStatus {
 	t.Helper()
 	answers := make([]authorizationv1.SubjectAccessReviewStatus, len(reviews))
 	next := make(chan int)

@@ -20,8 +20,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestEscalationLikeUpstream lets users write roles and bindings on upstream and compares what becomes of it, text included, with
-// what skiff's check says; and it compares the rules both list for these users.
+// TestEscalationLikeUpstream lets users write roles and bindings on upstream and compares the results, error messages included, with
+// skiff's escalation check; and it compares the rules that both list for these users.
 func TestEscalationLikeUpstream(t *testing.T) {
 	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
@@ -59,7 +59,7 @@ func TestEscalationLikeUpstream(t *testing.T) {
 	}
 }
 
-// grantWriting lets some of the users of createRoles, and a few more, write all roles and bindings.
+// grantWriting allows some users of createRoles, and a few others, to write all roles and bindings.
 func grantWriting(ctx context.Context, t *testing.T, k clientset.Interface) []authenticationv1.UserInfo {
 	t.Helper()
 	all := []string{"*"}
@@ -80,7 +80,7 @@ func grantWriting(ctx context.Context, t *testing.T, k clientset.Interface) []au
 	chief := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "to-chiefs"}}
 	chief.RoleRef, chief.Subjects = bindTo("ClusterRole", "chiefs", subject("User", "chief"))
 	must[*rbacv1.ClusterRoleBinding](t)(k.RbacV1().ClusterRoleBindings().Create(ctx, chief, metav1.CreateOptions{}))
-	eventually(ctx, t, "upstream knows the chief", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "upstream allows the chief to escalate", func(ctx context.Context) (bool, error) {
 		spec := reviewOf("chief", nil, "any", "x", "y", "", "", "")
 		answer, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
 		return err == nil && answer.Status.Allowed, err
@@ -118,7 +118,7 @@ func writes() []kind.Object {
 	}
 }
 
-// writeUpstream tries a write without keeping it.
+// writeUpstream does a dry-run write.
 func writeUpstream(ctx context.Context, k clientset.Interface, obj kind.Object) (resource, namespace string, err error) {
 	try := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 	switch obj := obj.(type) {
@@ -138,7 +138,7 @@ func writeUpstream(ctx context.Context, k clientset.Interface, obj kind.Object) 
 	panic("not a role and not a binding")
 }
 
-// compareRules: the order of the rules is upstream's to choose.
+// compareRules compares rules in any order.
 func compareRules(ctx context.Context, t *testing.T, ours authz.RuleResolver, theirs clientset.Interface, user authenticationv1.UserInfo) {
 	t.Helper()
 	review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "prod"}}

@@ -15,11 +15,11 @@ import (
 	"skiff/test/cluster"
 )
 
-// asUser is a request on another's behalf.
+// asUser is an impersonated request.
 type asUser struct{ user, method, path, body string }
 
-// guardedFields are writes of fields that need a permission of their own: most by somebody who has all others.
-func guardedFields() []asUser {
+// protectedFields are writes of fields that need a separate permission: most by a user who has all others.
+func protectedFields() []asUser {
 	const admission, resource = "/apis/admissionregistration.k8s.io/v1", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 	var calls []asUser
 	for _, user := range []string{"plain", "config-reader", "binder", "driver", "everything"} {
@@ -50,8 +50,8 @@ func guardedFields() []asUser {
 	return calls
 }
 
-// guardedWorld is what the requests are about.
-func guardedWorld() []asUser {
+// protectedFieldFixtures create the objects of the requests.
+func protectedFieldFixtures() []asUser {
 	role := func(name, rules string) []asUser {
 		return []asUser{
 			{"", "POST", rbacPath + "/clusterroles", fmt.Sprintf(`{"metadata":{"name":%q},"rules":[{"verbs":["*"],"apiGroups":["admissionregistration.k8s.io"],"resources":["*"]},{"verbs":["get","update","patch"],"apiGroups":["resource.k8s.io"],"resources":["resourceclaims","resourceclaims/status"]}%s]}`, name, rules)},
@@ -76,8 +76,8 @@ func guardedWorld() []asUser {
 
 var changing = regexp.MustCompile(`"(uid|resourceVersion|creationTimestamp|time)":"[^"]*"|X509SHA256=[0-9a-f]*`)
 
-// TestGuardedFieldsLikeUpstream lets users write fields that need a permission of their own, on both servers.
-func TestGuardedFieldsLikeUpstream(t *testing.T) {
+// TestProtectedFieldsLikeUpstream lets users write fields that need a separate permission, on both servers.
+func TestProtectedFieldsLikeUpstream(t *testing.T) {
 	dir := t.TempDir()
 	ours, err := cluster.Skiff(filepath.Join(dir, "skiff"))
 	if err != nil {
@@ -99,23 +99,23 @@ func TestGuardedFieldsLikeUpstream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, call := range guardedWorld() {
+		for _, call := range protectedFieldFixtures() {
 			if answer := call.send(t, client, c.URL); answer[0] != '2' {
 				t.Fatalf("%s: %s %s: %s", c.Name, call.method, call.path, answer)
 			}
 		}
-		time.Sleep(2 * time.Second) // upstream's authorizer hears of roles a moment later
-		for _, call := range guardedFields() {
+		time.Sleep(2 * time.Second) // upstream's authorizer reads roles from informers
+		for _, call := range protectedFields() {
 			answers[i] = append(answers[i], call.send(t, client, c.URL))
 		}
 	}
 	allowed := 0
-	for i, call := range guardedFields() {
+	for i, call := range protectedFields() {
 		got, want := answers[0][i], answers[1][i]
 		if want[0] == '2' {
 			allowed++
 		}
-		// Upstream mixes up user and verb where it refuses the binding of a policy that mutates.
+		// Upstream swaps user and verb in the error for the binding of a mutating policy.
 		if want[0] == '2' || strings.Contains(call.path, "mutatingadmissionpolicybindings") {
 			got, want = got[:3], want[:3]
 		}
@@ -125,7 +125,7 @@ func TestGuardedFieldsLikeUpstream(t *testing.T) {
 	}
 	t.Logf("%d writes, %d allowed", len(answers[0]), allowed)
 	if allowed < 10 || allowed > len(answers[0])-10 {
-		t.Error("the writes say too little")
+		t.Error("too few writes are allowed or too few denied")
 	}
 }
 

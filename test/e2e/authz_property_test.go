@@ -25,9 +25,9 @@ const (
 	decisionsPerPolicy = 200
 )
 
-// TestRandomPoliciesLikeUpstream gives both servers the same random roles and bindings and asks both the same 10,000 questions. The
-// vocabulary is small, so that rules and questions meet often; each policy has its own namespaces, users and groups, so that all stand
-// at once and upstream's informers are waited for once.
+// TestRandomPoliciesLikeUpstream gives both servers the same random roles and bindings and compares 10,000 access reviews. There are
+// few verbs and resources, so that rules often match; each policy has its own namespaces, users and groups, so that all exist at the
+// same time and the test waits for upstream's informers only once.
 func TestRandomPoliciesLikeUpstream(t *testing.T) {
 	dir := t.TempDir()
 	ours, err := cluster.Skiff(filepath.Join(dir, "skiff"))
@@ -49,7 +49,7 @@ func TestRandomPoliciesLikeUpstream(t *testing.T) {
 		p := newRandomPolicy(i)
 		policies = append(policies, p)
 		for range decisionsPerPolicy {
-			questions = append(questions, p.question())
+			questions = append(questions, p.randomReview())
 		}
 	}
 	var answers [2][]authorizationv1.SubjectAccessReviewStatus
@@ -61,14 +61,14 @@ func TestRandomPoliciesLikeUpstream(t *testing.T) {
 		k := clientset.NewForConfigOrDie(config)
 		writePolicies(ctx, t, k, policies)
 		waitForPolicies(ctx, t, k)
-		answers[i] = askAll(ctx, t, k, questions)
+		answers[i] = reviewAll(ctx, t, k, questions)
 	}
 	var allowed, dangling int
 	for i := range questions {
 		got, want := answers[0][i], answers[1][i]
 		if want.Allowed {
 			allowed++
-			// Where several bindings allow the same, each server names the one it finds first.
+			// Where several bindings allow a request, each server names the one it finds first.
 			if strings.HasPrefix(got.Reason, "RBAC: allowed by ") && strings.HasPrefix(want.Reason, "RBAC: allowed by ") {
 				got.Reason, want.Reason = "", ""
 			}
@@ -80,13 +80,13 @@ func TestRandomPoliciesLikeUpstream(t *testing.T) {
 			t.Errorf("%s:\n ours   %+v\n theirs %+v", describeReview(&questions[i]), got, want)
 		}
 	}
-	t.Logf("%d decisions, %d allowed, %d refused with bindings to roles that do not exist", len(questions), allowed, dangling)
+	t.Logf("%d decisions, %d allowed, %d denied with bindings to roles that do not exist", len(questions), allowed, dangling)
 	if allowed < len(questions)/5 || allowed > len(questions)*4/5 || dangling < len(questions)/50 {
-		t.Error("the questions are too easy")
+		t.Error("the reviews do not cover enough outcomes")
 	}
 }
 
-// randomPolicy is a set of roles and bindings in two namespaces, with a cast that no other policy knows.
+// randomPolicy is a set of roles and bindings in two namespaces, with subjects that no other policy has.
 type randomPolicy struct {
 	*rand.Rand
 	number     int
@@ -96,37 +96,37 @@ type randomPolicy struct {
 
 func newRandomPolicy(number int) *randomPolicy {
 	p := &randomPolicy{Rand: rand.New(rand.NewPCG(3, uint64(number))), number: number}
-	p.namespaces = [2]string{p.own("left"), p.own("right")}
+	p.namespaces = [2]string{p.uniqueName("left"), p.uniqueName("right")}
 	for i := range 5 {
-		p.objects = append(p.objects, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: p.own(fmt.Sprint("role-", i))}, Rules: p.rules(true)})
+		p.objects = append(p.objects, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: p.uniqueName(fmt.Sprint("role-", i))}, Rules: p.rules(true)})
 	}
 	for _, namespace := range p.namespaces {
 		for i := range 3 {
-			p.objects = append(p.objects, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.own(fmt.Sprint("role-", i))}, Rules: p.rules(false)})
+			p.objects = append(p.objects, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.uniqueName(fmt.Sprint("role-", i))}, Rules: p.rules(false)})
 		}
 		for i := range 6 {
 			p.objects = append(p.objects, &rbacv1.RoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.own(fmt.Sprint("binding-", i))},
-				RoleRef:    p.roleRef(p.one("Role", "ClusterRole"), 4), Subjects: p.subjects(true),
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.uniqueName(fmt.Sprint("binding-", i))},
+				RoleRef:    p.roleRef(p.pickOne("Role", "ClusterRole"), 4), Subjects: p.subjects(true),
 			})
 		}
 	}
 	for i := range 4 {
-		p.objects = append(p.objects, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: p.own(fmt.Sprint("binding-", i))}, RoleRef: p.roleRef("ClusterRole", 6), Subjects: p.subjects(false)})
+		p.objects = append(p.objects, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: p.uniqueName(fmt.Sprint("binding-", i))}, RoleRef: p.roleRef("ClusterRole", 6), Subjects: p.subjects(false)})
 	}
 	return p
 }
 
-// own makes a name that belongs to this policy alone.
-func (p *randomPolicy) own(name string) string { return fmt.Sprintf("p%d-%s", p.number, name) }
+// uniqueName returns a name that no other policy uses.
+func (p *randomPolicy) uniqueName(name string) string { return fmt.Sprintf("p%d-%s", p.number, name) }
 
-func (p *randomPolicy) one(of ...string) string { return of[p.IntN(len(of))] }
+func (p *randomPolicy) pickOne(of ...string) string { return of[p.IntN(len(of))] }
 
-// some draws one to three different words.
-func (p *randomPolicy) some(of ...string) []string {
+// pickSome picks one to three different values.
+func (p *randomPolicy) pickSome(of ...string) []string {
 	drawn := make([]string, 0, 3)
 	for range 1 + p.IntN(3) {
-		if word := p.one(of...); !slices.Contains(drawn, word) {
+		if word := p.pickOne(of...); !slices.Contains(drawn, word) {
 			drawn = append(drawn, word)
 		}
 	}
@@ -137,41 +137,42 @@ func (p *randomPolicy) rules(urls bool) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
 	for range 1 + p.IntN(4) {
 		if urls && p.IntN(4) == 0 {
-			rules = append(rules, rbacv1.PolicyRule{Verbs: p.some("get", "post", "*"), NonResourceURLs: p.some("/metrics", "/debug/*", "/logs*", "/logs", "/", "/debug/pprof", "*")})
+			rules = append(rules, rbacv1.PolicyRule{Verbs: p.pickSome("get", "post", "*"), NonResourceURLs: p.pickSome("/metrics", "/debug/*", "/logs*", "/logs", "/", "/debug/pprof", "*")})
 			continue
 		}
 		rule := rbacv1.PolicyRule{
-			Verbs: p.some("get", "list", "watch", "create", "bind", "*"), APIGroups: p.some("", "", "apps", "example.com", "*"),
-			Resources: p.some("pods", "pods/log", "deployments", "deployments/scale", "widgets", "pods/*", "*/scale", "*/log", "*"),
+			Verbs: p.pickSome("get", "list", "watch", "create", "bind", "*"), APIGroups: p.pickSome("", "", "apps", "example.com", "*"),
+			Resources: p.pickSome("pods", "pods/log", "deployments", "deployments/scale", "widgets", "pods/*", "*/scale", "*/log", "*"),
 		}
 		if p.IntN(4) == 0 {
-			rule.ResourceNames = p.some("one", "two", "")
+			rule.ResourceNames = p.pickSome("one", "two", "")
 		}
 		rules = append(rules, rule)
 	}
 	return rules
 }
 
-// roleRef names a role that may not exist: there are fewer than among is large.
+// roleRef names a role that may not exist: fewer than `among` roles do.
 func (p *randomPolicy) roleRef(kind string, among int) rbacv1.RoleRef {
-	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: p.own(fmt.Sprint("role-", p.IntN(among)))}
+	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: p.uniqueName(fmt.Sprint("role-", p.IntN(among)))}
 }
 
-// The cast: accounts appear as such, as users by their full name, and in the groups all accounts are in.
+// subjects returns random subjects: service accounts appear as such, as users by their full name, and through the groups of all
+// service accounts.
 func (p *randomPolicy) subjects(namespaced bool) []rbacv1.Subject {
 	var subjects []rbacv1.Subject
 	for range 1 + p.IntN(3) {
 		switch p.IntN(6) {
 		case 0, 1:
-			subjects = append(subjects, subject(rbacv1.UserKind, p.own(p.one("ann", "bob"))))
+			subjects = append(subjects, subject(rbacv1.UserKind, p.uniqueName(p.pickOne("ann", "bob"))))
 		case 2:
-			subjects = append(subjects, subject(rbacv1.GroupKind, p.own(p.one("red", "blue"))))
+			subjects = append(subjects, subject(rbacv1.GroupKind, p.uniqueName(p.pickOne("red", "blue"))))
 		case 3:
-			subjects = append(subjects, subject(rbacv1.GroupKind, "system:serviceaccounts:"+p.one(p.namespaces[:]...)))
+			subjects = append(subjects, subject(rbacv1.GroupKind, "system:serviceaccounts:"+p.pickOne(p.namespaces[:]...)))
 		case 4:
-			subjects = append(subjects, subject(rbacv1.UserKind, "system:serviceaccount:"+p.one(p.namespaces[:]...)+":"+p.one("robot", "crane")))
+			subjects = append(subjects, subject(rbacv1.UserKind, "system:serviceaccount:"+p.pickOne(p.namespaces[:]...)+":"+p.pickOne("robot", "crane")))
 		case 5:
-			s := subject(rbacv1.ServiceAccountKind, p.one(p.namespaces[:]...)+"/"+p.one("robot", "crane"))
+			s := subject(rbacv1.ServiceAccountKind, p.pickOne(p.namespaces[:]...)+"/"+p.pickOne("robot", "crane"))
 			if namespaced && p.IntN(3) == 0 {
 				s.Namespace = "" // that of the binding
 			}
@@ -181,25 +182,25 @@ func (p *randomPolicy) subjects(namespaced bool) []rbacv1.Subject {
 	return subjects
 }
 
-func (p *randomPolicy) question() authorizationv1.SubjectAccessReviewSpec {
-	user, groups := p.own(p.one("ann", "ann", "bob", "bob", "cid")), []string{"system:authenticated"}
+func (p *randomPolicy) randomReview() authorizationv1.SubjectAccessReviewSpec {
+	user, groups := p.uniqueName(p.pickOne("ann", "ann", "bob", "bob", "cid")), []string{"system:authenticated"}
 	if p.IntN(3) == 0 {
-		namespace := p.one(p.namespaces[:]...)
-		user, groups = "system:serviceaccount:"+namespace+":"+p.one("robot", "crane"), append(groups, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
+		namespace := p.pickOne(p.namespaces[:]...)
+		user, groups = "system:serviceaccount:"+namespace+":"+p.pickOne("robot", "crane"), append(groups, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
 	}
 	if p.IntN(2) == 0 {
-		groups = append(groups, p.own(p.one("red", "blue")))
+		groups = append(groups, p.uniqueName(p.pickOne("red", "blue")))
 	}
 	if p.IntN(8) == 0 {
-		path := p.one("/metrics", "/metrics/", "/debug", "/debug/", "/debug/pprof", "/logs", "/logs/x", "/logsx", "/", "*")
-		return authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: p.one("get", "post", "put", "*")}}
+		path := p.pickOne("/metrics", "/metrics/", "/debug", "/debug/", "/debug/pprof", "/logs", "/logs/x", "/logsx", "/", "*")
+		return authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: p.pickOne("get", "post", "put", "*")}}
 	}
-	return reviewOf(user, groups, p.one("get", "get", "list", "watch", "create", "bind", "*", "GET"), p.one("", "", "", "apps", "apps", "example.com", "other.io", "*"),
-		p.one("pods", "pods", "pods/log", "pods/exec", "deployments", "deployments/scale", "deployments/log", "widgets", "widgets/scale", "*", "pods/*", "*/log", "pod"),
-		p.one(p.namespaces[0], p.namespaces[0], p.namespaces[1], p.namespaces[1], "default", ""), p.one("", "one", "two", "three"), "")
+	return reviewOf(user, groups, p.pickOne("get", "get", "list", "watch", "create", "bind", "*", "GET"), p.pickOne("", "", "", "apps", "apps", "example.com", "other.io", "*"),
+		p.pickOne("pods", "pods", "pods/log", "pods/exec", "deployments", "deployments/scale", "deployments/log", "widgets", "widgets/scale", "*", "pods/*", "*/log", "pod"),
+		p.pickOne(p.namespaces[0], p.namespaces[0], p.namespaces[1], p.namespaces[1], "default", ""), p.pickOne("", "one", "two", "three"), "")
 }
 
-// sentinel allows one user something by each way there is, after all else is written.
+// sentinel returns the objects that are written last; each way to bind a role allows one user something.
 func sentinel() []any {
 	meta := metav1.ObjectMeta{Name: "sentinel"}
 	local := metav1.ObjectMeta{Name: "sentinel", Namespace: "default"}
@@ -213,7 +214,7 @@ func sentinel() []any {
 	return append(all, wide, narrow)
 }
 
-// waitForPolicies: informers deliver in order, so who knows the last object of each kind knows all.
+// waitForPolicies waits for the sentinel: informers deliver in order, so whoever has the last object of each kind has all.
 func waitForPolicies(ctx context.Context, t *testing.T, k clientset.Interface) {
 	t.Helper()
 	for _, obj := range sentinel() {
@@ -269,12 +270,12 @@ func writePolicyObject(ctx context.Context, k clientset.Interface, obj any) (err
 	case *rbacv1.RoleBinding:
 		_, err = k.RbacV1().RoleBindings(o.Namespace).Create(ctx, o, metav1.CreateOptions{})
 	default:
-		err = fmt.Errorf("a %T is no policy", obj)
+		err = fmt.Errorf("%T is not an RBAC object", obj)
 	}
 	return err
 }
 
-// sortedReasons puts the roles that do not exist, which upstream names in any order, in one.
+// sortedReasons sorts the roles that do not exist: upstream lists them in any order.
 func sortedReasons(reason string) string {
 	start, list, found := strings.Cut(reason, "[")
 	if !found || !strings.HasSuffix(list, "]") {

@@ -38,7 +38,7 @@ func runCert(t *testing.T, c *cluster.Cluster, args ...string) string {
 	return string(out)
 }
 
-// Every certificate a cluster needs is there from its first start, is shown, and is renewed on demand.
+// Every certificate a cluster needs exists after its first start, is listed, and is renewed on demand.
 func TestCertificates(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -85,17 +85,17 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// rotationClient trusts a pool and shows a certificate.
+// rotationClient trusts a CA pool and has a client certificate.
 type rotationClient struct {
 	name   string
 	client *http.Client
 	url    string
 }
 
-func newRotationClient(t *testing.T, c *cluster.Cluster, name string, authority []byte, pair pki.Pair) rotationClient {
+func newRotationClient(t *testing.T, c *cluster.Cluster, name string, caPEM []byte, pair pki.Pair) rotationClient {
 	t.Helper()
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(authority)
+	pool.AppendCertsFromPEM(caPEM)
 	cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func newRotationClient(t *testing.T, c *cluster.Cluster, name string, authority 
 	return rotationClient{name, &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, Timeout: time.Minute}, c.URL}
 }
 
-func (r rotationClient) works() error {
+func (r rotationClient) check() error {
 	res, err := r.client.Get(r.url + "/api/v1/namespaces")
 	if err != nil {
 		return err
@@ -116,9 +116,8 @@ func (r rotationClient) works() error {
 	return nil
 }
 
-// The cluster's authority is replaced under clients that know only the old one, and clients of the new one work beside them, until the
-// old one is forgotten.
-func TestAuthorityRotation(t *testing.T) {
+// The cluster's CA is rotated. Clients of the old CA and clients of the new CA both work until the old CA is dropped.
+func TestCARotation(t *testing.T) {
 	dir := t.TempDir()
 	c, err := cluster.Skiff(dir)
 	if err != nil {
@@ -150,21 +149,21 @@ func TestAuthorityRotation(t *testing.T) {
 	if out := runCert(t, c, "rotate-ca", "ca"); !strings.Contains(out, "restart the server") {
 		t.Errorf("rotate-ca says %q", out)
 	}
-	if err := old.works(); err != nil {
+	if err := old.check(); err != nil {
 		t.Errorf("before the restart the old client: %v", err)
 	}
 	restart()
 	fresh := connect("new")
 	for _, r := range []rotationClient{old, fresh} {
-		if err := r.works(); err != nil {
-			t.Errorf("with both authorities, the %s client: %v", r.name, err)
+		if err := r.check(); err != nil {
+			t.Errorf("with both CAs, the %s client: %v", r.name, err)
 		}
 	}
 	shown := runCert(t, c)
 	if strings.Count(shown, "old, still trusted") != 2 || !strings.Contains(shown, "CN=skiff-ca@") {
 		t.Errorf("skiff cert shows\n%s", shown)
 	}
-	// The new administrator's kubeconfig works, and what accounts were given does.
+	// The new administrator's kubeconfig works, and so do tokens issued to service accounts before.
 	config, err := c.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -179,15 +178,15 @@ func TestAuthorityRotation(t *testing.T) {
 
 	runCert(t, c, "forget-ca", "ca")
 	restart()
-	if err := fresh.works(); err != nil {
-		t.Errorf("after the old authority is forgotten, the new client: %v", err)
+	if err := fresh.check(); err != nil {
+		t.Errorf("after the old CA is dropped, the new client: %v", err)
 	}
-	if err := old.works(); err == nil {
-		t.Error("after the old authority is forgotten, its clients still work")
+	if err := old.check(); err == nil {
+		t.Error("after the old CA is dropped, its clients still work")
 	}
 }
 
-// Other programs reach the embedded etcd only with a certificate of etcd's own authority.
+// Other programs reach the embedded etcd only with a certificate of etcd's own CA.
 func TestEtcdCertificates(t *testing.T) {
 	port, err := cluster.FreePort()
 	if err != nil {

@@ -27,38 +27,38 @@ import (
 	"skiff/test/cluster"
 )
 
-// control is one check of the CIS Kubernetes Benchmark: the way skiff meets it, and a look at running servers. The benchmark asks for
-// flags; where skiff has no such flag because it knows only the safe way, the behaviour is looked at instead.
+// control is one check of the CIS Kubernetes Benchmark: how skiff meets it, and a check of running servers. The benchmark asks for
+// flags; where skiff has no such flag because it only has the safe behaviour, the behaviour is checked instead.
 type control struct {
 	id, title, how string
 	check          func(*testing.T, *benchmark)
 }
 
-// controls are the automated checks for the control plane's files, the API server and etcd, and those of the manual ones that a
-// test can decide; the kubelet's are in cis_kubelet_test.go.
+// controls are the automated checks for the control plane's files, the API server and etcd, and those of the manual ones that can be
+// tested; the kubelet's are in cis_kubelet_test.go.
 var controls = []control{
-	{"1.1.1-1.1.8", "pod specification files of the control plane are the administrator's alone", "there are none: the parts are one program, configured by flags", noManifests},
-	{"1.1.11", "the etcd data directory is 700 or stricter", "default", func(t *testing.T, b *benchmark) { modes(t, b.data("etcd"), 0o700, 0o600) }},
-	{"1.1.12", "the etcd data directory belongs to who runs etcd", "default: etcd is skiff", func(t *testing.T, b *benchmark) { owned(t, b.data("etcd")) }},
-	{"1.1.13", "the administrator's kubeconfig is 600 or stricter", "default", func(t *testing.T, b *benchmark) { modes(t, b.data("admin.kubeconfig"), 0o700, 0o600) }},
-	{"1.1.14", "the administrator's kubeconfig belongs to root", "default: to who runs skiff", func(t *testing.T, b *benchmark) { owned(t, b.data("admin.kubeconfig")) }},
+	{"1.1.1-1.1.8", "pod specification files of the control plane are the administrator's alone", "there are none: the components are one program, configured by flags", noManifests},
+	{"1.1.11", "the etcd data directory is 700 or stricter", "default", func(t *testing.T, b *benchmark) { checkModes(t, b.data("etcd"), 0o700, 0o600) }},
+	{"1.1.12", "the etcd data directory belongs to who runs etcd", "default: etcd is skiff", func(t *testing.T, b *benchmark) { ownedByRoot(t, b.data("etcd")) }},
+	{"1.1.13", "the administrator's kubeconfig is 600 or stricter", "default", func(t *testing.T, b *benchmark) { checkModes(t, b.data("admin.kubeconfig"), 0o700, 0o600) }},
+	{"1.1.14", "the administrator's kubeconfig belongs to root", "default: to who runs skiff", func(t *testing.T, b *benchmark) { ownedByRoot(t, b.data("admin.kubeconfig")) }},
 	{"1.1.15-1.1.18", "kubeconfigs of scheduler and controller manager are the administrator's alone", "inside the server they have none", noKubeconfigs},
-	{"1.1.19", "the PKI directory and its files belong to root", "default: to who runs skiff", func(t *testing.T, b *benchmark) { owned(t, b.data("pki")) }},
-	{"1.1.20", "PKI certificate files are 644 or stricter", "default", func(t *testing.T, b *benchmark) { modes(t, b.data("pki"), 0o700, 0o644) }},
+	{"1.1.19", "the PKI directory and its files belong to root", "default: to who runs skiff", func(t *testing.T, b *benchmark) { ownedByRoot(t, b.data("pki")) }},
+	{"1.1.20", "PKI certificate files are 644 or stricter", "default", func(t *testing.T, b *benchmark) { checkModes(t, b.data("pki"), 0o700, 0o644) }},
 	{"1.1.21", "PKI key files are 600", "default", keyModes},
 
 	{"1.2.1", "anonymous requests are refused", "--anonymous-auth=false; by default they reach health and version only", anonymous},
 	{"1.2.2", "there is no static token file", "default: no --token-auth-file", noStaticTokens},
 	{"1.2.3", "DenyServiceExternalIPs is on", "default", externalIPs},
 	{"1.2.4", "the server shows kubelets a client certificate", "default: apiserver-kubelet-client, renewed by itself", kubeletClientCertificate},
-	{"1.2.5", "the server verifies kubelets' certificates", "default: by the cluster's authority", kubeletIsVerified},
+	{"1.2.5", "the server verifies kubelets' certificates", "default: by the cluster's CA", kubeletIsVerified},
 	{"1.2.6", "the authorization mode is not AlwaysAllow", "default", func(t *testing.T, b *benchmark) {
 		b.plain.user(t, "nobody").refused(t, 403, "GET", "/api/v1/secrets", "")
 	}},
 	{"1.2.7", "the authorization modes include Node", "default: Node,RBAC", nodeAuthorizer},
 	{"1.2.8", "the authorization modes include RBAC", "default: Node,RBAC", rbacAuthorizer},
 	{"1.2.9", "EventRateLimit is on", "--enable-admission-plugins=EventRateLimit", eventRates},
-	{"1.2.10", "AlwaysAdmit is not on", "there is no such rule", func(t *testing.T, b *benchmark) {
+	{"1.2.10", "AlwaysAdmit is not on", "there is no such plugin", func(t *testing.T, b *benchmark) {
 		b.plain.admin.refused(t, 403, "POST", "/api/v1/namespaces/team/pods", `{"metadata":{"name":"x"},"spec":{"serviceAccountName":"none","containers":[{"name":"c","image":"i"}]}}`)
 	}},
 	{"1.2.11", "AlwaysPullImages is on", "--enable-admission-plugins=AlwaysPullImages", alwaysPull},
@@ -80,45 +80,45 @@ var controls = []control{
 	{"1.2.21", "service accounts are looked up", "always: a token ends with its account", accountLookup},
 	{"1.2.22", "service-account tokens are verified by a key of their own", "default: pki/service-account.key", accountKey},
 	{"1.2.23", "the server has a client certificate for etcd", "etcd is inside the process; outside: --etcd-certfile", func(t *testing.T, b *benchmark) {
-		listening(t, b.plain.cluster, b.plain.port(t))
+		checkListeners(t, b.plain.cluster, b.plain.port(t))
 	}},
 	{"1.2.24", "the server has a certificate", "default: pki/apiserver.crt, renewed by itself", servingCertificate},
-	{"1.2.25", "client certificates are verified", "default: by pki/ca.crt", strangersCertificate},
+	{"1.2.25", "client certificates are verified", "default: by pki/ca.crt", untrustedClientCertificate},
 	{"1.2.26", "etcd is verified", "etcd is inside the process; outside: --etcd-cafile", func(t *testing.T, b *benchmark) {
-		listening(t, b.plain.cluster, b.plain.port(t))
+		checkListeners(t, b.plain.cluster, b.plain.port(t))
 	}},
-	{"1.2.27", "there is an encryption configuration", "--encryption-provider-config", sealed},
-	{"1.2.28", "its provider is aescbc, kms or secretbox", "as configured", sealed},
+	{"1.2.27", "there is an encryption configuration", "--encryption-provider-config", secretsAreEncrypted},
+	{"1.2.28", "its provider is aescbc, kms or secretbox", "as configured", secretsAreEncrypted},
 	{"1.2.29", "only strong ciphers are used", "always: Go's, from TLS 1.2 on", func(t *testing.T, b *benchmark) { strongTLS(t, b.plain.cluster.URL, &tls.Config{}) }},
-	{"1.2.30", "tokens of pods are not extended", "--service-account-extend-token-expiration=false", tokensEnd},
+	{"1.2.30", "tokens of pods are not extended", "--service-account-extend-token-expiration=false", tokensExpire},
 
-	{"1.3.2", "the controllers' profiling is off", "default", func(t *testing.T, b *benchmark) { b.parts.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
+	{"1.3.2", "the controllers' profiling is off", "default", func(t *testing.T, b *benchmark) { b.components.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
 	{"1.3.7", "the controllers listen on loopback only", "inside the server they listen nowhere", func(t *testing.T, b *benchmark) {
-		listening(t, b.parts.cluster, b.parts.port(t))
+		checkListeners(t, b.components.cluster, b.components.port(t))
 	}},
-	{"1.4.1", "the scheduler's profiling is off", "default", func(t *testing.T, b *benchmark) { b.parts.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
+	{"1.4.1", "the scheduler's profiling is off", "default", func(t *testing.T, b *benchmark) { b.components.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
 	{"1.4.2", "the scheduler listens on loopback only", "inside the server it listens nowhere", func(t *testing.T, b *benchmark) {
-		listening(t, b.parts.cluster, b.parts.port(t))
+		checkListeners(t, b.components.cluster, b.components.port(t))
 	}},
 
 	{"2.1", "etcd has a certificate", "pki/etcd-server.crt at --etcd-listen-client-url; by default nothing listens", func(t *testing.T, b *benchmark) {
-		if err := b.askEtcd(t, "etcd-client", "/registry/namespaces/default"); err != nil {
+		if err := b.readFromEtcd(t, "etcd-client", "/registry/namespaces/default"); err != nil {
 			t.Error(err)
 		}
 		strongTLS(t, "https://"+b.etcd, b.etcdTLS(t, "etcd-client"))
 	}},
 	{"2.2", "etcd wants client certificates", "always", func(t *testing.T, b *benchmark) {
-		if b.askEtcd(t, "", "/registry/namespaces/default") == nil {
-			t.Error("etcd answers without a certificate")
+		if b.readFromEtcd(t, "", "/registry/namespaces/default") == nil {
+			t.Error("etcd responds without a client certificate")
 		}
 	}},
 	{"2.3", "etcd's certificate is not signed by itself", "always: by etcd-ca", etcdCertificate},
 	{"2.4", "etcd has certificates for its peers", "it has no peers and listens for none", noPeers},
 	{"2.5", "etcd wants its peers' certificates", "it has no peers and listens for none", noPeers},
 	{"2.6", "etcd's peer certificates are not signed by themselves", "it has no peers and listens for none", noPeers},
-	{"2.7", "etcd has an authority of its own", "default: pki/etcd-ca.crt", func(t *testing.T, b *benchmark) {
-		if b.askEtcd(t, "admin", "/registry/namespaces/default") == nil {
-			t.Error("etcd believes the cluster's authority")
+	{"2.7", "etcd has its own CA", "default: pki/etcd-ca.crt", func(t *testing.T, b *benchmark) {
+		if b.readFromEtcd(t, "admin", "/registry/namespaces/default") == nil {
+			t.Error("etcd accepts a certificate of the cluster's CA")
 		}
 	}},
 	{"3.2.1", "there is an audit policy", "--audit-policy-file", flagSet("--audit-policy-file=")},
@@ -130,18 +130,18 @@ func TestCISBenchmark(t *testing.T) {
 	for _, c := range controls {
 		t.Run(c.id+" "+c.title, func(t *testing.T) {
 			if c.how == "" || c.check == nil {
-				t.Fatal("nobody says how it is met")
+				t.Fatal("the control does not say how it is met")
 			}
 			c.check(t, b)
 		})
 	}
 }
 
-// benchmark are three servers: one without any flag that matters here, one as the benchmark wants it, and one with all parts.
+// benchmark has three servers: one with default flags, one configured as the benchmark recommends, and one with all components.
 type benchmark struct {
-	plain, strict, parts *target
-	etcd                 string // where the strict one's etcd listens
-	log                  string
+	plain, strict, components *target
+	etcd                      string // address of the strict server's etcd
+	log                       string
 }
 
 func newBenchmark(t *testing.T) *benchmark {
@@ -174,14 +174,14 @@ func newBenchmark(t *testing.T) *benchmark {
 		"--enable-admission-plugins=AlwaysPullImages,EventRateLimit",
 		"--admission-control-config-file="+write("admission.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: EventRateLimit, configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration, limits: [{type: User, qps: 1, burst: 2}]}}]\n"))
 	b.plain, b.strict = newTarget(t, start("plain")), newTarget(t, strict)
-	// The controllers make what the world of an attack would: only its clients are needed here.
-	parts := start("parts", "--without=")
-	ca, err := pki.ReadCA(filepath.Join(parts.Dir, "data/pki/ca.crt"), filepath.Join(parts.Dir, "data/pki/ca.key"))
+	// The controllers create the service accounts that newTarget would: only its clients are needed here.
+	components := start("components", "--without=")
+	ca, err := pki.ReadCA(filepath.Join(components.Dir, "data/pki/ca.crt"), filepath.Join(components.Dir, "data/pki/ca.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.parts = &target{cluster: parts, pki: pki.Dir(filepath.Join(parts.Dir, "data/pki")), ca: ca}
-	b.parts.admin = b.parts.user(t, "root", "system:masters")
+	b.components = &target{cluster: components, pki: pki.Dir(filepath.Join(components.Dir, "data/pki")), ca: ca}
+	b.components.admin = b.components.user(t, "root", "system:masters")
 	return b
 }
 
@@ -213,8 +213,8 @@ func walk(t *testing.T, path string, visit func(path string, info fs.FileInfo)) 
 	}
 }
 
-// modes checks that directories and files allow no more than they may.
-func modes(t *testing.T, path string, directory, file fs.FileMode) {
+// checkModes checks that directories and files have no more permission bits than given.
+func checkModes(t *testing.T, path string, directory, file fs.FileMode) {
 	t.Helper()
 	walk(t, path, func(path string, info fs.FileInfo) {
 		most := file
@@ -227,7 +227,7 @@ func modes(t *testing.T, path string, directory, file fs.FileMode) {
 	})
 }
 
-func owned(t *testing.T, path string) {
+func ownedByRoot(t *testing.T, path string) {
 	t.Helper()
 	walk(t, path, func(path string, info fs.FileInfo) {
 		if stat := info.Sys().(*syscall.Stat_t); int(stat.Uid) != os.Getuid() || int(stat.Gid) != os.Getgid() {
@@ -246,21 +246,21 @@ func keyModes(t *testing.T, b *benchmark) {
 		}
 	})
 	if keys < 8 {
-		t.Errorf("only %d keys were looked at", keys)
+		t.Errorf("only %d keys were checked", keys)
 	}
 }
 
 func noManifests(t *testing.T, b *benchmark) {
-	walk(t, filepath.Join(b.parts.cluster.Dir, "data"), func(path string, _ fs.FileInfo) {
+	walk(t, filepath.Join(b.components.cluster.Dir, "data"), func(path string, _ fs.FileInfo) {
 		if slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)) {
 			t.Errorf("%s is there", path)
 		}
 	})
-	modes(t, b.data(""), 0o700, 0o644)
+	checkModes(t, b.data(""), 0o700, 0o644)
 }
 
 func noKubeconfigs(t *testing.T, b *benchmark) {
-	walk(t, filepath.Join(b.parts.cluster.Dir, "data"), func(path string, _ fs.FileInfo) {
+	walk(t, filepath.Join(b.components.cluster.Dir, "data"), func(path string, _ fs.FileInfo) {
 		if filepath.Ext(path) == ".kubeconfig" && filepath.Base(path) != "admin.kubeconfig" {
 			t.Errorf("%s is there", path)
 		}
@@ -269,23 +269,23 @@ func noKubeconfigs(t *testing.T, b *benchmark) {
 
 func anonymous(t *testing.T, b *benchmark) {
 	for _, path := range []string{"/healthz", "/version", "/api", "/api/v1/secrets"} {
-		b.strict.stranger().refused(t, 401, "GET", path, "")
+		b.strict.anonymous().refused(t, 401, "GET", path, "")
 	}
-	b.plain.stranger().must(t, "GET", "/healthz", "")
-	b.plain.stranger().must(t, "GET", "/version", "")
+	b.plain.anonymous().must(t, "GET", "/healthz", "")
+	b.plain.anonymous().must(t, "GET", "/version", "")
 	for _, path := range []string{"/api", "/apis", "/api/v1/namespaces", "/metrics", "/openapi/v3", "/logs", "/debug/pprof/"} {
-		b.plain.stranger().refused(t, 403, "GET", path, "")
+		b.plain.anonymous().refused(t, 403, "GET", path, "")
 	}
 }
 
 func noStaticTokens(t *testing.T, b *benchmark) {
-	b.plain.stranger().with("Authorization", "Bearer token").refused(t, 401, "GET", "/version", "")
+	b.plain.anonymous().with("Authorization", "Bearer token").refused(t, 401, "GET", "/version", "")
 	if hasFlag(t, b.plain.cluster, "--token-auth-file") || hasFlag(t, b.strict.cluster, "--token-auth-file") {
 		t.Error("there is a token file")
 	}
 }
 
-// hasFlag looks at the command line of the running process.
+// hasFlag reports whether the running process has a flag on its command line.
 func hasFlag(t *testing.T, c *cluster.Cluster, flag string) bool {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.Server[0].PID()))
@@ -307,10 +307,10 @@ func externalIPs(t *testing.T, b *benchmark) {
 	b.plain.admin.refused(t, 403, "POST", "/api/v1/namespaces/team/services", `{"metadata":{"name":"s"},"spec":{"ports":[{"port":80}],"externalIPs":["192.0.2.9"]}}`)
 }
 
-// fakeKubelet serves with a certificate of the authority and tells who asked. Its node has a pod.
-func fakeKubelet(t *testing.T, b *benchmark, node string, authority *pki.CA) (asked func() []string) {
+// fakeKubelet serves with a certificate of the CA; clientNames returns the common names of its clients. Its node has a pod.
+func fakeKubelet(t *testing.T, b *benchmark, node string, ca *pki.CA) (clientNames func() []string) {
 	t.Helper()
-	pair, err := authority.Issue(pki.NodeServing(node, nil, []net.IP{net.IPv4(127, 0, 0, 1)}), time.Now())
+	pair, err := ca.Issue(pki.NodeServing(node, nil, []net.IP{net.IPv4(127, 0, 0, 1)}), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,21 +334,21 @@ func fakeKubelet(t *testing.T, b *benchmark, node string, authority *pki.CA) (as
 }
 
 func kubeletClientCertificate(t *testing.T, b *benchmark) {
-	asked := fakeKubelet(t, b, "known", b.plain.ca)
+	clientNames := fakeKubelet(t, b, "known", b.plain.ca)
 	b.plain.admin.must(t, "GET", "/api/v1/namespaces/team/pods/known/log", "")
-	if names := asked(); len(names) == 0 || names[0] != "kube-apiserver-kubelet-client" {
-		t.Errorf("the kubelet was shown %q", names)
+	if names := clientNames(); len(names) == 0 || names[0] != "kube-apiserver-kubelet-client" {
+		t.Errorf("the kubelet received the client certificates %q", names)
 	}
 }
 
 func kubeletIsVerified(t *testing.T, b *benchmark) {
-	strangers, err := pki.NewCA("skiff-ca", time.Now())
+	untrustedCA, err := pki.NewCA("skiff-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := fakeKubelet(t, b, "unknown", strangers)
-	if code, text := b.plain.admin.do(t, "GET", "/api/v1/namespaces/team/pods/unknown/log", ""); code < 500 || len(asked()) > 0 {
-		t.Errorf("a kubelet that nobody knows was asked: %d %s", code, text)
+	clientNames := fakeKubelet(t, b, "unknown", untrustedCA)
+	if code, text := b.plain.admin.do(t, "GET", "/api/v1/namespaces/team/pods/unknown/log", ""); code < 500 || len(clientNames()) > 0 {
+		t.Errorf("a kubelet with an untrusted certificate received a request: %d %s", code, text)
 	}
 }
 
@@ -407,10 +407,10 @@ func auditLog(t *testing.T, b *benchmark) {
 		}
 		return strings.Contains(string(data), `"resource":"secrets"`) && strings.Contains(string(data), `"verb":"create"`), err
 	})
-	modes(t, b.log, 0, 0o600)
+	checkModes(t, b.log, 0, 0o600)
 }
 
-// requestTimeout lets a body never arrive.
+// requestTimeout sends a request whose body never arrives.
 func requestTimeout(t *testing.T, b *benchmark) {
 	conn, err := tls.Dial("tcp", strings.TrimPrefix(b.plain.cluster.URL, "https://"), &tls.Config{RootCAs: b.plain.ca.Pool(), GetClientCertificate: b.plain.member.tls.GetClientCertificate})
 	if err != nil {
@@ -427,7 +427,7 @@ func requestTimeout(t *testing.T, b *benchmark) {
 	b.plain.admin.refused(t, 400, "GET", "/api/v1/namespaces?timeout=ever", "")
 }
 
-// token asks for a token of an account in namespace team.
+// token requests a token of a service account in namespace team.
 func (a *target) token(t *testing.T, account, spec string) string {
 	t.Helper()
 	var answer authenticationv1.TokenRequest
@@ -437,13 +437,13 @@ func (a *target) token(t *testing.T, account, spec string) string {
 
 func accountLookup(t *testing.T, b *benchmark) {
 	b.plain.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts", `{"metadata":{"name":"gone"}}`)
-	c := b.plain.stranger().with("Authorization", "Bearer "+b.plain.token(t, "gone", ""))
+	c := b.plain.anonymous().with("Authorization", "Bearer "+b.plain.token(t, "gone", ""))
 	if who := whoami(t, c); who != "system:serviceaccount:team:gone" {
-		t.Errorf("taken for %q", who)
+		t.Errorf("authenticated as %q", who)
 	}
 	b.plain.admin.must(t, "DELETE", "/api/v1/namespaces/team/serviceaccounts/gone", "")
 	if who := whoami(t, c); who != "" {
-		t.Errorf("after its end taken for %q", who)
+		t.Errorf("after its deletion authenticated as %q", who)
 	}
 }
 
@@ -469,24 +469,24 @@ func accountKey(t *testing.T, b *benchmark) {
 }
 
 func servingCertificate(t *testing.T, b *benchmark) {
-	b.plain.stranger().must(t, "GET", "/livez", "")
-	strangers := b.plain.client(&tls.Config{RootCAs: x509.NewCertPool()})
-	strangers.refused(t, 0, "GET", "/livez", "")
+	b.plain.anonymous().must(t, "GET", "/livez", "")
+	withoutCA := b.plain.client(&tls.Config{RootCAs: x509.NewCertPool()})
+	withoutCA.refused(t, 0, "GET", "/livez", "")
 	plain := b.plain.client(nil)
 	plain.url = strings.Replace(plain.url, "https", "http", 1)
 	plain.refused(t, 0, "GET", "/livez", "")
 }
 
-func strangersCertificate(t *testing.T, b *benchmark) {
-	strangers, err := pki.NewCA("skiff-ca", time.Now())
+func untrustedClientCertificate(t *testing.T, b *benchmark) {
+	untrustedCA, err := pki.NewCA("skiff-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.plain.caller(t, strangers, pki.User("root", "system:masters")).refused(t, 401, "GET", "/version", "")
+	b.plain.caller(t, untrustedCA, pki.User("root", "system:masters")).refused(t, 401, "GET", "/version", "")
 }
 
-// sealed reads what is in the store.
-func sealed(t *testing.T, b *benchmark) {
+// secretsAreEncrypted reads the stored value of a secret.
+func secretsAreEncrypted(t *testing.T, b *benchmark) {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + b.etcd}, TLS: b.etcdTLS(t, "etcd-client")})
 	if err != nil {
 		t.Fatal(err)
@@ -498,19 +498,19 @@ func sealed(t *testing.T, b *benchmark) {
 	}
 }
 
-func tokensEnd(t *testing.T, b *benchmark) {
+func tokensExpire(t *testing.T, b *benchmark) {
 	var pod struct{ Metadata struct{ UID string } }
 	decode(t, []byte(b.strict.admin.must(t, "POST", "/api/v1/namespaces/team/pods", `{"metadata":{"name":"token"},"spec":{"containers":[{"name":"c","image":"i"}]}}`)), &pod)
 	token := b.strict.token(t, "default", `"expirationSeconds":3607,"boundObjectRef":{"apiVersion":"v1","kind":"Pod","name":"token","uid":"`+pod.Metadata.UID+`"}`)
 	data := must[[]byte](t)(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))
 	var claims struct{ Exp, Iat int64 }
 	if err := json.Unmarshal(data, &claims); err != nil || claims.Exp-claims.Iat != 3607 {
-		t.Errorf("the token lives %d seconds, %v", claims.Exp-claims.Iat, err)
+		t.Errorf("the token is valid for %d seconds, %v", claims.Exp-claims.Iat, err)
 	}
 }
 
-// listening checks on which ports the server's process listens.
-func listening(t *testing.T, c *cluster.Cluster, want ...string) {
+// checkListeners checks on which ports the server's process listens.
+func checkListeners(t *testing.T, c *cluster.Cluster, want ...string) {
 	t.Helper()
 	pid := c.Server[0].PID()
 	inodes := map[string]bool{}
@@ -549,8 +549,8 @@ func listening(t *testing.T, c *cluster.Cluster, want ...string) {
 	}
 }
 
-// askEtcd reads a key with a certificate of the directory, or without.
-func (b *benchmark) askEtcd(t *testing.T, cert, key string) error {
+// readFromEtcd reads a key with a certificate of the PKI directory, or without.
+func (b *benchmark) readFromEtcd(t *testing.T, cert, key string) error {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + b.etcd}, TLS: b.etcdTLS(t, cert)})
 	if err != nil {
@@ -565,7 +565,7 @@ func (b *benchmark) askEtcd(t *testing.T, cert, key string) error {
 
 func noPeers(t *testing.T, b *benchmark) {
 	_, etcd, _ := net.SplitHostPort(b.etcd)
-	listening(t, b.strict.cluster, b.strict.port(t), etcd)
+	checkListeners(t, b.strict.cluster, b.strict.port(t), etcd)
 }
 
 func etcdCertificate(t *testing.T, b *benchmark) {
@@ -579,7 +579,7 @@ func etcdCertificate(t *testing.T, b *benchmark) {
 	}
 }
 
-// etcdTLS trusts etcd's authority and shows a certificate of the directory, or none.
+// etcdTLS trusts etcd's CA and has a client certificate of the PKI directory, or none.
 func (b *benchmark) etcdTLS(t *testing.T, cert string) *tls.Config {
 	t.Helper()
 	directory := string(b.strict.pki)
@@ -599,7 +599,7 @@ func (b *benchmark) etcdTLS(t *testing.T, cert string) *tls.Config {
 	return config
 }
 
-// strongSuites are those the benchmark allows.
+// strongSuites are the cipher suites the benchmark allows.
 var strongSuites = []uint16{
 	tls.TLS_AES_128_GCM_SHA256, tls.TLS_AES_256_GCM_SHA384, tls.TLS_CHACHA20_POLY1305_SHA256,
 	tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA, tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
@@ -607,13 +607,13 @@ var strongSuites = []uint16{
 	tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
-// strongTLS shakes hands with every version and every suite there is, otherwise as the client says.
+// strongTLS does a handshake with every TLS version and every cipher suite, otherwise with the client's configuration.
 func strongTLS(t *testing.T, address string, client *tls.Config) {
 	t.Helper()
 	shake := func(least, most uint16, suites ...uint16) error {
 		config := client.Clone()
 		config.MinVersion, config.MaxVersion, config.CipherSuites = least, most, suites
-		config.InsecureSkipVerify = true // only what is spoken matters
+		config.InsecureSkipVerify = true // only the negotiated version and suite matter
 		conn, err := tls.Dial("tcp", strings.TrimPrefix(address, "https://"), config)
 		if err == nil {
 			conn.Close()

@@ -22,8 +22,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestControllersActAsTheirAccounts plays a small story with skiff's controllers as a process of their own, once as its administrator, as
-// is the default, and once with --use-service-account-credentials, and reads in the audit log who did what and who was refused.
+// TestControllersActAsTheirAccounts runs skiff's controllers as a separate process, once as administrator, which is the default, and
+// once with --use-service-account-credentials, and reads from the audit log which user sent which requests and which were denied.
 func TestControllersActAsTheirAccounts(t *testing.T) {
 	const account, administrator = "system:serviceaccount:kube-system:", "admin"
 	for _, test := range []struct {
@@ -61,16 +61,16 @@ func TestControllersActAsTheirAccounts(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			playAccounts(ctx, t, clientset.NewForConfigOrDie(config))
+			exerciseControllers(ctx, t, clientset.NewForConfigOrDie(config))
 
-			did, refused := whoDidWhat(t, log)
+			did, refused := auditedUsers(t, log)
 			if len(refused) > 0 {
 				t.Errorf("refused: %q", refused)
 			}
 			for what, want := range test.who {
 				var others []string
 				for _, who := range did[what] {
-					if who != administrator || want == administrator { // the story itself is told by the administrator
+					if who != administrator || want == administrator { // the test itself sends requests as administrator
 						others = append(others, who)
 					}
 				}
@@ -82,8 +82,8 @@ func TestControllersActAsTheirAccounts(t *testing.T) {
 	}
 }
 
-// playAccounts lets many controllers do something.
-func playAccounts(ctx context.Context, t *testing.T, k clientset.Interface) {
+// exerciseControllers gives many controllers work.
+func exerciseControllers(ctx context.Context, t *testing.T, k clientset.Interface) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -95,7 +95,7 @@ func playAccounts(ctx context.Context, t *testing.T, k clientset.Interface) {
 		t.Helper()
 		for ; !holds(); time.Sleep(50 * time.Millisecond) {
 			if ctx.Err() != nil {
-				t.Fatalf("in vain waited until %s", what)
+				t.Fatalf("timed out waiting until %s", what)
 			}
 		}
 	}
@@ -138,8 +138,8 @@ func playAccounts(ctx context.Context, t *testing.T, k clientset.Interface) {
 	})
 }
 
-// whoDidWhat reads an audit log: the users of each verb and resource, in order, and what was refused to whom.
-func whoDidWhat(t *testing.T, log string) (did map[string][]string, refused []string) {
+// auditedUsers reads an audit log: the users of each verb and resource, in order, and the denied requests.
+func auditedUsers(t *testing.T, log string) (did map[string][]string, refused []string) {
 	t.Helper()
 	data, err := os.ReadFile(log)
 	if err != nil {
@@ -151,7 +151,7 @@ func whoDidWhat(t *testing.T, log string) (did map[string][]string, refused []st
 	for lines.Scan() {
 		var event auditv1.Event
 		if err := json.Unmarshal(lines.Bytes(), &event); err != nil || event.ObjectRef == nil {
-			continue // the last line may be under way
+			continue // the last line may be incomplete
 		}
 		what := event.Verb + " " + event.ObjectRef.Resource
 		if event.ObjectRef.Subresource != "" {

@@ -22,21 +22,22 @@ func TestServersShareControllers(t *testing.T) {
 		if _, err := clients[1].CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(ctx, t, "somebody makes the account of "+namespace, func(ctx context.Context) (bool, error) {
+		eventually(ctx, t, "a controller creates the service account of "+namespace, func(ctx context.Context) (bool, error) {
 			_, err := clients[1].CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
 			return err == nil, ignoreNotFound(err)
 		})
 	}
-	eventually(ctx, t, "somebody leads", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
+	eventually(ctx, t, "a leader is elected", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
 	first := holder(ctx)
 	account("one")
-	// The first server was there before the second: it leads.
+	// The first server started before the second: it is the leader.
 	servers[0].Server[0].Kill()
-	eventually(ctx, t, "the other leads", func(ctx context.Context) (bool, error) { return holder(ctx) != first && holder(ctx) != "", nil })
+	eventually(ctx, t, "the other server is elected", func(ctx context.Context) (bool, error) { return holder(ctx) != first && holder(ctx) != "", nil })
 	account("two")
 }
 
-// twoServers starts two servers on one etcd, both without a part. holder asks the second who holds a lease of the system.
+// twoServers starts two servers on one etcd, both without one component. holder returns the holder of a lease in kube-system, read
+// from the second.
 func twoServers(t *testing.T, without, lease string) (servers []*cluster.Cluster, clients []clientset.Interface, holder func(context.Context) string) {
 	t.Helper()
 	etcd, url, err := cluster.Etcd(t.TempDir())

@@ -19,8 +19,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestControllerManagerServes asks a controller manager that runs alone for its health, which is open, and its metrics, which are for
-// those the API server allows them.
+// TestControllerManagerServes reads the health endpoints of a standalone controller manager, which need no credentials, and its
+// metrics, which need the API server's authorization.
 func TestControllerManagerServes(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -44,7 +44,7 @@ func TestControllerManagerServes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	insecure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // it signs its own certificate
-	ask := func(path, token string) (int, string) {
+	get := func(path, token string) (int, string) {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d%s", port, path), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -65,15 +65,15 @@ func TestControllerManagerServes(t *testing.T) {
 	}
 	eventually(ctx, t, "the controller manager is ready", func(context.Context) (bool, error) {
 		if manager.Exited() {
-			return false, fmt.Errorf("it ended:\n%s", manager.Log(20))
+			return false, fmt.Errorf("the controller manager exited:\n%s", manager.Log(20))
 		}
-		code, _ := ask("/readyz", "")
+		code, _ := get("/readyz", "")
 		return code == 200, nil
 	})
 	for path, want := range map[string]string{
 		"/healthz": "ok", "/livez": "ok", "/healthz?verbose": "[+]ping ok\n[+]leaderElection ok\nhealthz check passed\n", "/readyz?verbose": "[+]informer-sync ok",
 	} {
-		if code, body := ask(path, ""); code != 200 || !strings.Contains(body, want) {
+		if code, body := get(path, ""); code != 200 || !strings.Contains(body, want) {
 			t.Errorf("%s: %d %q, want %q", path, code, body, want)
 		}
 	}
@@ -88,7 +88,7 @@ func TestControllerManagerServes(t *testing.T) {
 		}
 		return request.Status.Token
 	}
-	prometheus, stranger := tokenOf("prometheus"), tokenOf("stranger")
+	prometheus, unauthorized := tokenOf("prometheus"), tokenOf("unauthorized")
 	if _, err := k.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "prometheus"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:monitoring"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "prometheus"}}}, metav1.CreateOptions{}); err != nil {
@@ -98,21 +98,21 @@ func TestControllerManagerServes(t *testing.T) {
 		token, path string
 		code        int
 	}{
-		{"", "/metrics", 403}, {"nonsense", "/metrics", 401}, {stranger, "/metrics", 403}, {prometheus, "/metrics", 200}, {prometheus, "/debug/pprof/", 403},
+		{"", "/metrics", 403}, {"nonsense", "/metrics", 401}, {unauthorized, "/metrics", 403}, {prometheus, "/metrics", 200}, {prometheus, "/debug/pprof/", 403},
 	} {
-		if code, body := ask(test.path, test.token); code != test.code {
+		if code, body := get(test.path, test.token); code != test.code {
 			t.Errorf("%s: %d %s, want %d", test.path, code, body, test.code)
 		}
 	}
 
-	// Every node gets its part of the pod addresses, none of those that Services have.
+	// Every node gets a pod CIDR, none of which overlaps the Service CIDR.
 	for i := range 3 {
 		if err := createReadyNode(ctx, k, fmt.Sprint("node-", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	given := map[string]bool{}
-	eventually(ctx, t, "every node has pod addresses", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "every node has a pod CIDR", func(ctx context.Context) (bool, error) {
 		nodes, err := k.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
@@ -128,10 +128,10 @@ func TestControllerManagerServes(t *testing.T) {
 	})
 	for cidr := range given {
 		if !strings.HasPrefix(cidr, "10.7.") || !strings.HasSuffix(cidr, "/20") || cidr == "10.7.0.0/20" {
-			t.Errorf("a node was given %s", cidr)
+			t.Errorf("a node has the pod CIDR %s", cidr)
 		}
 	}
-	_, metrics := ask("/metrics", prometheus)
+	_, metrics := get("/metrics", prometheus)
 	for _, want := range []string{
 		`workqueue_depth{name="deployment"}`, `workqueue_adds_total{name="cidrallocator_node"}`, `leader_election_master_status{name="kube-controller-manager"} 1`,
 		`running_managed_controllers{manager="kube-controller-manager",name="replicaset-controller"} 1`, `rest_client_requests_total{code="200"`, "process_cpu_seconds_total",
@@ -142,7 +142,8 @@ func TestControllerManagerServes(t *testing.T) {
 	}
 }
 
-// TestServerShowsControllers finds the controllers' metrics beside the server's own, and pod addresses at every node, without a flag.
+// TestServerShowsControllers finds the controllers' metrics among the server's own, and a pod CIDR at every node, with default
+// flags.
 func TestServerShowsControllers(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir(), "--without=")
 	if err != nil {
@@ -159,7 +160,7 @@ func TestServerShowsControllers(t *testing.T) {
 	if _, err := c.Hollow(3); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "every node has pod addresses", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "every node has a pod CIDR", func(ctx context.Context) (bool, error) {
 		nodes, err := k.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err

@@ -30,7 +30,7 @@ func TestUpstreamControllers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	// Nodes without a kubelet are not to be given up for dead, and their pods, which nobody runs, not to be collected.
+	// Nodes without a kubelet must not become NotReady, and their pods must not be garbage-collected.
 	if err := c.ControllerManager("--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func createReadyNode(ctx context.Context, k clientset.Interface, name string) er
 	if _, err := k.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	// A patch: controllers write the node too, as soon as they see it.
+	// A patch, because controllers also write the node as soon as they see it.
 	patch, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()},
 	}}})
@@ -120,7 +120,7 @@ func createReadyNode(ctx context.Context, k clientset.Interface, name string) er
 	return err
 }
 
-// hollowKubelet plays all nodes: bound pods run, deleted pods go.
+// hollowKubelet acts as the kubelet of all nodes: bound pods run, deleted pods are removed.
 type hollowKubelet struct {
 	client clientset.Interface
 }
@@ -133,14 +133,14 @@ func (h *hollowKubelet) run(ctx context.Context) {
 		}
 		for event := range w.ResultChan() {
 			if pod, ok := event.Object.(*corev1.Pod); ok {
-				h.play(ctx, pod)
+				h.syncPod(ctx, pod)
 			}
 		}
 		w.Stop()
 	}
 }
 
-func (h *hollowKubelet) play(ctx context.Context, pod *corev1.Pod) {
+func (h *hollowKubelet) syncPod(ctx context.Context, pod *corev1.Pod) {
 	switch {
 	case pod.DeletionTimestamp != nil:
 		_ = h.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{

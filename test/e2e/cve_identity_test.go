@@ -18,14 +18,14 @@ import (
 	"skiff/internal/pki"
 )
 
-// whoami is who the server takes a client for; empty when it takes it for nobody.
+// whoami returns the user a client is authenticated as; empty if it is not authenticated.
 func whoami(t *testing.T, c *caller) string {
 	t.Helper()
 	code, text := c.do(t, "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{}`)
 	if code == 401 {
 		return ""
 	}
-	if code == 403 { // nobody in particular may not even ask
+	if code == 403 { // anonymous users may not create reviews
 		return "system:anonymous"
 	}
 	var review authenticationv1.SelfSubjectReview
@@ -33,7 +33,7 @@ func whoami(t *testing.T, c *caller) string {
 	return review.Status.UserInfo.Username
 }
 
-// A proxy's word counts only with the proxy's certificate, of the proxies' own authority.
+// The headers of a front proxy are accepted only with the proxy's certificate, issued by the front-proxy CA.
 func frontProxyHeaders(t *testing.T, a *target) {
 	forged := func(c *caller) *caller {
 		return c.with("X-Remote-User", "eve").with("X-Remote-Group", "system:masters").with("X-Remote-Uid", "1").with("X-Remote-Extra-Scopes", "all")
@@ -42,7 +42,7 @@ func frontProxyHeaders(t *testing.T, a *target) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	strangers, err := pki.NewCA("skiff-front-proxy-ca", time.Now())
+	untrustedCA, err := pki.NewCA("skiff-front-proxy-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,28 +51,28 @@ func frontProxyHeaders(t *testing.T, a *target) {
 		c    *caller
 		want string
 	}{
-		{"without a certificate", a.stranger(), "system:anonymous"},
+		{"without a certificate", a.anonymous(), "system:anonymous"},
 		{"a user", a.user(t, "bob"), "bob"},
 		{"a user called like the proxy", a.user(t, pki.FrontProxyClientName), pki.FrontProxyClientName},
-		{"another certificate of the proxies' authority", a.caller(t, front, pki.User("bob")), ""},
-		{"a serving certificate of the proxies' authority", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Server: true}), ""},
-		{"an authority that is called like the proxies'", a.caller(t, strangers, pki.FrontProxyClient()), ""},
+		{"another certificate of the front-proxy CA", a.caller(t, front, pki.User("bob")), ""},
+		{"a serving certificate of the front-proxy CA", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Server: true}), ""},
+		{"a CA with the front-proxy CA's name", a.caller(t, untrustedCA, pki.FrontProxyClient()), ""},
 		{"an expired proxy", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Client: true, Lifetime: time.Nanosecond}), ""},
 		{"the proxy", a.caller(t, front, pki.FrontProxyClient()), "eve"},
 	} {
 		if got := whoami(t, forged(who.c)); got != who.want {
-			t.Errorf("%s is taken for %q, want %q", who.name, got, who.want)
+			t.Errorf("%s is authenticated as %q, want %q", who.name, got, who.want)
 		}
 	}
-	forged(a.stranger()).refused(t, 403, "GET", "/api/v1/secrets", "")
+	forged(a.anonymous()).refused(t, 403, "GET", "/api/v1/secrets", "")
 	forged(a.user(t, "bob")).refused(t, 403, "GET", "/api/v1/secrets", "")
-	// Nor may somebody act as another by asking to, or by asking for a half of it.
+	// Impersonation without permission is rejected, also if only a user or only a group is given.
 	a.user(t, "bob").with("Impersonate-User", "root").refused(t, 403, "GET", "/api/v1/secrets", "")
 	a.user(t, "bob").with("Impersonate-Group", "system:masters").refused(t, 400, "GET", "/api/v1/secrets", "")
 	a.admin.with("Impersonate-User", "bob").refused(t, 403, "GET", "/api/v1/secrets", "")
 }
 
-// A token proves somebody only as long as all it says is so.
+// A token is valid only as long as all its claims are.
 func badTokens(t *testing.T, a *target) {
 	a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts", `{"metadata":{"name":"robot"}}`)
 	a.admin.must(t, "POST", "/api/v1/namespaces/team/pods", `{"metadata":{"name":"bearer"},"spec":{"serviceAccountName":"robot","containers":[{"name":"c","image":"i"}]}}`)
@@ -84,18 +84,18 @@ func badTokens(t *testing.T, a *target) {
 		decode(t, []byte(a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts/robot/token", `{"spec":{`+spec+`}}`)), &answer)
 		return answer.Status.Token
 	}
-	as := func(token string) string { return whoami(t, a.stranger().with("Authorization", "Bearer "+token)) }
+	as := func(token string) string { return whoami(t, a.anonymous().with("Authorization", "Bearer "+token)) }
 	const robot = "system:serviceaccount:team:robot"
 	bound := `"boundObjectRef":{"apiVersion":"v1","kind":"Pod","name":"bearer","uid":"` + pod.Metadata.UID + `"}`
 	plain, ofPod, elsewhere := request(`"expirationSeconds":3600`), request(bound), request(`"audiences":["vault"]`)
 	if got := []string{as(plain), as(ofPod)}; got[0] != robot || got[1] != robot {
-		t.Fatalf("good tokens are taken for %q", got)
+		t.Fatalf("valid tokens are authenticated as %q", got)
 	}
 	for name, token := range map[string]string{
 		"another audience": elsewhere, "no token": "x", "two parts": strings.Join(strings.Split(plain, ".")[:2], "."), "no signature": strings.Join(strings.Split(plain, ".")[:2], ".") + ".",
 	} {
 		if got := as(token); got != "" {
-			t.Errorf("%s: taken for %q", name, got)
+			t.Errorf("%s: authenticated as %q", name, got)
 		}
 	}
 	forgedTokens(t, a, plain, as)
@@ -143,7 +143,7 @@ func forgedTokens(t *testing.T, a *target, good string, as func(string) string) 
 		}
 		return base64.RawURLEncoding.EncodeToString(data)
 	}
-	// The server's own key signs what it would never sign: only the claims are wrong then.
+	// The server's own key signs tokens that the server never would: only the claims are wrong.
 	signed := func(header, claims map[string]any) string {
 		text := encode(header) + "." + encode(claims)
 		sum := sha256.Sum256([]byte(text))
@@ -167,7 +167,7 @@ func forgedTokens(t *testing.T, a *target, good string, as func(string) string) 
 	if got := as(signed(part(parts[0]), part(parts[1]))); got == "" {
 		t.Fatal("a token signed here is not believed, so that none of the others means anything")
 	}
-	// The objects a token is bound to say whose it is; that it calls itself something else changes nothing.
+	// The token's kubernetes.io claims decide whose it is; other claims change nothing.
 	if got := as(signed(part(parts[0]), claim("sub", "system:serviceaccount:kube-system:admin"))); got != "system:serviceaccount:team:robot" {
 		t.Errorf("a token with another subject is taken for %q", got)
 	}
@@ -188,19 +188,19 @@ func forgedTokens(t *testing.T, a *target, good string, as func(string) string) 
 		"key in the header":      ownKeyToken(t, encode, header("ES256"), parts[1]),
 	} {
 		if got := as(token); got != "" {
-			t.Errorf("%s: taken for %q", name, got)
+			t.Errorf("%s: authenticated as %q", name, got)
 		}
 	}
 }
 
-// hmacToken signs with what is public, as if it were a password.
+// hmacToken signs with the public key as HMAC secret.
 func hmacToken(text string, password []byte) string {
 	mac := hmac.New(sha256.New, password)
 	mac.Write([]byte(text))
 	return text + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// ownKeyToken brings the key along that it was signed with.
+// ownKeyToken carries the key that it was signed with.
 func ownKeyToken(t *testing.T, encode func(any) string, header map[string]any, claims string) string {
 	t.Helper()
 	key, err := pki.Dir(t.TempDir()).SigningKey("own")

@@ -21,25 +21,25 @@ import (
 	"skiff/test/cluster"
 )
 
-// Classes of vulnerabilities that Kubernetes has had, each as an attack on a running server over real sockets. What is meant by each
-// stands beside it; the classes of who somebody is (tokens, proxies' headers) are in cve_identity_test.go. Redirects by what a proxy
-// reaches are tested in apiserver/connect: no address of a test machine is one that a proxy of a running server would go to.
+// Classes of vulnerabilities that Kubernetes has had, each as an attack on a running server over real sockets. The attacks on
+// authentication (tokens, proxy headers) are in cve_identity_test.go. Redirects by the target of a proxy request are tested in
+// apiserver/connect: the proxy of a running server connects to no address of a test host.
 var attacks = []struct {
 	class string
 	try   func(*testing.T, *target)
 }{
 	{"cluster objects through a namespace's path (CVE-2019-11247)", clusterObjectsInNamespaces},
-	{"another namespace through a crooked path", crookedPaths},
-	{"an object that says another namespace than its path", foreignNamespace},
-	{"names of groups, resources and namespaces that begin alike", prefixes},
-	{"what update refuses, by create, and the other way round (CVE-2021-25735's kind)", createLikeUpdate},
-	{"container kinds that a rule forgets (CVE-2023-2727, CVE-2023-2728)", forgottenContainers},
-	{"YAML and JSON bombs (CVE-2019-11253)", bombs},
+	{"another namespace through an ambiguous path", ambiguousPaths},
+	{"an object with another namespace than its path", mismatchedNamespace},
+	{"names of groups, resources and namespaces with a common prefix", prefixes},
+	{"bypassing update checks by create, and create checks by update (like CVE-2021-25735)", createLikeUpdate},
+	{"container types that an admission plugin forgets (CVE-2023-2727, CVE-2023-2728)", initAndEphemeralContainers},
+	{"YAML and JSON bombs (CVE-2019-11253)", resourceExhaustion},
 	{"patches that grow (CVE-2019-1002100)", growingPatches},
-	{"proxies to addresses near the server (CVE-2020-8562)", nearbyProxies},
-	{"exec by a websocket with nothing but get", websocketExec},
-	{"headers of a front proxy from who is none", frontProxyHeaders},
-	{"tokens that are not for this server, not any more, or of nobody's signing", badTokens},
+	{"proxies to the server's own addresses (CVE-2020-8562)", proxyToHostAddresses},
+	{"exec by a websocket with only the get permission", websocketExec},
+	{"front-proxy headers from other clients", frontProxyHeaders},
+	{"tokens with a wrong audience, expired, or with a forged signature", badTokens},
 }
 
 func TestKnownVulnerabilities(t *testing.T) {
@@ -57,11 +57,11 @@ func TestKnownVulnerabilities(t *testing.T) {
 	}
 }
 
-// canary is in the secrets that nobody here may see.
+// canary is the content of secrets that no attacker may read.
 const canary = "Y2FuYXJ5LWNhbmFyeQ=="
 
-// target is the server under attack, with the world that the attacks need: namespace team, which its member may do everything in,
-// and others that the member has no part in.
+// target is the server under attack, with the objects that the attacks need: namespace team, where its member has all permissions,
+// and others where the member has none.
 type target struct {
 	cluster *cluster.Cluster
 	pki     pki.Dir
@@ -103,7 +103,7 @@ func (a *target) grant(t *testing.T, namespace, role, user string) {
 	a.admin.must(t, "POST", rbacPath+"/namespaces/"+namespace+"/rolebindings", body)
 }
 
-// allow makes a role with one rule and grants it.
+// allow creates a role with one rule and binds it.
 func (a *target) allow(t *testing.T, namespace, user, verbs, group, resources string) *caller {
 	t.Helper()
 	list := func(words string) string { return `["` + strings.ReplaceAll(words, ",", `","`) + `"]` }
@@ -112,15 +112,15 @@ func (a *target) allow(t *testing.T, namespace, user, verbs, group, resources st
 	return a.user(t, user)
 }
 
-// user is a client with a certificate of the cluster's authority.
+// user is a client with a certificate of the cluster's CA.
 func (a *target) user(t *testing.T, name string, groups ...string) *caller {
 	t.Helper()
 	return a.caller(t, a.ca, pki.User(name, groups...))
 }
 
-func (a *target) caller(t *testing.T, authority *pki.CA, leaf pki.Leaf) *caller {
+func (a *target) caller(t *testing.T, ca *pki.CA, leaf pki.Leaf) *caller {
 	t.Helper()
-	pair, err := authority.Issue(leaf, time.Now())
+	pair, err := ca.Issue(leaf, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,8 +131,8 @@ func (a *target) caller(t *testing.T, authority *pki.CA, leaf pki.Leaf) *caller 
 	return a.client(&tls.Config{RootCAs: a.ca.Pool(), GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }})
 }
 
-// stranger is a client without a certificate.
-func (a *target) stranger() *caller { return a.client(&tls.Config{RootCAs: a.ca.Pool()}) }
+// anonymous is a client without a certificate.
+func (a *target) anonymous() *caller { return a.client(&tls.Config{RootCAs: a.ca.Pool()}) }
 
 func (a *target) client(config *tls.Config) *caller {
 	return &caller{url: a.cluster.URL, tls: config, client: &http.Client{
@@ -149,7 +149,7 @@ type caller struct {
 	header http.Header
 }
 
-// with is the same client with a header more.
+// with returns the same client with one more header.
 func (c *caller) with(name, value string) *caller {
 	more := *c
 	if more.header = c.header.Clone(); more.header == nil {
@@ -159,7 +159,7 @@ func (c *caller) with(name, value string) *caller {
 	return &more
 }
 
-// do returns the status and the body of the answer. A request that gets none has failed as well, with status 0.
+// do returns the status and the body of the response, or status 0 if there is no response.
 func (c *caller) do(t *testing.T, method, path string, body string) (int, string) {
 	t.Helper()
 	address, err := url.Parse(c.url)
@@ -191,7 +191,7 @@ func (c *caller) do(t *testing.T, method, path string, body string) (int, string
 	return res.StatusCode, string(data)
 }
 
-// must is for what the attack needs to work.
+// must sends a request that must succeed.
 func (c *caller) must(t *testing.T, method, path, body string) string {
 	t.Helper()
 	code, text := c.do(t, method, path, body)
@@ -201,7 +201,7 @@ func (c *caller) must(t *testing.T, method, path, body string) string {
 	return text
 }
 
-// refused is for what must not work, with the status it must fail with.
+// refused sends a request that must fail with the given status.
 func (c *caller) refused(t *testing.T, want int, method, path, body string) {
 	t.Helper()
 	if code, text := c.do(t, method, path, body); code != want || strings.Contains(text, canary) {
@@ -209,7 +209,7 @@ func (c *caller) refused(t *testing.T, want int, method, path, body string) {
 	}
 }
 
-// A role in a namespace allows everything there. Objects of the whole cluster are not there, under whatever path they are asked for.
+// A role in a namespace allows everything there. It allows nothing on cluster-scoped objects, whatever the path.
 func clusterObjectsInNamespaces(t *testing.T, a *target) {
 	tried := 0
 	for _, gv := range []string{"/api/v1", "/apis/apps/v1", "/apis/storage.k8s.io/v1", "/apis/certificates.k8s.io/v1", "/apis/scheduling.k8s.io/v1", "/apis/admissionregistration.k8s.io/v1",
@@ -238,7 +238,7 @@ func clusterObjectsInNamespaces(t *testing.T, a *target) {
 	}
 	a.member.refused(t, 404, "DELETE", rbacPath+"/namespaces/team/clusterroles/everything", "")
 	a.admin.must(t, "GET", rbacPath+"/clusterroles/everything", "")
-	// And objects of namespaces are not the cluster's.
+	// Namespaced objects cannot be written as cluster-scoped ones.
 	for _, method := range []string{"POST", "PUT"} {
 		a.admin.refused(t, 405, method, "/api/v1/secrets", `{"metadata":{"name":"x","namespace":"private"}}`)
 	}
@@ -246,8 +246,8 @@ func clusterObjectsInNamespaces(t *testing.T, a *target) {
 	a.admin.refused(t, 405, "DELETE", "/api/v1/secrets", "")
 }
 
-// No spelling of a path makes the authorizer see one namespace and the store another.
-func crookedPaths(t *testing.T, a *target) {
+// No spelling of a path makes the authorizer and the storage use different namespaces.
+func ambiguousPaths(t *testing.T, a *target) {
 	for _, path := range []string{
 		"/api/v1/namespaces/private/secrets", "/api/v1/secrets", "/api/v1/namespaces/team/../private/secrets", "/api/v1/namespaces/team/%2e%2e/private/secrets",
 		"/api/v1/namespaces/team%2f..%2fprivate/secrets", "/api/v1/namespaces/team/secrets/../../private/secrets/hidden", "/api/v1/namespaces/team/secrets/..%2f..%2fprivate%2fsecrets%2fhidden",
@@ -263,7 +263,7 @@ func crookedPaths(t *testing.T, a *target) {
 			t.Errorf("GET %s: %d %.200s", path, code, text)
 		}
 	}
-	// One may list a name's objects if one may list that name, not more.
+	// Permission to list one name allows lists of that name only.
 	named := a.user(t, "named")
 	a.admin.must(t, "POST", rbacPath+"/clusterroles", `{"metadata":{"name":"for-named"},"rules":[{"verbs":["list","watch"],"apiGroups":[""],"resources":["configmaps"],"resourceNames":["settings"]}]}`)
 	a.grant(t, "private", "for-named", "named")
@@ -273,8 +273,8 @@ func crookedPaths(t *testing.T, a *target) {
 	}
 }
 
-// The path decides where an object is written; an object that says otherwise is refused, not believed.
-func foreignNamespace(t *testing.T, a *target) {
+// The path decides where an object is written; an object with another namespace is rejected.
+func mismatchedNamespace(t *testing.T, a *target) {
 	foreign := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"strayed","namespace":"private"}}`
 	a.member.refused(t, 400, "POST", "/api/v1/namespaces/team/configmaps", foreign)
 	a.member.refused(t, 400, "PUT", "/api/v1/namespaces/team/configmaps/strayed", foreign)
@@ -288,7 +288,7 @@ func foreignNamespace(t *testing.T, a *target) {
 	a.member.refused(t, 400, "POST", "/api/v1/namespaces/team/pods", `{"metadata":{"name":"strayed","namespace":"private"},"spec":{"containers":[{"name":"c","image":"i"}]}}`)
 }
 
-// Keys in the store and names in rules are compared whole.
+// Keys in etcd and names in RBAC rules are compared whole, not by prefix.
 func prefixes(t *testing.T, a *target) {
 	list := a.member.must(t, "GET", "/api/v1/namespaces/team/configmaps", "")
 	if strings.Contains(list, `"team-2"`) || strings.Contains(list, `"teams"`) {
@@ -315,7 +315,7 @@ func prefixes(t *testing.T, a *target) {
 		}
 		c.refused(t, 403, "GET", who.not, "")
 	}
-	// Accounts of namespace team are not those of team-2, nor is user team the group team.
+	// Service accounts of namespace team are not those of team-2, and user team is not group team.
 	a.admin.must(t, "POST", rbacPath+"/clusterrolebindings", `{"metadata":{"name":"accounts"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"everything"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"Group","name":"system:serviceaccounts:team"}]}`)
 	as := func(account string) *caller {
 		return a.admin.with("Impersonate-User", "system:serviceaccount:"+account)
@@ -323,13 +323,13 @@ func prefixes(t *testing.T, a *target) {
 	as("team:default").must(t, "GET", "/api/v1/nodes", "")
 	as("team-2:default").refused(t, 403, "GET", "/api/v1/nodes", "")
 	a.user(t, "system:serviceaccounts:team").refused(t, 403, "GET", "/api/v1/nodes", "")
-	// A node is not another whose name it begins.
+	// A node has no access to a node whose name begins with its own.
 	a.admin.must(t, "POST", "/api/v1/nodes", `{"metadata":{"name":"n10"}}`)
 	a.user(t, "system:node:n1", "system:nodes").refused(t, 403, "PATCH", "/api/v1/nodes/n10/status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
 	a.user(t, "system:node:n10", "system:nodes").must(t, "PATCH", "/api/v1/nodes/n10/status", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
 }
 
-// Every way to write an object meets the same rules.
+// Every way to write an object passes the same validation and admission.
 func createLikeUpdate(t *testing.T, a *target) {
 	writer := a.allow(t, "", "writer", "create,update,patch,get", "rbac.authorization.k8s.io", "clusterroles,clusterrolebindings")
 	strong := `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"strong"},"rules":[{"verbs":["*"],"apiGroups":["*"],"resources":["*"]}]}`
@@ -344,7 +344,7 @@ func createLikeUpdate(t *testing.T, a *target) {
 	apply.refused(t, 403, "PATCH", path+"/strong?fieldManager=m", strong)
 	writer.refused(t, 403, "POST", rbacPath+"/clusterrolebindings", `{"metadata":{"name":"mine"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"everything"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"writer"}]}`)
 
-	// Who may only change may not create by changing.
+	// A user who may only patch or update cannot create that way.
 	changer := a.allow(t, "team", "changer", "update,patch,get", "coordination.k8s.io", "leases")
 	lease := `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"l"}}`
 	leases := "/apis/coordination.k8s.io/v1/namespaces/team/leases/l"
@@ -352,7 +352,7 @@ func createLikeUpdate(t *testing.T, a *target) {
 	changer.with("Content-Type", "application/apply-patch+yaml").refused(t, 403, "PATCH", leases+"?fieldManager=m", lease)
 	a.admin.refused(t, 404, "GET", leases, "")
 
-	// Pod security holds for pods, however they come.
+	// Pod Security applies to pods however they are created.
 	a.admin.must(t, "POST", "/api/v1/namespaces", `{"metadata":{"name":"strict","labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
 	a.admin.must(t, "POST", "/api/v1/namespaces/strict/serviceaccounts", `{"metadata":{"name":"default"}}`)
 	privileged := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[{"name":"c","image":"i","securityContext":{"privileged":true}}]}}`
@@ -363,8 +363,8 @@ func createLikeUpdate(t *testing.T, a *target) {
 	a.admin.refused(t, 403, "PATCH", "/api/v1/namespaces/strict/services/s", `{"spec":{"externalIPs":["192.0.2.9"]}}`)
 }
 
-// Init and ephemeral containers are containers.
-func forgottenContainers(t *testing.T, a *target) {
+// Admission also checks init and ephemeral containers.
+func initAndEphemeralContainers(t *testing.T, a *target) {
 	pods := "/api/v1/namespaces/strict/pods"
 	plain := `"containers":[{"name":"c","image":"i"}]`
 	for _, spec := range []string{
@@ -383,7 +383,7 @@ func forgottenContainers(t *testing.T, a *target) {
 		t.Errorf("AlwaysPullImages saw %d of 3 containers: %s", n, pod)
 	}
 
-	// An account that may mount only its own secrets may not read others through the environment of any container.
+	// A service account that may mount only its own secrets cannot read others through the environment of any container.
 	a.admin.must(t, "POST", "/api/v1/namespaces/strict/serviceaccounts", `{"metadata":{"name":"bound","annotations":{"kubernetes.io/enforce-mountable-secrets":"true"}},"secrets":[{"name":"own"}]}`)
 	from := `"envFrom":[{"secretRef":{"name":"other"}}]`
 	for _, spec := range []string{
@@ -396,7 +396,7 @@ func forgottenContainers(t *testing.T, a *target) {
 	a.admin.must(t, "POST", pods, `{"metadata":{"name":"bound"},"spec":{"serviceAccountName":"bound",`+plain+`}}`)
 	ephemeral.refused(t, 403, "PATCH", pods+"/bound/ephemeralcontainers", `{"spec":{"ephemeralContainers":[{"name":"e","image":"i",`+from+`}]}}`)
 
-	// Limits are for all.
+	// Limits apply to all containers.
 	a.admin.must(t, "POST", "/api/v1/namespaces/team-2/limitranges", `{"metadata":{"name":"l"},"spec":{"limits":[{"type":"Container","max":{"cpu":"1"}}]}}`)
 	eventually(t.Context(), t, "the limit holds for init containers", func(context.Context) (bool, error) {
 		code, _ := a.admin.do(t, "POST", "/api/v1/namespaces/team-2/pods?dryRun=All", `{"metadata":{"name":"big"},"spec":{`+plain+`,"initContainers":[{"name":"i","image":"i","resources":{"limits":{"cpu":"2"}}}]}}`)
@@ -404,8 +404,8 @@ func forgottenContainers(t *testing.T, a *target) {
 	})
 }
 
-// A small request must not cost much, whoever sends it.
-func bombs(t *testing.T, a *target) {
+// A small request must not use many resources, whoever sends it.
+func resourceExhaustion(t *testing.T, a *target) {
 	laughs := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: bomb}\ndata:\n  a: &a [" + strings.Repeat("lol,", 9) + "lol]\n"
 	for c := 'b'; c <= 'k'; c++ {
 		laughs += fmt.Sprintf("  %c: &%c [%s*%c]\n", c, c, strings.Repeat(fmt.Sprintf("*%c,", c-1), 9), c-1)
@@ -417,7 +417,7 @@ func bombs(t *testing.T, a *target) {
 	path := "/api/v1/namespaces/team/configmaps"
 	for _, bomb := range []struct {
 		name, contentType, method, path, body string
-		most                                  int // the largest status that is a refusal for a reason
+		most                                  int // the largest status code of a client error that is expected
 	}{
 		{"aliases", "application/yaml", "POST", path, laughs, 422},
 		{"aliases applied", "application/apply-patch+yaml", "PATCH", path + "/bomb?fieldManager=m", laughs, 422},
@@ -455,12 +455,12 @@ func bombs(t *testing.T, a *target) {
 	if resident, err := a.cluster.Resident(); err != nil || resident > 1<<30 {
 		t.Errorf("the server holds %d MiB (%v)", resident>>20, err)
 	}
-	// Who is nobody, or may nothing, is told so before a body is read.
-	a.stranger().with("Content-Type", "application/yaml").refused(t, 403, "POST", path, laughs)
+	// Unauthenticated and unauthorized requests are rejected before the body is read.
+	a.anonymous().with("Content-Type", "application/yaml").refused(t, 403, "POST", path, laughs)
 	a.user(t, "nobody").with("Content-Type", "application/yaml").refused(t, 403, "POST", path, laughs)
 }
 
-// The result of a patch is bounded as a request is.
+// The result of a patch has the same size limit as a request.
 func growingPatches(t *testing.T, a *target) {
 	path := "/api/v1/namespaces/team/configmaps/seed"
 	a.admin.must(t, "POST", "/api/v1/namespaces/team/configmaps", `{"metadata":{"name":"seed"},"data":{"a":"`+strings.Repeat("x", 100_000)+`"}}`)
@@ -488,13 +488,13 @@ func growingPatches(t *testing.T, a *target) {
 	if after, err := a.cluster.Resident(); err != nil || after-before > 300<<20 {
 		t.Errorf("patches cost %d MiB (%v)", (after-before)>>20, err)
 	}
-	// Many owners, finalizers or managers do not pile up beyond what an object may hold.
+	// Many owners, finalizers or field managers cannot exceed the size limit of an object.
 	big := `{"metadata":{"annotations":{"a":"` + strings.Repeat("x", 300<<10) + `"}}}`
 	a.member.refused(t, 422, "PATCH", path, big)
 }
 
-// The server's own machine and the cloud's metadata are not for users, whatever addresses they write into objects.
-func nearbyProxies(t *testing.T, a *target) {
+// The server's own host and the cloud's metadata service are not reachable by users, whatever addresses they write into objects.
+func proxyToHostAddresses(t *testing.T, a *target) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -526,7 +526,7 @@ func nearbyProxies(t *testing.T, a *target) {
 		}
 		a.admin.refused(t, 422, "POST", "/api/v1/namespaces/team/endpoints", fmt.Sprintf(`{"metadata":{"name":%q},"subsets":[{"addresses":[{"ip":%q}],"ports":[{"port":%s}]}]}`, pod, address, port))
 	}
-	// A service whose name is another's address leads nowhere.
+	// A Service whose name is an IP address is not proxied to that address.
 	a.admin.must(t, "POST", "/api/v1/namespaces/team/services", `{"metadata":{"name":"away"},"spec":{"type":"ExternalName","externalName":"localhost","ports":[{"port":`+port+`}]}}`)
 	a.admin.refused(t, 503, "GET", "/api/v1/namespaces/team/services/away:"+port+"/proxy/", "")
 	select {
@@ -536,7 +536,7 @@ func nearbyProxies(t *testing.T, a *target) {
 	}
 }
 
-// Commands are run by who may create executions; that the browser's handshake is a GET changes nothing.
+// Exec needs permission to create pods/exec, although a websocket handshake is a GET request.
 func websocketExec(t *testing.T, a *target) {
 	reader := a.allow(t, "team", "execs-by-get", "get", "", "pods,pods/exec,pods/attach,pods/portforward")
 	runner := a.allow(t, "team", "execs-by-create", "create,get", "", "pods,pods/exec,pods/attach,pods/portforward")

@@ -17,8 +17,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// absent are the groups that upstream serves and skiff does not, because their parts are not built. Each is really absent: discovery does
-// not name it.
+// absent are the groups that upstream serves and skiff does not implement. Discovery must not list them.
 var absent = []string{"apiextensions.k8s.io", "apiregistration.k8s.io"}
 
 // TestDiscovery compares the discovery documents of skiff and upstream: GA groups, versions, resources, subresources, verbs,

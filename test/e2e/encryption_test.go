@@ -22,24 +22,24 @@ import (
 	"skiff/test/cluster"
 )
 
-// keyService is a key management service that keeps no secret: it turns bytes around.
-type keyService struct {
+// kmsPlugin is a KMS plugin without a key: it inverts bytes.
+type kmsPlugin struct {
 	kmsapi.UnsafeKeyManagementServiceServer
 }
 
-func (keyService) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
+func (kmsPlugin) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
 	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: "key-1"}, nil
 }
 
-func (keyService) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
-	return &kmsapi.EncryptResponse{Ciphertext: turnedAround(r.Plaintext), KeyId: "key-1", Annotations: map[string][]byte{"by.example.com": []byte("test")}}, nil
+func (kmsPlugin) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
+	return &kmsapi.EncryptResponse{Ciphertext: invert(r.Plaintext), KeyId: "key-1", Annotations: map[string][]byte{"by.example.com": []byte("test")}}, nil
 }
 
-func (keyService) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
-	return &kmsapi.DecryptResponse{Plaintext: turnedAround(r.Ciphertext)}, nil
+func (kmsPlugin) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
+	return &kmsapi.DecryptResponse{Plaintext: invert(r.Ciphertext)}, nil
 }
 
-func turnedAround(data []byte) []byte {
+func invert(data []byte) []byte {
 	out := bytes.Clone(data)
 	for i := range out {
 		out[i] ^= 0xff
@@ -47,7 +47,7 @@ func turnedAround(data []byte) []byte {
 	return out
 }
 
-func serveKeys(t *testing.T) (endpoint string) {
+func startKMSPlugin(t *testing.T) (endpoint string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kms") // a socket's path must be short
 	if err != nil {
@@ -59,7 +59,7 @@ func serveKeys(t *testing.T) (endpoint string) {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	kmsapi.RegisterKeyManagementServiceServer(server, keyService{})
+	kmsapi.RegisterKeyManagementServiceServer(server, kmsPlugin{})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	return "unix://" + filepath.Join(dir, "s")
@@ -69,7 +69,7 @@ func serveKeys(t *testing.T) (endpoint string) {
 func encryptionConfig(endpoint string, cbcKeys ...string) string {
 	var keys []string
 	for _, name := range cbcKeys {
-		// Each name is a key of its own, of 32 bytes.
+		// Each name is a different key of 32 bytes.
 		keys = append(keys, fmt.Sprintf("{name: %s, secret: %s}", name, map[string]string{
 			"key1": "MDEyMzQ1Njc4OWFiY2RlZmdoaWprbG1ub3BxcnN0dXY=", "key2": "dnV0c3JxcG9ubWxramloZ2ZlZGNiYTk4NzY1NDMyMTA=",
 		}[name]))
@@ -87,8 +87,8 @@ resources:
 `, strings.Join(keys, ", "), secret, secret, endpoint)
 }
 
-// sealedKinds are the resources of the configuration, with what their values begin with.
-var sealedKinds = []struct {
+// encryptedResources are the resources of the configuration, with the prefixes of their stored values.
+var encryptedResources = []struct {
 	gvr    schema.GroupVersionResource
 	key    string
 	object string
@@ -104,7 +104,7 @@ var sealedKinds = []struct {
 // TestEncryptionLikeUpstream runs both servers on one etcd with one configuration: each reads what the other encrypted, with every provider.
 func TestEncryptionLikeUpstream(t *testing.T) {
 	dir := t.TempDir()
-	endpoint := serveKeys(t)
+	endpoint := startKMSPlugin(t)
 	file := filepath.Join(dir, "encryption.yaml")
 	write := func(text string) {
 		t.Helper()
@@ -136,7 +136,7 @@ func TestEncryptionLikeUpstream(t *testing.T) {
 	t.Cleanup(func() { _ = raw.Close() })
 	ours, theirs := plainClient(t, skiff), plainClient(t, upstream)
 
-	for _, kind := range sealedKinds {
+	for _, kind := range encryptedResources {
 		for writer, clients := range map[string][2]dynamic.Interface{"skiff": {ours, theirs}, "upstream": {theirs, ours}} {
 			obj := parseObject(t, kind.object)
 			obj.SetName("by-" + writer)
@@ -159,13 +159,13 @@ func TestEncryptionLikeUpstream(t *testing.T) {
 	}
 	compareBrokenSecret(t, raw, ours, theirs)
 
-	// A new key comes first: what is written again, even unchanged, is sealed with it.
+	// A new key comes first: what is written again, even unchanged, is encrypted with it.
 	skiff.Stop()
 	write(encryptionConfig(endpoint, "key2", "key1"))
 	if skiff, err = cluster.Skiff(filepath.Join(dir, "skiff"), "--etcd-servers="+url, flag); err != nil {
 		t.Fatal(err)
 	}
-	secrets := plainClient(t, skiff).Resource(sealedKinds[0].gvr).Namespace("default")
+	secrets := plainClient(t, skiff).Resource(encryptedResources[0].gvr).Namespace("default")
 	for _, name := range []string{"by-skiff", "by-upstream"} {
 		secret, err := secrets.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
@@ -183,14 +183,15 @@ func TestEncryptionLikeUpstream(t *testing.T) {
 			t.Errorf("%v: revisions %s, %s and %s", err, secret.GetResourceVersion(), again.GetResourceVersion(), third.GetResourceVersion())
 		}
 	}
-	// Upstream has the old key alone.
-	_, err = theirs.Resource(sealedKinds[0].gvr).Namespace("default").Get(t.Context(), "by-skiff", metav1.GetOptions{})
+	// Upstream has only the old key.
+	_, err = theirs.Resource(encryptedResources[0].gvr).Namespace("default").Get(t.Context(), "by-skiff", metav1.GetOptions{})
 	if !apierrors.IsInternalError(err) {
 		t.Errorf("upstream without the key: %v", err)
 	}
 }
 
-// compareBrokenSecret: an object that nobody can decrypt gives the same error from both, and is the only one that does.
+// compareBrokenSecret checks that an object that cannot be decrypted gives the same error from both servers, and that no other
+// object does.
 func compareBrokenSecret(t *testing.T, raw *clientv3.Client, ours, theirs dynamic.Interface) {
 	t.Helper()
 	for name, value := range map[string]string{
@@ -202,16 +203,16 @@ func compareBrokenSecret(t *testing.T, raw *clientv3.Client, ours, theirs dynami
 		}
 		var said [2]string
 		for i, client := range []dynamic.Interface{ours, theirs} {
-			secrets := client.Resource(sealedKinds[0].gvr).Namespace("default")
+			secrets := client.Resource(encryptedResources[0].gvr).Namespace("default")
 			_, err := secrets.Get(t.Context(), name, metav1.GetOptions{})
 			said[i] = describeError(err)
-			// A list with it in it names it.
+			// The error of a list names it.
 			_, err = secrets.List(t.Context(), metav1.ListOptions{})
 			said[i] += "\n" + describeError(err)
 			if _, err := secrets.Get(t.Context(), "by-skiff", metav1.GetOptions{}); err != nil {
 				t.Errorf("another secret: %v", err)
 			}
-			if _, err := client.Resource(sealedKinds[1].gvr).Namespace("default").List(t.Context(), metav1.ListOptions{}); err != nil {
+			if _, err := client.Resource(encryptedResources[1].gvr).Namespace("default").List(t.Context(), metav1.ListOptions{}); err != nil {
 				t.Errorf("another resource: %v", err)
 			}
 		}
@@ -222,8 +223,8 @@ func compareBrokenSecret(t *testing.T, raw *clientv3.Client, ours, theirs dynami
 			t.Fatal(err)
 		}
 	}
-	// What was broken is forgotten once it is gone.
-	if _, err := ours.Resource(sealedKinds[0].gvr).Namespace("default").List(t.Context(), metav1.ListOptions{}); err != nil {
+	// Once the object is deleted, lists work again.
+	if _, err := ours.Resource(encryptedResources[0].gvr).Namespace("default").List(t.Context(), metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
 }

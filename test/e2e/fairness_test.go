@@ -15,7 +15,7 @@ import (
 )
 
 // TestFairnessObjects compares the flow schemas and priority levels of a new cluster with upstream's: the same objects with the same
-// specs, annotations, conditions and owners of fields. Then it takes one of each kind apart on both.
+// specs, annotations, conditions and owners of fields. Then it changes or deletes one of each kind on both servers.
 func TestFairnessObjects(t *testing.T) {
 	ours, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -66,7 +66,8 @@ func TestFairnessObjects(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// A level that schemas lead to, a suggested schema that its owner keeps, one that the server keeps, a mandatory one.
+		// A level that flow schemas refer to, a suggested schema that its owner maintains, one that the server maintains, a
+		// mandatory one.
 		check(levels.Delete(ctx, "workload-low", metav1.DeleteOptions{}))
 		_, err := schemas.Patch(ctx, "service-accounts", "application/merge-patch+json",
 			[]byte(`{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"false"}},"spec":{"matchingPrecedence":8000}}`), metav1.PatchOptions{FieldManager: "me"})
@@ -80,7 +81,7 @@ func TestFairnessObjects(t *testing.T) {
 		}, metav1.CreateOptions{FieldManager: "me"})
 		check(err)
 	}
-	// Both put it right within a minute.
+	// Both restore it within a minute.
 	for _, k := range clients {
 		eventually(ctx, t, "the mandatory schema is back", func(ctx context.Context) (bool, error) {
 			s, err := k.FlowcontrolV1().FlowSchemas().Get(ctx, "catch-all", metav1.GetOptions{})
@@ -90,7 +91,7 @@ func TestFairnessObjects(t *testing.T) {
 	compare("after they were changed")
 }
 
-// fairnessObjects are all flow schemas and priority levels, a line each, without what differs by time and chance.
+// fairnessObjects are all flow schemas and priority levels, a line each, without timestamps and random values.
 func fairnessObjects(ctx context.Context, t *testing.T, k clientset.Interface) []string {
 	t.Helper()
 	schemas, err := k.FlowcontrolV1().FlowSchemas().List(ctx, metav1.ListOptions{})

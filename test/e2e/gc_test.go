@@ -24,7 +24,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestCleanup lets skiff's own controllers, in this process and over the network, clean up on skiff.
+// TestCleanup runs skiff's garbage collector, namespace and quota controllers, in this process and over the network, on skiff.
 func TestCleanup(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir(), "--without=controllers,scheduler")
 	if err != nil {
@@ -41,10 +41,10 @@ func TestCleanupOnUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	cleanUp(t, c, (*cleanupTest).custom)
+	cleanUp(t, c, (*cleanupTest).customResources)
 }
 
-// cleanUp runs the controllers and the tests of them; more, if given, is one more test.
+// cleanUp runs the controllers and their tests; more, if given, is one more test.
 func cleanUp(t *testing.T, c *cluster.Cluster, more func(*cleanupTest, *testing.T)) {
 	config, err := c.Config()
 	if err != nil {
@@ -69,7 +69,7 @@ func cleanUp(t *testing.T, c *cluster.Cluster, more func(*cleanupTest, *testing.
 	t.Run("background", k.background)
 	t.Run("foreground", k.foreground)
 	t.Run("orphan", k.orphan)
-	t.Run("circle", k.circle)
+	t.Run("circle", k.ownerCycle)
 	t.Run("namespace", k.namespace)
 	t.Run("quota", k.quota)
 	if more != nil {
@@ -87,13 +87,13 @@ type cleanupTest struct {
 	ctx     context.Context
 }
 
-// newNamespace makes a namespace and waits for what the controllers put into it.
+// newNamespace creates a namespace and waits for the objects that controllers create in it.
 func (k *cleanupTest) newNamespace(t *testing.T, name string) {
 	t.Helper()
 	if _, err := k.CoreV1().Namespaces().Create(k.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(k.ctx, t, "the namespace has a service account and the authority", func(ctx context.Context) (bool, error) {
+	eventually(k.ctx, t, "the namespace has a service account and kube-root-ca.crt", func(ctx context.Context) (bool, error) {
 		_, err := k.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
 		if err == nil {
 			_, err = k.CoreV1().ConfigMaps(name).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
@@ -126,8 +126,8 @@ func (k *cleanupTest) delete(t *testing.T, namespace, name string, policy metav1
 	}
 }
 
-// remain waits until only these objects are left in a namespace.
-func (k *cleanupTest) remain(t *testing.T, namespace string, names ...string) []corev1.ConfigMap {
+// waitForRemaining waits until only these objects are left in a namespace.
+func (k *cleanupTest) waitForRemaining(t *testing.T, namespace string, names ...string) []corev1.ConfigMap {
 	t.Helper()
 	var left []corev1.ConfigMap
 	eventually(k.ctx, t, fmt.Sprintf("only %v remain", names), func(ctx context.Context) (bool, error) {
@@ -151,7 +151,7 @@ func (k *cleanupTest) background(t *testing.T) {
 	k.object(t, "background", "stranger")
 	began := time.Now()
 	k.delete(t, "background", "owner", metav1.DeletePropagationBackground)
-	left := k.remain(t, "background", "other", "shared", "stranger")
+	left := k.waitForRemaining(t, "background", "other", "shared", "stranger")
 	t.Logf("took %v", time.Since(began))
 	eventually(k.ctx, t, "the shared object names only the owner that is left", func(ctx context.Context) (bool, error) {
 		shared, err := k.CoreV1().ConfigMaps("background").Get(ctx, left[1].Name, metav1.GetOptions{})
@@ -173,11 +173,11 @@ func (k *cleanupTest) foreground(t *testing.T) {
 		m, err := k.CoreV1().ConfigMaps("foreground").Get(ctx, "grandchild", metav1.GetOptions{})
 		return err == nil && m.DeletionTimestamp != nil, err
 	})
-	k.remain(t, "foreground", "child", "grandchild", "owner")
+	k.waitForRemaining(t, "foreground", "child", "grandchild", "owner")
 	if _, err := k.CoreV1().ConfigMaps("foreground").Patch(k.ctx, "grandchild", "application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	k.remain(t, "foreground")
+	k.waitForRemaining(t, "foreground")
 }
 
 func (k *cleanupTest) orphan(t *testing.T) {
@@ -186,9 +186,9 @@ func (k *cleanupTest) orphan(t *testing.T) {
 	for i := range 20 {
 		k.object(t, "orphan", fmt.Sprintf("child-%02d", i), owner)
 	}
-	time.Sleep(time.Second) // what the collector has not seen it cannot release
+	time.Sleep(time.Second) // the collector cannot release what it has not observed
 	k.delete(t, "orphan", "owner", metav1.DeletePropagationOrphan)
-	eventually(k.ctx, t, "the owner is gone and nobody names it", func(ctx context.Context) (bool, error) {
+	eventually(k.ctx, t, "the owner is deleted and no owner reference names it", func(ctx context.Context) (bool, error) {
 		maps, err := k.CoreV1().ConfigMaps("orphan").List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
@@ -198,12 +198,12 @@ func (k *cleanupTest) orphan(t *testing.T) {
 	time.Sleep(time.Second)
 	maps, err := k.CoreV1().ConfigMaps("orphan").List(k.ctx, metav1.ListOptions{})
 	if err != nil || len(maps.Items) != 21 {
-		t.Errorf("%d objects are left, want 20 orphans and the authority; %v", len(maps.Items), err)
+		t.Errorf("%d objects are left, want 20 orphans and kube-root-ca.crt; %v", len(maps.Items), err)
 	}
 }
 
-// circle is three objects that own one another.
-func (k *cleanupTest) circle(t *testing.T) {
+// ownerCycle is three objects that own one another.
+func (k *cleanupTest) ownerCycle(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
 		namespace := "circle-" + map[bool]string{true: "foreground", false: "background"}[policy == metav1.DeletePropagationForeground]
 		k.newNamespace(t, namespace)
@@ -215,7 +215,7 @@ func (k *cleanupTest) circle(t *testing.T) {
 			t.Fatal(err)
 		}
 		k.delete(t, namespace, "a", policy)
-		k.remain(t, namespace)
+		k.waitForRemaining(t, namespace)
 	}
 }
 
@@ -230,7 +230,7 @@ func (k *cleanupTest) namespace(t *testing.T) {
 	if err := k.CoreV1().Namespaces().Delete(k.ctx, "ending", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(k.ctx, t, "the namespace tells what it waits for", func(ctx context.Context) (bool, error) {
+	eventually(k.ctx, t, "the namespace's conditions report what remains", func(ctx context.Context) (bool, error) {
 		namespace, err := k.CoreV1().Namespaces().Get(ctx, "ending", metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -291,8 +291,8 @@ func (k *cleanupTest) quota(t *testing.T) {
 	used("0", "0", "1")
 }
 
-// custom does it with a resource that comes while the collector runs, and for which there are no strategic patches.
-func (k *cleanupTest) custom(t *testing.T) {
+// customResources tests a resource that is added while the collector runs, and that has no strategic merge patch.
+func (k *cleanupTest) customResources(t *testing.T) {
 	definitions := k.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	_, err := definitions.Create(k.ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "widgets.example.com"},
@@ -316,7 +316,7 @@ func (k *cleanupTest) custom(t *testing.T) {
 		}
 		w.SetOwnerReferences(refs)
 		var made *unstructured.Unstructured
-		eventually(k.ctx, t, "a widget can be made", func(ctx context.Context) (bool, error) {
+		eventually(k.ctx, t, "a widget can be created", func(ctx context.Context) (bool, error) {
 			made, err = widgets.Create(ctx, w, metav1.CreateOptions{})
 			if apierrors.IsNotFound(err) {
 				return false, nil // not served yet
@@ -332,7 +332,7 @@ func (k *cleanupTest) custom(t *testing.T) {
 	if err := widgets.Delete(k.ctx, "first", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(k.ctx, t, "the dependent goes, the shared one is released", func(ctx context.Context) (bool, error) {
+	eventually(k.ctx, t, "the dependent is deleted, the shared one is released", func(ctx context.Context) (bool, error) {
 		list, err := widgets.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
@@ -351,7 +351,7 @@ func (k *cleanupTest) custom(t *testing.T) {
 	if err := k.CoreV1().Namespaces().Delete(k.ctx, "custom", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(k.ctx, t, "the namespace goes with the widget in it", func(ctx context.Context) (bool, error) {
+	eventually(k.ctx, t, "the namespace is deleted with the widget in it", func(ctx context.Context) (bool, error) {
 		_, err := k.CoreV1().Namespaces().Get(ctx, "custom", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})

@@ -13,7 +13,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// runSkiff runs the program and returns all it says.
+// runSkiff runs the program and returns its output.
 func runSkiff(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	root, err := cluster.Root()
@@ -29,8 +29,8 @@ func runSkiff(t *testing.T, args ...string) (string, error) {
 	return string(out), err
 }
 
-// A machine that may not join says why, and what to do, and tells a server that it does not know nothing.
-func TestWhoMayNotJoin(t *testing.T) {
+// A node that cannot join reports the reason and what to do, and sends no credentials to an untrusted server.
+func TestJoinRejected(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir(), "--without=scheduler")
 	if err != nil {
 		t.Fatal(err)

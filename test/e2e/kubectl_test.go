@@ -15,23 +15,23 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestKubectl runs stories of kubectl commands against skiff and against upstream and compares, command by command, what
-// they print and how they end. A story is a text file: commands, one a line, then the files they use, each under a
-// line `-- name --`. What may differ is in testdata/kubectl/differences.txt, each with its reason.
+// TestKubectl runs scripts of kubectl commands against skiff and against upstream and compares the output and exit code of each
+// command. A script is a text file: commands, one per line, then the files they use, each under a line `-- name --`. What may differ
+// is in testdata/kubectl/differences.txt, each with its reason.
 func TestKubectl(t *testing.T) {
-	stories, err := filepath.Glob("testdata/kubectl/*.story")
-	if err != nil || len(stories) == 0 {
-		t.Fatalf("no stories: %v", err)
+	scripts, err := filepath.Glob("testdata/kubectl/*.script")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
 	}
 	allowed := readDifferences(t, "testdata/kubectl/differences.txt")
 	kubeconfigs := startSides(t)
-	for _, file := range stories {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".story"), func(t *testing.T) {
-			s := readStory(t, file)
-			printed := s.play(t, kubeconfigs)
-			want := printed["upstream"]
+	for _, file := range scripts {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".script"), func(t *testing.T) {
+			s := readScript(t, file)
+			outputs := s.run(t, kubeconfigs)
+			want := outputs["upstream"]
 			for _, server := range http2Servers {
-				got := printed["skiff/"+server]
+				got := outputs["skiff/"+server]
 				for i, command := range s.commands {
 					if got[i] == want[i] || allowed.cover(command, got[i], want[i]) {
 						continue
@@ -51,7 +51,7 @@ func TestKubectl(t *testing.T) {
 // http2Servers are the values of --http2-server: skiff's own HTTP/2 and Go's.
 var http2Servers = []string{"skiff", "go"}
 
-// startSides starts skiff, once with each HTTP/2 server, and upstream, with upstream's controllers on all, which the stories wait for. It
+// startSides starts skiff, once with each HTTP/2 server, and upstream, with upstream's controllers on all, which the scripts wait for. It
 // returns their kubeconfigs.
 func startSides(t *testing.T) map[string]string {
 	t.Helper()
@@ -81,19 +81,19 @@ func startSides(t *testing.T) map[string]string {
 	return kubeconfigs
 }
 
-type story struct {
+type script struct {
 	commands []string
 	lines    []int
 	files    map[string]string
 }
 
-func readStory(t *testing.T, file string) story {
+func readScript(t *testing.T, file string) script {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := story{files: map[string]string{}}
+	s := script{files: map[string]string{}}
 	current := ""
 	for i, line := range strings.Split(string(data), "\n") {
 		if name, ok := strings.CutPrefix(line, "-- "); ok && strings.HasSuffix(name, " --") {
@@ -111,12 +111,12 @@ func readStory(t *testing.T, file string) story {
 	return s
 }
 
-// play runs the story on all servers at the same time, and returns what each command printed there.
-func (s story) play(t *testing.T, kubeconfigs map[string]string) map[string][]string {
+// run runs the script on all servers in parallel, and returns the output of each command by server.
+func (s script) run(t *testing.T, kubeconfigs map[string]string) map[string][]string {
 	t.Helper()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	printed := map[string][]string{}
+	outputs := map[string][]string{}
 	for name, kubeconfig := range kubeconfigs {
 		dir := t.TempDir()
 		for name, content := range s.files {
@@ -131,14 +131,14 @@ func (s story) play(t *testing.T, kubeconfigs map[string]string) map[string][]st
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			printed[name] = out
+			outputs[name] = out
 		})
 	}
 	wg.Wait()
-	return printed
+	return outputs
 }
 
-// runCommand returns everything a command printed, without what differs from run to run, and how it ended.
+// runCommand returns a command's output, without what differs from run to run, and its exit code.
 func runCommand(dir, kubeconfig, command string) string {
 	root, err := cluster.Root()
 	if err != nil {
@@ -161,7 +161,7 @@ func runCommand(dir, kubeconfig, command string) string {
 	return fmt.Sprintf("%s[exit %d]", normalize(out.String()), code)
 }
 
-// volatile is what differs between any two runs.
+// volatile matches what differs between any two runs.
 var volatile = []struct {
 	pattern *regexp.Regexp
 	with    string
@@ -192,7 +192,7 @@ func normalize(text string) string {
 	return text
 }
 
-// difference shows the lines of both answers that the other does not have.
+// difference returns the lines of each output that the other does not have.
 func difference(got, want string) string {
 	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	count := map[string]int{}
@@ -224,7 +224,7 @@ func difference(got, want string) string {
 	return text
 }
 
-// differences are lines that may be in one answer and not in the other.
+// differences are lines that may be in one output and not in the other.
 type differences []*allowedDifference
 
 type allowedDifference struct {
@@ -255,7 +255,7 @@ func readDifferences(t *testing.T, file string) differences {
 	return all
 }
 
-// cover reports whether every line that is in only one of the answers may be.
+// cover reports whether every line that is in only one of the outputs is an allowed difference.
 func (d differences) cover(command, got, want string) bool {
 	for line := range strings.SplitSeq(strings.TrimSpace(difference(got, want)), "\n") {
 		_, text, _ := strings.Cut(strings.TrimSpace(line), ": ")

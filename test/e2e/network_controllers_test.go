@@ -26,8 +26,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestNetworkNodeAndVolumeControllers runs skiff's own controllers across the network, as a process of their own would, and uses
-// what they keep with upstream's client.
+// TestNetworkNodeAndVolumeControllers runs skiff's own controllers over the network, as a separate process would, and reads the
+// objects they maintain with upstream's client.
 func TestNetworkNodeAndVolumeControllers(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -53,9 +53,9 @@ func TestNetworkNodeAndVolumeControllers(t *testing.T) {
 	})
 	t.Run("endpoints", func(t *testing.T) { endpointsFollowPods(ctx, t, k) })
 	t.Run("mirror", func(t *testing.T) { endpointsAreMirrored(ctx, t, k) })
-	t.Run("service CIDR", func(t *testing.T) { serviceCIDRComesAndGoes(ctx, t, k) })
+	t.Run("service CIDR", func(t *testing.T) { serviceCIDRIsAddedAndRemoved(ctx, t, k) })
 	t.Run("disruption budget", func(t *testing.T) { budgetAllowsEvictions(ctx, t, k) })
-	t.Run("taint", func(t *testing.T) { taintDrivesPodsOff(ctx, t, k) })
+	t.Run("taint", func(t *testing.T) { taintEvictsPods(ctx, t, k) })
 	t.Run("volume", func(t *testing.T) { claimIsBound(ctx, t, k) })
 }
 
@@ -90,7 +90,7 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// runningPod makes a pod that looks as if it ran on n1.
+// runningPod creates a pod with the status of a pod that runs on n1.
 func runningPod(ctx context.Context, t *testing.T, k clientset.Interface, name, app, ip string, change func(*corev1.Pod)) {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": app}},
@@ -146,7 +146,7 @@ func endpointsFollowPods(ctx context.Context, t *testing.T, k clientset.Interfac
 	if err := k.CoreV1().Services("default").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "the Endpoints go with the service", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the Endpoints are deleted with the service", func(ctx context.Context) (bool, error) {
 		_, err := k.CoreV1().Endpoints("default").Get(ctx, "web", metav1.GetOptions{}) //nolint:staticcheck // the older form is what is tested
 		return apierrors.IsNotFound(err), ignoreNotFound(err)
 	})
@@ -178,13 +178,13 @@ func endpointsAreMirrored(ctx context.Context, t *testing.T, k clientset.Interfa
 	if err := k.CoreV1().Endpoints("default").Delete(ctx, "own", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "the mirror goes", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the mirrored slice is deleted", func(ctx context.Context) (bool, error) {
 		_, slices, err := addresses(ctx, k, "own")
 		return slices == 0, err
 	})
 }
 
-func serviceCIDRComesAndGoes(ctx context.Context, t *testing.T, k clientset.Interface) {
+func serviceCIDRIsAddedAndRemoved(ctx context.Context, t *testing.T, k clientset.Interface) {
 	if _, err := k.NetworkingV1().ServiceCIDRs().Create(ctx, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.77.0.0/24"}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ func serviceCIDRComesAndGoes(ctx context.Context, t *testing.T, k clientset.Inte
 	if err := k.NetworkingV1().ServiceCIDRs().Delete(ctx, "more", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "the range goes", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the range is deleted", func(ctx context.Context) (bool, error) {
 		_, err := k.NetworkingV1().ServiceCIDRs().Get(ctx, "more", metav1.GetOptions{})
 		return apierrors.IsNotFound(err), ignoreNotFound(err)
 	})
@@ -210,7 +210,7 @@ func budgetAllowsEvictions(ctx context.Context, t *testing.T, k clientset.Interf
 		t.Fatal(err)
 	}
 	allowed := func(want int32) {
-		eventually(ctx, t, "the budget is counted", func(ctx context.Context) (bool, error) {
+		eventually(ctx, t, "the budget's status is up to date", func(ctx context.Context) (bool, error) {
 			b, err := k.PolicyV1().PodDisruptionBudgets("default").Get(ctx, "guarded", metav1.GetOptions{})
 			return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.DisruptionsAllowed == want, err
 		})
@@ -224,11 +224,11 @@ func budgetAllowsEvictions(ctx context.Context, t *testing.T, k clientset.Interf
 	}
 	allowed(0)
 	if err := evict("guarded-2"); !apierrors.IsTooManyRequests(err) {
-		t.Fatalf("an eviction the budget cannot spare: %v", err)
+		t.Fatalf("an eviction that the budget does not allow: %v", err)
 	}
 }
 
-func taintDrivesPodsOff(ctx context.Context, t *testing.T, k clientset.Interface) {
+func taintEvictsPods(ctx context.Context, t *testing.T, k clientset.Interface) {
 	runningPod(ctx, t, k, "stays", "tainted", "10.0.2.1", func(p *corev1.Pod) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "go", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
 	})
@@ -250,7 +250,7 @@ func taintDrivesPodsOff(ctx context.Context, t *testing.T, k clientset.Interface
 	gone("goes")
 	gone("waits")
 	if waited := time.Since(began); waited < 3*time.Second {
-		t.Errorf("the pod that tolerates the taint for 3 seconds went after %v", waited)
+		t.Errorf("the pod that tolerates the taint for 3 seconds was evicted after %v", waited)
 	}
 	if _, err := k.CoreV1().Pods("default").Get(ctx, "stays", metav1.GetOptions{}); err != nil {
 		t.Errorf("the pod that tolerates the taint: %v", err)

@@ -20,7 +20,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestNodeObject has a node register and report with nothing but the rights of a node, on skiff.
+// TestNodeObject registers a node and reports its status with only a node's permissions, on skiff.
 func TestNodeObject(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -40,7 +40,7 @@ func TestNodeObjectOnUpstream(t *testing.T) {
 	nodeObject(t, c)
 }
 
-// readyRuntime is a runtime in good health.
+// readyRuntime is a container runtime that is ready.
 type readyRuntime struct{}
 
 func (readyRuntime) Version(context.Context) (cri.Version, error) {
@@ -72,7 +72,7 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	// Upstream makes its namespaces a moment after it is ready.
+	// Upstream creates its namespaces shortly after it is ready.
 	_, err = client.For[*corev1.Namespace](admin).Get(ctx, "", corev1.NamespaceNodeLease)
 	for ; err != nil && ctx.Err() == nil; _, err = client.For[*corev1.Namespace](admin).Get(ctx, "", corev1.NamespaceNodeLease) {
 		time.Sleep(50 * time.Millisecond)
@@ -134,7 +134,7 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 			t.Errorf("%v", r)
 		}
 	case <-ctx.Done():
-		t.Fatal("the node never heard of its range")
+		t.Fatal("the node did not receive its pod CIDR")
 	}
 	patch("status", map[string]any{"status": map[string]any{"capacity": map[string]string{"example.com/dongle": "5"}}})
 	until("an extended resource", func(n *corev1.Node) bool {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestBootstrapPolicy compares skiff's bootstrap roles and bindings with those upstream's API server creates and its controller
-// manager aggregates: none more, none less, and every one the same.
+// manager aggregates: the same objects with the same content.
 func TestBootstrapPolicy(t *testing.T) {
 	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
@@ -118,7 +118,7 @@ func bare(t *testing.T, obj roleOrBinding) string {
 	copied.SetResourceVersion("")
 	copied.SetCreationTimestamp(metav1.Time{})
 	copied.SetManagedFields(nil)
-	// Absent and empty lists of rules are the same.
+	// Nil and empty lists of rules are equal.
 	switch o := copied.(type) {
 	case *rbacv1.ClusterRole:
 		o.Rules = append([]rbacv1.PolicyRule{}, o.Rules...)

@@ -24,8 +24,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestStoreRoundTrip writes objects of all kinds through one server and reads them through the other on the same etcd, both
-// ways round: every object must be the same.
+// TestStoreRoundTrip writes objects of all kinds through one server and reads them through the other on the same etcd, in both
+// directions: every object must be the same.
 func TestStoreRoundTrip(t *testing.T) {
 	etcdURL := "unix://" + filepath.Join(t.TempDir(), "etcd.sock")
 	const flag = "--disable-admission-plugins=ServiceAccount"
@@ -66,14 +66,14 @@ func TestStoreRoundTrip(t *testing.T) {
 	})
 }
 
-// copies is how many objects of each kind are written, so that lists and namespaces are more than trivial.
+// copies is how many objects of each kind are written, so that lists and namespaces hold more than one.
 const copies = 4
 
-// writeEverything creates the objects of the story of kinds, several times over.
+// writeEverything creates the objects of kinds.script, several copies of each.
 func writeEverything(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	client, mapping := dynamicClient(t, c)
-	s := readStory(t, "testdata/kubectl/kinds.story")
+	s := readScript(t, "testdata/kubectl/kinds.script")
 	written := 0
 	for _, file := range []string{"namespace.yaml", "cluster.yaml", "namespaced.yaml"} {
 		for document := range strings.SplitSeq(s.files[file], "\n---\n") {
@@ -97,7 +97,7 @@ func writeEverything(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// rename makes the copies of an object different ones.
+// rename gives each copy of an object its own name.
 func rename(obj *unstructured.Unstructured, copy int) {
 	if copy == 0 {
 		return
@@ -115,12 +115,12 @@ func rename(obj *unstructured.Unstructured, copy int) {
 		obj.SetNamespace(obj.GetNamespace() + suffix)
 	}
 	if obj.GetKind() == "Event" {
-		// An event lives in the namespace of what it is about.
+		// An event is in the namespace of its object.
 		_ = unstructured.SetNestedField(obj.Object, obj.GetNamespace(), "involvedObject", "namespace")
 	}
 }
 
-// compareServers lists every resource both servers have and wants equal objects.
+// compareServers lists every resource of both servers and requires equal objects.
 func compareServers(t *testing.T, wrote, reads *cluster.Cluster) {
 	t.Helper()
 	want, got := everything(t, wrote), everything(t, reads)
@@ -139,7 +139,7 @@ func compareServers(t *testing.T, wrote, reads *cluster.Cluster) {
 	t.Logf("%d objects compared", len(want))
 }
 
-// everything returns all objects of GA resources by resource, namespace and name, except those that servers renew by themselves.
+// everything returns all objects of GA resources by resource, namespace and name, except those that servers update by themselves.
 func everything(t *testing.T, c *cluster.Cluster) map[string]*unstructured.Unstructured {
 	t.Helper()
 	client, mapping := dynamicClient(t, c)
@@ -229,7 +229,7 @@ func indent(obj *unstructured.Unstructured) string {
 	return string(data)
 }
 
-// TestRestart checks that a stopped server finds its state again, and that two servers do not share a directory.
+// TestRestart checks that a restarted server has its state, and that two servers cannot share a data directory.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	first, err := cluster.Skiff(dir)

@@ -25,9 +25,9 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestSchedulerAgreesWithUpstream lets upstream's kube-scheduler, unmodified, decide about random pods on random nodes, and asks
-// skiff's rules about the same cluster: the node upstream takes must be one of those that score best, and what upstream
-// says of a pod it cannot place must be what skiff says, word for word.
+// TestSchedulerAgreesWithUpstream lets upstream's kube-scheduler, unmodified, schedule random pods on random nodes, and runs skiff's
+// plugins on the same cluster: the node upstream selects must be one of those with the highest score, and upstream's message about
+// an unschedulable pod must equal skiff's.
 func TestSchedulerAgreesWithUpstream(t *testing.T) {
 	const nodes, pods = 24, 300
 	c, err := cluster.Skiff(t.TempDir())
@@ -35,7 +35,7 @@ func TestSchedulerAgreesWithUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	// Without batching every pod is decided anew, as skiff does it.
+	// Without batching every pod is scheduled separately, as in skiff.
 	if err := c.Scheduler("--feature-gates=OpportunisticBatching=false"); err != nil {
 		t.Fatal(err)
 	}
@@ -53,15 +53,15 @@ func TestSchedulerAgreesWithUpstream(t *testing.T) {
 	d.prepare(nodes)
 	placed, refused := 0, 0
 	for i := range pods {
-		if d.one(d.pod(i)) {
+		if d.comparePod(d.pod(i)) {
 			placed++
 		} else {
 			refused++
 		}
 	}
-	t.Logf("upstream placed %d pods and refused %d", placed, refused)
+	t.Logf("upstream scheduled %d pods and left %d unschedulable", placed, refused)
 	if placed < pods/4 || refused < pods/20 {
-		t.Error("the pods were too easy or too hard to tell anything")
+		t.Error("too few pods were scheduled or too few were unschedulable")
 	}
 }
 
@@ -76,9 +76,9 @@ type differential struct {
 
 func (d *differential) oneIn(n int) bool { return d.random.IntN(n) == 0 }
 
-func (d *differential) of(all ...string) string { return all[d.random.IntN(len(all))] }
+func (d *differential) pick(all ...string) string { return all[d.random.IntN(len(all))] }
 
-// prepare makes the nodes, a service and what pods need.
+// prepare creates the nodes, a service and the objects that pods need.
 func (d *differential) prepare(nodes int) {
 	d.t.Helper()
 	must := func(err error) {
@@ -92,19 +92,19 @@ func (d *differential) prepare(nodes int) {
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%02d", i), Labels: map[string]string{corev1.LabelHostname: fmt.Sprintf("n%02d", i)}},
 			Status: corev1.NodeStatus{
 				Allocatable: corev1.ResourceList{
-					corev1.ResourceCPU: resource.MustParse(d.of("2", "4", "8")), corev1.ResourceMemory: resource.MustParse(d.of("4Gi", "16Gi")),
-					corev1.ResourcePods: resource.MustParse(d.of("8", "30")), corev1.ResourceEphemeralStorage: resource.MustParse("50Gi"),
+					corev1.ResourceCPU: resource.MustParse(d.pick("2", "4", "8")), corev1.ResourceMemory: resource.MustParse(d.pick("4Gi", "16Gi")),
+					corev1.ResourcePods: resource.MustParse(d.pick("8", "30")), corev1.ResourceEphemeralStorage: resource.MustParse("50Gi"),
 				},
 				Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 			},
 		}
 		if !d.oneIn(6) {
-			n.Labels[corev1.LabelTopologyZone] = d.of("z1", "z2", "z3")
+			n.Labels[corev1.LabelTopologyZone] = d.pick("z1", "z2", "z3")
 		}
-		n.Labels["disk"] = d.of("ssd", "hdd")
-		n.Labels["size"] = d.of("1", "5", "9")
+		n.Labels["disk"] = d.pick("ssd", "hdd")
+		n.Labels["size"] = d.pick("1", "5", "9")
 		if d.oneIn(5) {
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "dedicated", Value: d.of("x", "y"), Effect: corev1.TaintEffect(d.of("NoSchedule", "PreferNoSchedule"))})
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "dedicated", Value: d.pick("x", "y"), Effect: corev1.TaintEffect(d.pick("NoSchedule", "PreferNoSchedule"))})
 		}
 		if d.oneIn(4) {
 			n.Status.Images = []corev1.ContainerImage{{Names: []string{"example.com/big:1"}, SizeBytes: 800 << 20}}
@@ -116,7 +116,7 @@ func (d *differential) prepare(nodes int) {
 		n.Spec.Unschedulable = d.oneIn(12)
 		_, err := d.nodes.Create(d.ctx, n, client.WriteOptions{})
 		must(err)
-		// A new node is taken for not ready; nobody but us says otherwise.
+		// A new node is tainted as not ready; no controller removes the taint here.
 		made, err := d.nodes.Get(d.ctx, "", n.Name)
 		must(err)
 		made = made.DeepCopy()
@@ -135,23 +135,23 @@ func (d *differential) prepare(nodes int) {
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{"color": "blue"}, Ports: []corev1.ServicePort{{Port: 80}}},
 	}, client.WriteOptions{})
 	must(err)
-	// Upstream has seen everything when it has scheduled something that needs it.
+	// Upstream's informers have all objects when it has scheduled a pod that needs them.
 	time.Sleep(2 * time.Second)
 }
 
-// pod makes a random pod.
+// pod returns a random pod.
 func (d *differential) pod(i int) *corev1.Pod {
-	color := d.of("green", "blue", "red", "grey")
-	container := corev1.Container{Name: "c", Image: d.of("example.com/big:1", "example.com/small:1"), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}
+	color := d.pick("green", "blue", "red", "grey")
+	container := corev1.Container{Name: "c", Image: d.pick("example.com/big:1", "example.com/small:1"), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}
 	ask := func(n int, name corev1.ResourceName, quantities ...string) {
 		if !d.oneIn(n) {
-			container.Resources.Requests[name] = resource.MustParse(d.of(quantities...))
+			container.Resources.Requests[name] = resource.MustParse(d.pick(quantities...))
 		}
 	}
 	ask(4, corev1.ResourceCPU, "50m", "200m", "500m", "1")
 	ask(3, corev1.ResourceMemory, "64Mi", "500Mi", "2Gi")
 	if d.oneIn(10) {
-		q := resource.MustParse(d.of("1", "2"))
+		q := resource.MustParse(d.pick("1", "2"))
 		container.Resources.Requests["example.com/gpu"] = q
 		container.Resources.Limits = corev1.ResourceList{"example.com/gpu": q}
 	}
@@ -163,7 +163,7 @@ func (d *differential) pod(i int) *corev1.Pod {
 		Spec:       corev1.PodSpec{AutomountServiceAccountToken: ptr.To(false), TerminationGracePeriodSeconds: ptr.To[int64](0), Containers: []corev1.Container{container}},
 	}
 	if d.oneIn(8) {
-		p.Spec.NodeSelector = map[string]string{"disk": d.of("ssd", "hdd", "tape")}
+		p.Spec.NodeSelector = map[string]string{"disk": d.pick("ssd", "hdd", "tape")}
 	}
 	if d.oneIn(6) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "dedicated", Operator: corev1.TolerationOpExists}}
@@ -178,18 +178,18 @@ func (d *differential) pod(i int) *corev1.Pod {
 
 func (d *differential) addAffinity(p *corev1.Pod, color string) {
 	term := func(color string) corev1.PodAffinityTerm {
-		return corev1.PodAffinityTerm{TopologyKey: d.of(corev1.LabelHostname, corev1.LabelTopologyZone), LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"color": color}}}
+		return corev1.PodAffinityTerm{TopologyKey: d.pick(corev1.LabelHostname, corev1.LabelTopologyZone), LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"color": color}}}
 	}
 	a := &corev1.Affinity{}
 	if d.oneIn(8) {
 		a.NodeAffinity = &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "size", Operator: corev1.NodeSelectorOpGt, Values: []string{d.of("3", "7")}}}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "size", Operator: corev1.NodeSelectorOpGt, Values: []string{d.pick("3", "7")}}}},
 			{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n03"}}}},
 		}}}
 	}
 	if d.oneIn(20) {
 		a.NodeAffinity = &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-			{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{d.of("n01", "n02", "n99")}}}},
+			{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{d.pick("n01", "n02", "n99")}}}},
 		}}}
 	}
 	if d.oneIn(8) {
@@ -202,7 +202,7 @@ func (d *differential) addAffinity(p *corev1.Pod, color string) {
 		}
 	}
 	if d.oneIn(10) {
-		a.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term(d.of("green", "red"))}}
+		a.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term(d.pick("green", "red"))}}
 	}
 	if d.oneIn(10) {
 		a.PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term(color)}}
@@ -221,12 +221,12 @@ func (d *differential) addSpreading(p *corev1.Pod, color string) {
 		if !d.oneIn(6) {
 			continue
 		}
-		key := d.of(corev1.LabelHostname, corev1.LabelTopologyZone)
+		key := d.pick(corev1.LabelHostname, corev1.LabelTopologyZone)
 		if slices.ContainsFunc(p.Spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool { return c.TopologyKey == key }) {
 			continue
 		}
 		c := corev1.TopologySpreadConstraint{
-			TopologyKey: key, MaxSkew: int32(1 + d.random.IntN(2)), WhenUnsatisfiable: corev1.UnsatisfiableConstraintAction(d.of("DoNotSchedule", "ScheduleAnyway")),
+			TopologyKey: key, MaxSkew: int32(1 + d.random.IntN(2)), WhenUnsatisfiable: corev1.UnsatisfiableConstraintAction(d.pick("DoNotSchedule", "ScheduleAnyway")),
 			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"color": color}},
 		}
 		if d.oneIn(3) {
@@ -274,14 +274,14 @@ func (d *differential) snapshot(without string) *snapshot.Snapshot {
 	return s
 }
 
-// one compares the decisions about one pod, and reports whether upstream placed it.
-func (d *differential) one(pod *corev1.Pod) bool {
+// comparePod compares the decisions about one pod, and reports whether upstream scheduled it.
+func (d *differential) comparePod(pod *corev1.Pod) bool {
 	d.t.Helper()
 	made, err := d.pods.Create(d.ctx, pod, client.WriteOptions{})
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	node, message := d.decided(pod.Name)
+	node, message := d.waitForDecision(pod.Name)
 	info, err := snapshot.NewPodInfo(made)
 	if err != nil {
 		d.t.Fatal(err)
@@ -309,8 +309,8 @@ func (d *differential) one(pod *corev1.Pod) bool {
 	return true
 }
 
-// decided waits for upstream's word about a pod.
-func (d *differential) decided(name string) (node, message string) {
+// waitForDecision waits until upstream has scheduled a pod or marked it unschedulable.
+func (d *differential) waitForDecision(name string) (node, message string) {
 	d.t.Helper()
 	err := wait.PollUntilContextTimeout(d.ctx, 5*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 		p, err := d.pods.Get(ctx, "default", name)
@@ -326,12 +326,12 @@ func (d *differential) decided(name string) (node, message string) {
 		return node != "" || message != "", nil
 	})
 	if err != nil {
-		d.t.Fatalf("%s: upstream decides nothing: %v", name, err)
+		d.t.Fatalf("%s: upstream made no decision: %v", name, err)
 	}
 	return node, message
 }
 
-// message is what skiff tells about a pod that finds no place.
+// message is skiff's message about an unschedulable pod.
 func (d *differential) message(found *decision.Decision, err error) string {
 	var fit *decision.FitError
 	if !errors.As(err, &fit) {

@@ -12,16 +12,17 @@ import (
 	clientset "k8s.io/client-go/kubernetes"
 )
 
-// TestServersShareScheduling starts two servers on one etcd: the scheduler of one of them works, and each pod is bound once. It is killed while
-// pods arrive, and the other takes over: none is left, none is bound twice, no node has more pods than it can hold.
+// TestServersShareScheduling starts two servers on one etcd: the scheduler of one of them is active, and each pod is bound once. It
+// is killed while pods are created, and the other takes over: no pod stays pending, none is bound twice, no node has more pods than
+// it can run.
 func TestServersShareScheduling(t *testing.T) {
 	const nodes, room, wave = 4, 30, 40
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	servers, clients, holder := twoServers(t, "controllers", "kube-scheduler")
-	eventually(ctx, t, "somebody leads", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
+	eventually(ctx, t, "a leader is elected", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
 	first := holder(ctx)
-	// No controller makes it here. The nodes live on with the second server.
+	// No controller creates it here. The nodes use the second server.
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}}
 	if _, err := clients[1].CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -37,7 +38,7 @@ func TestServersShareScheduling(t *testing.T) {
 			}
 		}
 	}
-	// bound counts the pods that have a node, all and by node.
+	// bound counts the pods that have a node, in total and by node.
 	bound := func(ctx context.Context) (all int, byNode map[string]int, err error) {
 		pods, err := clients[1].CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -58,17 +59,17 @@ func TestServersShareScheduling(t *testing.T) {
 		return all == wave, err
 	})
 	create(clients[0], "two", 0, wave/2)
-	// The first server was there before the second: it leads.
+	// The first server started before the second: it is the leader.
 	servers[0].Server[0].Kill()
 	create(clients[1], "two", wave/2, wave)
-	eventually(ctx, t, "the other leads and binds the second wave", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "the other server is elected and binds the second wave", func(ctx context.Context) (bool, error) {
 		all, _, err := bound(ctx)
 		return all == 2*wave, err
 	})
 	if now := holder(ctx); now == first || now == "" {
 		t.Errorf("the lease is held by %q, and was by %q", now, first)
 	}
-	// There is room for 40 more only.
+	// The nodes can take only 40 more.
 	create(clients[1], "three", 0, 2*wave)
 	eventually(ctx, t, "the nodes are full", func(ctx context.Context) (bool, error) {
 		all, _, err := bound(ctx)
@@ -80,10 +81,10 @@ func TestServersShareScheduling(t *testing.T) {
 	}
 	for node, pods := range byNode {
 		if pods > room {
-			t.Errorf("%d pods are on %s, which has room for %d", pods, node, room)
+			t.Errorf("%d pods are on %s, which can run %d", pods, node, room)
 		}
 	}
-	// Whoever binds a pod says so. The first server may have been killed before it could.
+	// The scheduler that binds a pod records an event. The first server may have been killed before it could.
 	events, err := clients[1].CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=Scheduled"})
 	if err != nil {
 		t.Fatal(err)

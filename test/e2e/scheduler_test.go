@@ -23,14 +23,14 @@ import (
 	"skiff/test/cluster"
 )
 
-// schedulerWorld is skiff's API server as a process, with skiff's scheduler and hollow nodes beside it in the test.
-type schedulerWorld struct {
+// schedulerCluster is skiff's API server as a process, with skiff's scheduler and hollow nodes in the test process.
+type schedulerCluster struct {
 	client    *client.Client
 	pods      client.Resource[*corev1.Pod]
 	scheduler *scheduler.Scheduler
 }
 
-func startSchedulerWorld(t testing.TB, nodes hollow.Config) *schedulerWorld {
+func startSchedulerCluster(t testing.TB, nodes hollow.Config) *schedulerCluster {
 	t.Helper()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -66,12 +66,12 @@ func startSchedulerWorld(t testing.TB, nodes hollow.Config) *schedulerWorld {
 	if err := informers.WaitForSync(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// No controller makes it here.
+	// No controller creates it here.
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}}
 	if _, err := client.For[*corev1.ServiceAccount](cl).Create(ctx, account, client.WriteOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-	return &schedulerWorld{client: cl, pods: client.For[*corev1.Pod](cl), scheduler: s}
+	return &schedulerCluster{client: cl, pods: client.For[*corev1.Pod](cl), scheduler: s}
 }
 
 func pendingPod(name, cpu string) *corev1.Pod {
@@ -83,7 +83,7 @@ func pendingPod(name, cpu string) *corev1.Pod {
 	}
 }
 
-func (w *schedulerWorld) until(t testing.TB, what string, done func() (bool, error)) {
+func (w *schedulerCluster) until(t testing.TB, what string, done func() (bool, error)) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return done() })
 	if err != nil {
@@ -91,7 +91,7 @@ func (w *schedulerWorld) until(t testing.TB, what string, done func() (bool, err
 	}
 }
 
-func (w *schedulerWorld) phases(t testing.TB) (running int, byNode map[string]int) {
+func (w *schedulerCluster) phases(t testing.TB) (running int, byNode map[string]int) {
 	t.Helper()
 	all, _, err := w.pods.List(t.Context(), "default", client.Selector{})
 	if err != nil {
@@ -109,11 +109,11 @@ func (w *schedulerWorld) phases(t testing.TB) (running int, byNode map[string]in
 	return running, byNode
 }
 
-// TestSchedulerOnHollowNodes schedules pods to hollow nodes through a real server: they run, spread, wait with a reason, preempt,
-// and go away.
+// TestSchedulerOnHollowNodes schedules pods to hollow nodes through a real server: they run, spread, stay pending with a reason,
+// preempt, and are deleted.
 func TestSchedulerOnHollowNodes(t *testing.T) {
 	const nodes, load = 20, 200
-	w := startSchedulerWorld(t, hollow.Config{Nodes: nodes, CPU: "4", Zones: 3})
+	w := startSchedulerCluster(t, hollow.Config{Nodes: nodes, CPU: "4", Zones: 3})
 	ctx := t.Context()
 	began := time.Now()
 	for i := range load {
@@ -155,7 +155,7 @@ func TestSchedulerOnHollowNodes(t *testing.T) {
 		})
 		e, err := w.scheduler.Why("default", "giant")
 		if err != nil || len(e.Verdicts) != nodes || len(e.Changes) == 0 {
-			t.Errorf("Why tells %+v, %v", e, err)
+			t.Errorf("Why returns %+v, %v", e, err)
 		}
 		if err := w.pods.Delete(ctx, "default", "giant", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -176,7 +176,7 @@ func TestSchedulerOnHollowNodes(t *testing.T) {
 			p, err := w.pods.Get(ctx, "default", "urgent")
 			return err == nil && p.Status.Phase == corev1.PodRunning, err
 		})
-		// 1000m were free on every node: two pods of 300m had to go, not more.
+		// 1000m were free on every node: exactly two pods of 300m had to be preempted.
 		w.until(t, "two pods are gone", func() (bool, error) { running, _ := w.phases(t); return running == load-2+1, nil })
 	})
 

@@ -13,8 +13,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestSkiffSchedulesForUpstream puts skiff's scheduler and hollow nodes beside upstream's API server, which cannot tell them from
-// its own: pods get nodes and run, and one that fits nowhere is told why in upstream's words.
+// TestSkiffSchedulesForUpstream runs skiff's scheduler and hollow nodes with upstream's API server: pods get nodes and run, and an
+// unschedulable pod has upstream's message.
 func TestSkiffSchedulesForUpstream(t *testing.T) {
 	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--disable-admission-plugins=ServiceAccount")
 	if err != nil {
@@ -49,7 +49,7 @@ func TestSkiffSchedulesForUpstream(t *testing.T) {
 	}
 	eventually(ctx, t, "twelve pods run and one does not", func(ctx context.Context) (bool, error) {
 		if part.Exited() {
-			return false, fmt.Errorf("the scheduler ended:\n%s", part.Log(20))
+			return false, fmt.Errorf("the scheduler exited:\n%s", part.Log(20))
 		}
 		pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 		if err != nil {

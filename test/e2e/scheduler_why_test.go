@@ -28,8 +28,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// asking is a cluster with a few hollow nodes, and users who may ask the scheduler and who may not.
-type asking struct {
+// whyTest is a cluster with a few hollow nodes, and users with and without permission to query the scheduler.
+type whyTest struct {
 	t       *testing.T
 	ctx     context.Context
 	cluster *cluster.Cluster
@@ -39,7 +39,7 @@ type asking struct {
 	flags []string
 }
 
-func startAsking(t *testing.T, flags ...string) *asking {
+func startWhyTest(t *testing.T, flags ...string) *whyTest {
 	t.Helper()
 	c, err := cluster.Skiff(t.TempDir(), flags...)
 	if err != nil {
@@ -55,7 +55,7 @@ func startAsking(t *testing.T, flags ...string) *asking {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
-	a := &asking{t: t, ctx: ctx, cluster: c, client: clientset.NewForConfigOrDie(config), config: config}
+	a := &whyTest{t: t, ctx: ctx, cluster: c, client: clientset.NewForConfigOrDie(config), config: config}
 	a.must(a.client.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
 	eventually(ctx, t, "the nodes are there", func(ctx context.Context) (bool, error) {
 		nodes, err := a.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -64,15 +64,15 @@ func startAsking(t *testing.T, flags ...string) *asking {
 	return a
 }
 
-func (a *asking) must(_ any, err error) {
+func (a *whyTest) must(_ any, err error) {
 	a.t.Helper()
 	if err != nil {
 		a.t.Fatal(err)
 	}
 }
 
-// token makes a service account and a token of it.
-func (a *asking) token(name string) string {
+// token creates a service account and a token of it.
+func (a *whyTest) token(name string) string {
 	a.t.Helper()
 	a.must(a.client.CoreV1().ServiceAccounts("default").Create(a.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))
 	request, err := a.client.CoreV1().ServiceAccounts("default").CreateToken(a.ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -81,7 +81,7 @@ func (a *asking) token(name string) string {
 }
 
 // user writes the kubeconfig of a service account.
-func (a *asking) user(name string) string {
+func (a *whyTest) user(name string) string {
 	a.t.Helper()
 	config := clientcmdapi.NewConfig()
 	config.Clusters["c"] = &clientcmdapi.Cluster{Server: a.config.Host, CertificateAuthorityData: a.config.CAData, CertificateAuthority: a.config.CAFile}
@@ -95,8 +95,8 @@ func (a *asking) user(name string) string {
 	return path
 }
 
-// grant lets a service account do something in its namespace.
-func (a *asking) grant(name string, rules ...rbacv1.PolicyRule) {
+// grant gives a service account permissions in its namespace.
+func (a *whyTest) grant(name string, rules ...rbacv1.PolicyRule) {
 	a.t.Helper()
 	a.must(a.client.RbacV1().Roles("default").Create(a.ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}))
 	a.must(a.client.RbacV1().RoleBindings("default").Create(a.ctx, &rbacv1.RoleBinding{
@@ -105,8 +105,8 @@ func (a *asking) grant(name string, rules ...rbacv1.PolicyRule) {
 	}, metav1.CreateOptions{}))
 }
 
-// skiff runs the program as a user would.
-func (a *asking) skiff(kubeconfig, input string, args ...string) (string, error) {
+// skiff runs the program with a user's kubeconfig.
+func (a *whyTest) skiff(kubeconfig, input string, args ...string) (string, error) {
 	a.t.Helper()
 	root, err := cluster.Root()
 	if err != nil {
@@ -150,14 +150,14 @@ metadata: {name: giant}
 spec: {containers: [{name: c, image: pause, resources: {requests: {cpu: "5"}}}]}
 `
 
-// answers checks what users are told, whoever serves it.
-func (a *asking) answers() {
+// checkResponses checks the responses to users, whichever process serves them.
+func (a *whyTest) checkResponses() {
 	t := a.t
 	t.Helper()
 	for name, cpu := range map[string]string{"small": "500m", "giant": "5"} {
 		a.must(a.client.CoreV1().Pods("default").Create(a.ctx, pendingPod(name, cpu), metav1.CreateOptions{}))
 	}
-	eventually(a.ctx, t, "the pods are decided about", func(ctx context.Context) (bool, error) {
+	eventually(a.ctx, t, "the scheduler has decided about the pods", func(ctx context.Context) (bool, error) {
 		small, err := a.client.CoreV1().Pods("default").Get(ctx, "small", metav1.GetOptions{})
 		if err != nil || small.Spec.NodeName == "" {
 			return false, err
@@ -202,18 +202,18 @@ func (a *asking) answers() {
 	}
 	pods, err := a.client.CoreV1().Pods("").List(a.ctx, metav1.ListOptions{})
 	if err != nil || len(pods.Items) != 2 {
-		t.Errorf("asking has made pods: there are %d, %v", len(pods.Items), err)
+		t.Errorf("queries have created pods: there are %d, %v", len(pods.Items), err)
 	}
 }
 
-// TestWhy asks the scheduler inside a server, through the API server.
+// TestWhy queries the scheduler inside a server, through the API server.
 func TestWhy(t *testing.T) {
-	a := startAsking(t, "--without=controllers")
-	a.answers()
+	a := startWhyTest(t, "--without=controllers")
+	a.checkResponses()
 	data, err := a.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(a.ctx)
 	a.must(data, err)
 	checkSchedulerMetrics(t, string(data))
-	// What is not there is not found, and what is there takes its own methods only.
+	// Unknown paths are not found, and known paths accept their own methods only.
 	for path, want := range map[string]int{"pods/small": 404, "whatifs": 405, "pods/small/why/more": 404} {
 		var code int
 		a.client.CoreV1().RESTClient().Get().AbsPath(scheduler.Root + "v1/namespaces/default/" + path).Do(a.ctx).StatusCode(&code)
@@ -223,25 +223,25 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// TestWhyAlone asks a scheduler that runs alone, at its own port.
-func TestWhyAlone(t *testing.T) {
-	a := startAsking(t)
+// TestWhyStandalone queries a standalone scheduler at its own port.
+func TestWhyStandalone(t *testing.T) {
+	a := startWhyTest(t)
 	directory := filepath.Join(a.cluster.Dir, "data/pki")
-	authority, err := pki.ReadCA(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
-	a.must(authority, err)
-	pair, err := authority.Issue(pki.NodeServing("scheduler", []string{"localhost"}, nil), time.Now())
+	ca, err := pki.ReadCA(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
+	a.must(ca, err)
+	pair, err := ca.Issue(pki.NodeServing("scheduler", []string{"localhost"}, nil), time.Now())
 	a.must(pair, err)
 	files := t.TempDir()
-	for name, data := range map[string][]byte{"tls.crt": pair.Cert, "tls.key": pair.Key, "ca.crt": authority.Cert} {
+	for name, data := range map[string][]byte{"tls.crt": pair.Cert, "tls.key": pair.Key, "ca.crt": ca.Cert} {
 		if err := os.WriteFile(filepath.Join(files, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	port, err := cluster.FreePort()
 	a.must(port, err)
-	part, err := a.cluster.OwnScheduler("--leader-elect", "--bind-address=127.0.0.1", fmt.Sprint("--secure-port=", port),
+	process, err := a.cluster.OwnScheduler("--leader-elect", "--bind-address=127.0.0.1", fmt.Sprint("--secure-port=", port),
 		"--tls-cert-file="+files+"/tls.crt", "--tls-private-key-file="+files+"/tls.key")
-	a.must(part, err)
+	a.must(process, err)
 	url := fmt.Sprint("https://localhost:", port)
 	a.flags = []string{"--scheduler", url, "--scheduler-ca", files + "/ca.crt"}
 
@@ -264,13 +264,13 @@ func TestWhyAlone(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	eventually(a.ctx, t, "the scheduler is ready", func(context.Context) (bool, error) {
-		if part.Exited() {
-			return false, fmt.Errorf("it ended:\n%s", part.Log(20))
+		if process.Exited() {
+			return false, fmt.Errorf("the scheduler exited:\n%s", process.Log(20))
 		}
 		code, _ := get("/readyz")
 		return code == http.StatusOK, nil
 	})
-	a.answers()
+	a.checkResponses()
 	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
 		if code, body := get(path); code != http.StatusOK || body != "ok" {
 			t.Errorf("%s: %d %s", path, code, body)
@@ -283,7 +283,7 @@ func TestWhyAlone(t *testing.T) {
 	checkSchedulerMetrics(t, metrics)
 }
 
-// checkSchedulerMetrics looks for what dashboards and alerts look for.
+// checkSchedulerMetrics checks for the metrics that dashboards and alerts use.
 func checkSchedulerMetrics(t *testing.T, text string) {
 	t.Helper()
 	for _, want := range []string{

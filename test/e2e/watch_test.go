@@ -19,8 +19,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestWatch lets many watchers, on connections of their own and on shared ones, follow the same writes through each HTTP/2 server: every
-// watcher gets every event once and in order, whether it was there from the beginning or resumes in the middle.
+// TestWatch starts many watchers, on separate and on shared connections, that watch the same writes through each HTTP/2 server: every
+// watcher gets every event once and in order, also when it resumes.
 func TestWatch(t *testing.T) {
 	for _, server := range http2Servers {
 		for _, contentType := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
@@ -36,13 +36,13 @@ func TestWatch(t *testing.T) {
 					t.Fatal(err)
 				}
 				config.ContentType, config.RateLimiter = contentType, flowcontrol.NewFakeAlwaysRateLimiter()
-				followWrites(t, config)
+				watchWrites(t, config)
 			})
 		}
 	}
 }
 
-func followWrites(t *testing.T, config *rest.Config) {
+func watchWrites(t *testing.T, config *rest.Config) {
 	const watchers, objects = 20, 150
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -63,7 +63,7 @@ func followWrites(t *testing.T, config *rest.Config) {
 	var group errgroup.Group
 	for i := range watchers {
 		client := k
-		if i%2 == 1 { // a connection of its own
+		if i%2 == 1 { // a separate connection
 			own := rest.CopyConfig(config)
 			own.UserAgent = "watcher-" + strconv.Itoa(i)
 			own.Dial = new(net.Dialer).DialContext // client-go shares connections between equal configurations

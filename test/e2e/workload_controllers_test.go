@@ -20,8 +20,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestWorkloadControllers lets skiff's own controllers, in this process and over the network, roll a Deployment of 100 replicas out
-// and back.
+// TestWorkloadControllers runs skiff's own controllers, in this process and over the network: a Deployment of 100 replicas is rolled
+// out and back.
 func TestWorkloadControllers(t *testing.T) {
 	const replicas = 100
 	c, err := cluster.Skiff(t.TempDir())
@@ -86,7 +86,7 @@ func rollOutAndBack(t *testing.T, c *cluster.Cluster, replicas int32) {
 	if err != nil || d.Annotations["deployment.kubernetes.io/revision"] != "3" {
 		t.Errorf("revision %q after a roll back, want 3; %v", d.Annotations["deployment.kubernetes.io/revision"], err)
 	}
-	eventually(ctx, t, "events tell of the rollout", func(ctx context.Context) (bool, error) {
+	eventually(ctx, t, "events report the rollout", func(ctx context.Context) (bool, error) {
 		events, err := k.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Deployment,reason=ScalingReplicaSet"})
 		return err == nil && len(events.Items) > 2, err
 	})
@@ -105,7 +105,7 @@ func ensureAccount(ctx context.Context, t *testing.T, k clientset.Interface) {
 	}
 }
 
-// bindAll is a scheduler that knows one node.
+// bindAll binds every pending pod to one node.
 func bindAll(ctx context.Context, k clientset.Interface) {
 	for ctx.Err() == nil {
 		w, err := k.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{ResourceVersion: "0", FieldSelector: "spec.nodeName="})
@@ -122,9 +122,9 @@ func bindAll(ctx context.Context, k clientset.Interface) {
 	}
 }
 
-// TestTakeOver lets upstream's controllers make sets, revisions and pods, then skiff's look at them and change the deployment, then upstream's
-// again: whoever takes over finds nothing to do. The names hold hashes of templates; if one differed, every workload of a cluster would
-// be started anew.
+// TestTakeOver lets upstream's controllers create replica sets, revisions and pods, then skiff's take over and change the
+// deployment, then upstream's take over again: after each change there is nothing to write. Names contain hashes of pod templates;
+// if one differed, every workload of a cluster would be restarted.
 func TestTakeOver(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -161,7 +161,7 @@ func TestTakeOver(t *testing.T) {
 	logging := map[string]string{"app": "log"}
 	daemonTemplate := *template.DeepCopy()
 	daemonTemplate.Labels = logging
-	daemonTemplate.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // no controller says that the node is ready
+	daemonTemplate.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // no controller marks the node ready
 	daemon := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "log"}, Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: logging}, Template: daemonTemplate}}
 	if _, err := k.AppsV1().DaemonSets("default").Create(ctx, daemon, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func assertSame(t *testing.T, who string, before, after map[string]string) {
 	t.Helper()
 	for name, revision := range after {
 		if before[name] != revision {
-			t.Errorf("%s moved %s from %q to %s", who, name, before[name], revision)
+			t.Errorf("%s changed %s from resourceVersion %q to %s", who, name, before[name], revision)
 		}
 	}
 	if len(after) != len(before) {
@@ -219,7 +219,7 @@ func assertSame(t *testing.T, who string, before, after map[string]string) {
 	}
 }
 
-// written returns the revisions of everything the controllers write.
+// written returns the resourceVersions of all objects that the controllers write.
 func written(ctx context.Context, t *testing.T, k clientset.Interface) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -28,7 +28,7 @@ func kubernetes(t *testing.T) string {
 	return strings.TrimSpace(string(dir))
 }
 
-// definitions reads skiff's, which are blocks of a name and its schema.
+// definitions reads skiff's definitions, which are blocks of a name and its schema.
 func definitions(t *testing.T) map[string]any {
 	t.Helper()
 	names, err := filepath.Glob(root + "/internal/openapi/definitions/*.txt")
@@ -58,8 +58,8 @@ func decode(t *testing.T, text []byte) any {
 	return v
 }
 
-// Each of skiff's schemas must be the one that upstream generates from the same types: descriptions, defaults, enums, list
-// types and all.
+// Each of skiff's schemas must equal the one that upstream generates from the same types, including descriptions, defaults, enums
+// and list types.
 func TestDefinitionsAreUpstreams(t *testing.T) {
 	all := generated.GetOpenAPIDefinitions(func(name string) spec.Ref { return spec.MustCreateRef("#/components/schemas/" + name) })
 	ours := definitions(t)
@@ -77,7 +77,7 @@ func TestDefinitionsAreUpstreams(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Upstream adds kinds when it serves; the documents' comparison sees them.
+		// Upstream adds kinds when it serves; TestDocumentsAreUpstreams compares those.
 		delete(got.(map[string]any), "x-kubernetes-group-version-kind")
 		report(t, name, got, decode(t, text))
 	}
@@ -124,7 +124,7 @@ func TestDocumentsAreUpstreams(t *testing.T) {
 			}
 		}
 	}
-	// Upstream names the options of versions it no longer serves; skiff those it serves.
+	// Upstream lists the options of versions it no longer serves; skiff only those it serves.
 	for _, name := range []string{"DeleteOptions", "WatchEvent"} {
 		for _, doc := range []map[string]any{got, want} {
 			delete(doc["definitions"].(map[string]any)["io.k8s.apimachinery.pkg.apis.meta.v1."+name].(map[string]any), "x-kubernetes-group-version-kind")
@@ -133,14 +133,14 @@ func TestDocumentsAreUpstreams(t *testing.T) {
 	report(t, "v2", got, want)
 }
 
-// unstable names what skiff does not serve: versions before the first stable one, groups without any, and the server's logs.
+// unstable reports paths that skiff does not serve: versions before the first stable one, groups without any, and the server's logs.
 func unstable(path string) bool {
 	return strings.Contains(path, "alpha") || strings.Contains(path, "beta") || strings.HasPrefix(path, "log") ||
 		path == "apis__internal.apiserver.k8s.io" || path == "apis__lifecycle.k8s.io"
 }
 
-// published leaves out what upstream's published documents and a server of default settings differ in: the documents are
-// made with CBOR switched on and enums switched off.
+// published removes the differences between upstream's published documents and a server with default settings: the documents are
+// generated with CBOR enabled and enums disabled.
 func published(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -168,7 +168,7 @@ func published(v any) any {
 	return v
 }
 
-// report names the differing places.
+// report reports each path where the documents differ.
 func report(t *testing.T, path string, got, want any) {
 	t.Helper()
 	a, ok := got.(map[string]any)
@@ -188,7 +188,7 @@ func report(t *testing.T, path string, got, want any) {
 	}
 	for key := range a {
 		if _, ok := b[key]; !ok {
-			t.Errorf("%s: %s is too much", path, key)
+			t.Errorf("%s: %s is unexpected", path, key)
 		}
 	}
 }

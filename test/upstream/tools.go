@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package upstream pins the upstream programs that skiff is compared with and
-// judged by. They are built from their Go modules, never copied into the tree.
+// Package upstream pins the upstream programs that skiff is compared with and tested by. They are built from their Go modules, never
+// copied into the tree.
 package upstream
 
 import (

@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// gateLimit is how many percent the gatekeeper may add to a create.
-	gateLimit = 15
-	// gateRounds are taken on both servers in turn, so that what else the machine does falls on both.
-	gateRounds = 12
-	benchUser  = "bench-user"
+	// accessLimit is how many percent of server CPU the checks may add to a create.
+	accessLimit = 15
+	// accessRounds alternate between both servers, so that other load on the host affects both.
+	accessRounds = 12
+	benchUser    = "bench-user"
 )
 
-// measureGate measures what RBAC, admission, audit and fairness together add to a create: two servers, one with everything as it is by
-// default and an audit log, one with nothing of it, and the same creates by a user without privileges of its own.
-func measureGate(side, dir string, o options) ([]Row, error) {
+// measureAccessControl measures what RBAC, admission, audit and fairness together add to a create: two servers, one with defaults
+// and an audit log, one with all of them disabled, and the same creates by an unprivileged user.
+func measureAccessControl(side, dir string, o options) ([]Row, error) {
 	if side != "skiff" {
-		return nil, nil // skiff against itself
+		return nil, nil // compares skiff with itself
 	}
 	tokens := filepath.Join(dir, "tokens.csv")
 	policy := filepath.Join(dir, "audit.yaml")
@@ -41,53 +41,53 @@ func measureGate(side, dir string, o options) ([]Row, error) {
 	if err := os.WriteFile(tokens, []byte(benchUser+"-token,"+benchUser+",1\n"), 0o600); err != nil {
 		return nil, err
 	}
-	// One event for each request, when it has been answered: the policy that Kubernetes' own documentation begins with.
+	// One event per request, at stage ResponseComplete: the first example policy of Kubernetes' documentation.
 	const metadata = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"
 	if err := os.WriteFile(policy, []byte(metadata), 0o600); err != nil {
 		return nil, err
 	}
-	rules, _ := admission.Names()
+	pluginNames, _ := admission.Names()
 	profiling := fmt.Sprintf("--profiling=%t", o.profiles != "")
-	guarded, err := newGateSide(filepath.Join(dir, "guarded"), o,
+	withChecks, err := newAccessServer(filepath.Join(dir, "with-checks"), o,
 		profiling, "--token-auth-file="+tokens, "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(dir, "audit.log"))
 	if err != nil {
 		return nil, err
 	}
-	defer guarded.cluster.Stop()
-	open, err := newGateSide(filepath.Join(dir, "open"), o,
+	defer withChecks.cluster.Stop()
+	withoutChecks, err := newAccessServer(filepath.Join(dir, "without-checks"), o,
 		profiling, "--token-auth-file="+tokens, "--authorization-mode=AlwaysAllow", "--enable-priority-and-fairness=false",
-		"--disable-admission-plugins="+strings.Join(rules, ","))
+		"--disable-admission-plugins="+strings.Join(pluginNames, ","))
 	if err != nil {
 		return nil, err
 	}
-	defer open.cluster.Stop()
-	if err := guarded.allow(); err != nil {
+	defer withoutChecks.cluster.Stop()
+	if err := withChecks.allow(); err != nil {
 		return nil, err
 	}
-	sides := []*gateSide{guarded, open}
+	sides := []*accessServer{withChecks, withoutChecks}
 	var rows []Row
 	var all [2]time.Duration
 	for _, kind := range []string{"configmap", "pod"} {
 		if err := rounds(sides, kind); err != nil {
 			return nil, fmt.Errorf("create %s: %w", kind, err)
 		}
-		used := [2]time.Duration{guarded.usual(), open.usual()}
+		used := [2]time.Duration{withChecks.median(), withoutChecks.median()}
 		all[0], all[1] = all[0]+used[0], all[1]+used[1]
-		name := "create " + kind + " by a plain user"
+		name := "create " + kind + " by an unprivileged user"
 		rows = append(rows,
-			Row{Name: name + ", guarded: server CPU", Value: float64(used[0].Nanoseconds()) / 1000, Unit: "µs"},
-			Row{Name: name + ", unguarded: server CPU", Value: float64(used[1].Nanoseconds()) / 1000, Unit: "µs"},
-			Row{Name: name + ": added by RBAC, admission, audit, fairness", Value: added(used), Unit: "%", Limit: gateLimit})
+			Row{Name: name + ", with access control: server CPU", Value: float64(used[0].Nanoseconds()) / 1000, Unit: "µs"},
+			Row{Name: name + ", without access control: server CPU", Value: float64(used[1].Nanoseconds()) / 1000, Unit: "µs"},
+			Row{Name: name + ": added by RBAC, admission, audit, fairness", Value: addedPercent(used), Unit: "%", Limit: accessLimit})
 	}
-	return append(rows, Row{Name: "RBAC + admission + audit + fairness: added server CPU of a create", Value: added(all), Unit: "%", Limit: gateLimit}), nil
+	return append(rows, Row{Name: "RBAC + admission + audit + fairness: added server CPU of a create", Value: addedPercent(all), Unit: "%", Limit: accessLimit}), nil
 }
 
-// rounds lets both sides create objects in turn, each going first as often as the other.
-func rounds(sides []*gateSide, kind string) error {
+// rounds alternates creates between both servers; each goes first equally often.
+func rounds(sides []*accessServer, kind string) error {
 	for _, side := range sides {
 		side.used = nil
 	}
-	for round := range gateRounds + 2 {
+	for round := range accessRounds + 2 {
 		for i := range sides {
 			side := sides[(round+i)%len(sides)]
 			used, err := side.create(kind, round)
@@ -95,25 +95,27 @@ func rounds(sides []*gateSide, kind string) error {
 				return err
 			}
 			if round > 1 { // the first ones warm both up
-				side.used = append(side.used, used/time.Duration(side.requests/gateRounds))
+				side.used = append(side.used, used/time.Duration(side.requests/accessRounds))
 			}
 		}
 	}
 	return nil
 }
 
-func added(used [2]time.Duration) float64 { return (float64(used[0])/float64(used[1]) - 1) * 100 }
+func addedPercent(used [2]time.Duration) float64 {
+	return (float64(used[0])/float64(used[1]) - 1) * 100
+}
 
-// gateSide is one of the two servers.
-type gateSide struct {
+// accessServer is one of the two servers that are compared.
+type accessServer struct {
 	*bench
 	name  string
-	used  []time.Duration // a create, in each round
+	used  []time.Duration // CPU per create, by round
 	user  *clientset.Clientset
 	admin *clientset.Clientset
 }
 
-func newGateSide(dir string, o options, flags ...string) (*gateSide, error) {
+func newAccessServer(dir string, o options, flags ...string) (*accessServer, error) {
 	c, err := cluster.Skiff(dir, flags...)
 	if err != nil {
 		return nil, err
@@ -123,7 +125,7 @@ func newGateSide(dir string, o options, flags ...string) (*gateSide, error) {
 		c.Stop()
 		return nil, err
 	}
-	side := &gateSide{bench: b, name: filepath.Base(dir)}
+	side := &accessServer{bench: b, name: filepath.Base(dir)}
 	if side.admin, err = b.client(protobufType); err != nil {
 		c.Stop()
 		return nil, err
@@ -138,14 +140,14 @@ func newGateSide(dir string, o options, flags ...string) (*gateSide, error) {
 	return side, nil
 }
 
-// usual is what a create costs in half of the rounds at most: what the machine does besides falls on some of them.
-func (s *gateSide) usual() time.Duration {
+// median is the median CPU time of a create over all rounds, so that other load on the host does not count.
+func (s *accessServer) median() time.Duration {
 	slices.Sort(s.used)
 	return s.used[len(s.used)/2]
 }
 
-// allow gives the user what it needs, and its pods the service account that a controller would make.
-func (s *gateSide) allow() error {
+// allow gives the user its permissions, and its pods the service account that a controller would create.
+func (s *accessServer) allow() error {
 	ctx := context.Background()
 	if _, err := s.admin.RbacV1().RoleBindings("default").Create(ctx, &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: benchUser},
@@ -158,19 +160,19 @@ func (s *gateSide) allow() error {
 	return err
 }
 
-// create makes a share of the requests and returns the server's CPU.
-func (s *gateSide) create(kind string, round int) (time.Duration, error) {
+// create sends one round of requests and returns the server's CPU time.
+func (s *accessServer) create(kind string, round int) (time.Duration, error) {
 	ctx := context.Background()
-	n := s.requests / gateRounds
+	n := s.requests / accessRounds
 	used, _, err := s.cpu(s.name+" "+kind, func() error {
 		return s.parallel(n, func(i int) error {
-			name := fmt.Sprintf("gate-%d-%d", round, i)
+			name := fmt.Sprintf("bench-%d-%d", round, i)
 			if kind == "configmap" {
 				_, err := s.user.CoreV1().ConfigMaps("default").Create(ctx, configMap(name), metav1.CreateOptions{})
 				return err
 			}
 			p := pod(name)
-			// The token volume would make the object larger; that is not the gatekeeper's doing.
+			// The token volume would make the object larger, which is not a cost of access control.
 			p.Spec.AutomountServiceAccountToken = new(bool)
 			_, err := s.user.CoreV1().Pods("default").Create(ctx, p, metav1.CreateOptions{})
 			return err

@@ -16,64 +16,64 @@ import (
 	"skiff/test/world"
 )
 
-// side is a control plane on which the story is played.
-type side struct {
+// scriptRun is a run of the script on one control plane.
+type scriptRun struct {
 	name    string
 	cluster *cluster.Cluster
-	// lost is the process that plays the node that falls silent.
-	lost *cluster.Process
-	dir  string
-	said []string
-	// end is what there is in the end.
-	end []string
+	// lost is the hollow node that stops reporting.
+	lost    *cluster.Process
+	dir     string
+	outputs []string
+	// final lists the objects after the last command.
+	final []string
 }
 
-// TestStory leads workloads through their lives with kubectl on three control planes: upstream's whole; upstream's with skiff's controllers in
-// place of its own, beside upstream's scheduler; and skiff's. What kubectl says is the same everywhere, and so is, field by field, what
-// there is in the end.
-func TestStory(t *testing.T) {
-	s := readStory(t, "testdata/controllers/life.story")
-	var sides []*side
-	var playing sync.WaitGroup
-	for _, way := range storyWays {
-		side := way.start(t)
-		sides = append(sides, side)
-		playing.Go(side.player(t, s))
+// TestWorkloadLifecycle creates, updates and deletes workloads with kubectl on three control planes: upstream's; upstream's with
+// skiff's controllers in place of its own; and skiff's. The output of kubectl must be the same everywhere, and so must all fields of
+// the objects after the last command.
+func TestWorkloadLifecycle(t *testing.T) {
+	s := readScript(t, "testdata/controllers/lifecycle.script")
+	var runs []*scriptRun
+	var running sync.WaitGroup
+	for _, controlPlane := range controlPlanes {
+		scriptRun := controlPlane.start(t)
+		runs = append(runs, scriptRun)
+		running.Go(scriptRun.start(t, s))
 	}
-	playing.Wait()
-	want := sides[0]
-	want.end = storyEnd(t, want.cluster)
-	for _, got := range sides[1:] {
-		got.end = storyEnd(t, got.cluster)
+	running.Wait()
+	want := runs[0]
+	want.final = finalObjects(t, want.cluster)
+	for _, got := range runs[1:] {
+		got.final = finalObjects(t, got.cluster)
 		t.Run(got.name, func(t *testing.T) {
 			for i, command := range s.commands {
-				if got.said[i] != want.said[i] {
-					t.Errorf("line %d: $ %s\n%s", s.lines[i], command, difference(got.said[i], want.said[i]))
+				if got.outputs[i] != want.outputs[i] {
+					t.Errorf("line %d: $ %s\n%s", s.lines[i], command, difference(got.outputs[i], want.outputs[i]))
 				}
 			}
-			if more, less := onlyIn(got.end, want.end), onlyIn(want.end, got.end); len(more)+len(less) > 0 {
-				t.Errorf("in the end there is\n+ %s\nand there is not\n- %s", strings.Join(more, "\n+ "), strings.Join(less, "\n- "))
+			if more, less := onlyIn(got.final, want.final), onlyIn(want.final, got.final); len(more)+len(less) > 0 {
+				t.Errorf("unexpected objects after the last command:\n+ %s\nmissing objects:\n- %s", strings.Join(more, "\n+ "), strings.Join(less, "\n- "))
 			}
 		})
 	}
 	for i, command := range s.commands {
-		if strings.HasPrefix(command, "kubectl wait") && strings.Contains(want.said[i], "timed out") {
-			t.Errorf("line %d: upstream itself did not get there: $ %s\n%s", s.lines[i], command, want.said[i])
+		if strings.HasPrefix(command, "kubectl wait") && strings.Contains(want.outputs[i], "timed out") {
+			t.Errorf("line %d: upstream itself timed out: $ %s\n%s", s.lines[i], command, want.outputs[i])
 		}
 	}
-	t.Logf("%d commands, %d objects in the end", len(s.commands), len(want.end))
+	t.Logf("%d commands, %d objects after the last", len(s.commands), len(want.final))
 }
 
-// TestStoryAlone plays the story on skiff alone: every command does what it should, or fails as it should.
-func TestStoryAlone(t *testing.T) {
-	s := readStory(t, "testdata/controllers/life.story")
-	side := storyWays[len(storyWays)-1].start(t)
-	side.player(t, s)()
-	// What is not there, or no longer, and a rollback of what is paused.
+// TestWorkloadLifecycleOnSkiff runs the script on skiff only: every command succeeds or fails as expected.
+func TestWorkloadLifecycleOnSkiff(t *testing.T) {
+	s := readScript(t, "testdata/controllers/lifecycle.script")
+	scriptRun := controlPlanes[len(controlPlanes)-1].start(t)
+	scriptRun.start(t, s)()
+	// Objects that do not exist, and a rollback of a paused deployment.
 	fails := []string{"kubectl rollout undo deployment/web --to-revision=7", "kubectl rollout undo deployment/web --to-revision=2", "kubectl get namespace doomed"}
 	for i, command := range s.commands {
-		if failed := !strings.HasSuffix(side.said[i], "[exit 0]") && !strings.HasPrefix(command, "lose "); failed != slices.Contains(fails, command) {
-			t.Errorf("line %d: $ %s\n%s", s.lines[i], command, side.said[i])
+		if failed := !strings.HasSuffix(scriptRun.outputs[i], "[exit 0]") && !strings.HasPrefix(command, "lose "); failed != slices.Contains(fails, command) {
+			t.Errorf("line %d: $ %s\n%s", s.lines[i], command, scriptRun.outputs[i])
 		}
 	}
 	for line, want := range map[string]string{
@@ -81,45 +81,45 @@ func TestStoryAlone(t *testing.T) {
 		"kubectl drain a-2 --pod-selector=app=web --timeout=55s >drain.txt 2>&1; echo $?; tail -1 drain.txt": "0\nnode/a-2 drained",
 		"kubectl get pods --field-selector=spec.nodeName=a-2 -l app=web":                                     "No resources found",
 	} {
-		if i := slices.Index(s.commands, line); i < 0 || !strings.Contains(side.said[i], want) {
+		if i := slices.Index(s.commands, line); i < 0 || !strings.Contains(scriptRun.outputs[i], want) {
 			t.Errorf("$ %s\nwithout %q", line, want)
 		}
 	}
-	t.Logf("%d commands, %d objects in the end", len(s.commands), len(storyEnd(t, side.cluster)))
+	t.Logf("%d commands, %d objects after the last", len(s.commands), len(finalObjects(t, scriptRun.cluster)))
 }
 
-// player plays the story on a side.
-func (p *side) player(t *testing.T, s story) func() {
+// start writes the script's files and returns a function that runs the commands.
+func (p *scriptRun) start(t *testing.T, s script) func() {
 	t.Helper()
 	for name, content := range s.files {
 		if err := os.WriteFile(filepath.Join(p.dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	kubeconfig := storyKubeconfig(t, p)
+	kubeconfig := scriptKubeconfig(t, p)
 	return func() {
 		for _, command := range s.commands {
 			if strings.HasPrefix(command, "lose ") {
 				p.lost.Stop()
-				p.said = append(p.said, "")
+				p.outputs = append(p.outputs, "")
 				continue
 			}
-			p.said = append(p.said, runCommand(p.dir, kubeconfig, command))
+			p.outputs = append(p.outputs, runCommand(p.dir, kubeconfig, command))
 		}
 	}
 }
 
-// way is a control plane the story can be played on.
-type way struct {
-	name    string
-	cluster func(dir string) (*cluster.Cluster, error)
-	parts   func(c *cluster.Cluster) error
+// controlPlane is a combination of components that the script can run on.
+type controlPlane struct {
+	name       string
+	cluster    func(dir string) (*cluster.Cluster, error)
+	components func(c *cluster.Cluster) error
 }
 
 var (
 	managerFlags = []string{"--allocate-node-cidrs=true", "--cluster-cidr=10.42.0.0/16", "--service-cluster-ip-range=10.96.0.0/12", "--node-monitor-grace-period=40s"}
 
-	storyWays = []way{
+	controlPlanes = []controlPlane{
 		{"upstream", func(dir string) (*cluster.Cluster, error) { return cluster.UpstreamAPI(dir, "") },
 			func(c *cluster.Cluster) error {
 				return errors.Join(c.ControllerManager(managerFlags...), c.Scheduler())
@@ -135,7 +135,7 @@ var (
 )
 
 // start starts the control plane and its nodes.
-func (w way) start(t *testing.T) *side {
+func (w controlPlane) start(t *testing.T) *scriptRun {
 	t.Helper()
 	dir := t.TempDir()
 	c, err := w.cluster(filepath.Join(dir, "cluster"))
@@ -143,38 +143,38 @@ func (w way) start(t *testing.T) *side {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	side := &side{name: w.name, cluster: c, dir: dir}
-	if err := w.parts(c); err != nil {
+	scriptRun := &scriptRun{name: w.name, cluster: c, dir: dir}
+	if err := w.components(c); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Hollow(3, "--name-prefix=a-", "--labels=part=stays"); err != nil {
 		t.Fatal(err)
 	}
-	if side.lost, err = c.Hollow(1, "--name-prefix=lost-"); err != nil {
+	if scriptRun.lost, err = c.Hollow(1, "--name-prefix=lost-"); err != nil {
 		t.Fatal(err)
 	}
-	return side
+	return scriptRun
 }
 
-// storyKubeconfig is the administrator's, with the story's namespace.
-func storyKubeconfig(t *testing.T, side *side) string {
+// scriptKubeconfig is the administrator's, with the script's namespace.
+func scriptKubeconfig(t *testing.T, scriptRun *scriptRun) string {
 	t.Helper()
-	config, err := clientcmd.LoadFromFile(side.cluster.Kubeconfig)
+	config, err := clientcmd.LoadFromFile(scriptRun.cluster.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range config.Contexts {
 		c.Namespace = "story"
 	}
-	path := filepath.Join(side.dir, "kubeconfig")
+	path := filepath.Join(scriptRun.dir, "kubeconfig")
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-// chance is what two runs of one story need not have in common.
-var chance = []struct {
+// nondeterministic matches what two runs of one script need not have in common.
+var nondeterministic = []struct {
 	pattern *regexp.Regexp
 	instead string
 }{
@@ -187,8 +187,8 @@ var chance = []struct {
 	{regexp.MustCompile(`"batch.kubernetes.io/cronjob-scheduled-timestamp":"[^"]*",?`), ""},
 }
 
-// storyEnd is everything in the story's namespace, and the nodes and namespaces.
-func storyEnd(t *testing.T, c *cluster.Cluster) []string {
+// finalObjects returns all objects in the script's namespace, and the nodes and namespaces.
+func finalObjects(t *testing.T, c *cluster.Cluster) []string {
 	t.Helper()
 	var items []world.Item
 	for _, obj := range everything(t, c) {
@@ -203,7 +203,7 @@ func storyEnd(t *testing.T, c *cluster.Cluster) []string {
 		t.Fatal(err)
 	}
 	for i := range lines {
-		for _, c := range chance {
+		for _, c := range nondeterministic {
 			lines[i] = c.pattern.ReplaceAllString(lines[i], c.instead)
 		}
 	}
@@ -211,7 +211,7 @@ func storyEnd(t *testing.T, c *cluster.Cluster) []string {
 	return lines
 }
 
-// onlyIn returns the lines that others do not have, each as often as it is missing.
+// onlyIn returns the lines that others does not have, each as often as it is missing.
 func onlyIn(lines, others []string) (left []string) {
 	others = slices.Clone(others)
 	for _, line := range lines {
