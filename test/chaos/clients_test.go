@@ -57,15 +57,15 @@ func object(name, value string) *corev1.ConfigMap {
 
 // writer performs random operations on shared keys, each through any of the servers, until the context ends.
 type writer struct {
-	id      int
-	servers []connection
-	history *history
-	count   int
-	known   map[string]int64 // the version this writer last saw of a key
+	id       int
+	servers  []connection
+	history  *history
+	count    int
+	lastSeen map[string]int64 // the version this writer last saw of a key
 }
 
 func (w *writer) run(ctx context.Context) {
-	w.known = map[string]int64{}
+	w.lastSeen = map[string]int64{}
 	for ctx.Err() == nil {
 		if rand.IntN(10) == 0 {
 			w.list()
@@ -73,7 +73,7 @@ func (w *writer) run(ctx context.Context) {
 		}
 		w.count++
 		key := fmt.Sprintf("key-%d", rand.IntN(keys))
-		op := operation{key: key, value: fmt.Sprintf("%d-%d", w.id, w.count), version: w.known[key]}
+		op := operation{key: key, value: fmt.Sprintf("%d-%d", w.id, w.count), version: w.lastSeen[key]}
 		switch dice := rand.IntN(10); {
 		case op.version == 0 && dice < 6:
 			op.kind = "create"
@@ -90,7 +90,7 @@ func (w *writer) run(ctx context.Context) {
 		if sent {
 			w.history.record(w.id, op, called, out)
 		}
-		w.known[key] = out.version
+		w.lastSeen[key] = out.version
 		if out.result == unknown {
 			time.Sleep(20 * time.Millisecond)
 		}
@@ -163,6 +163,6 @@ func (w *writer) list() {
 		}
 		// One client's operations are sequential, but these are concurrent, so each key has its own client ID.
 		w.history.record(10*w.id+100+i, op, called, out)
-		w.known[op.key] = out.version
+		w.lastSeen[op.key] = out.version
 	}
 }

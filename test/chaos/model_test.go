@@ -114,8 +114,8 @@ func step(s register, op operation, out outcome) (bool, register) {
 	written := register{op.value, out.version, max(s.newest, out.version)}
 	switch op.kind {
 	case "get":
-		known := s.version == out.version || s.version == 0 && out.version > s.newest
-		return out.result == ok && here && s.value == out.value && known, register{out.value, out.version, out.version}
+		lastSeen := s.version == out.version || s.version == 0 && out.version > s.newest
+		return out.result == ok && here && s.value == out.value && lastSeen, register{out.value, out.version, out.version}
 	case "create":
 		switch out.result {
 		case ok:

@@ -1,5 +1,4 @@
-// Package differential compares skiff's decisions with those of upstream's own code: random clusters, and pods with every kind of
-// constraint, are shown to both in one process. Which nodes can take a pod, why the others cannot, how the nodes score, whom
-// preemption would move away and how a way is chosen must be the same. It is a module of its own because upstream's
-// code brings many others.
+// Package differential compares skiff's scheduling decisions with those of upstream's own code in one process, on random clusters
+// and pods with every kind of constraint. Feasible nodes, the reasons why others are rejected, scores, preemption victims and the
+// chosen preemption candidate must be the same. It is a separate module because upstream's code has many dependencies.
 package differential

@@ -15,10 +15,10 @@ import (
 	"skiff/internal/scheduler/plugins"
 )
 
-// hinted are the rules whose hints are compared: those about nodes, resources and neighbours.
-var hinted = []string{"NodeName", "NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts", "NodeResourcesFit", "PodTopologySpread", "InterPodAffinity", "NodeDeclaredFeatures", "SchedulingGates"}
+// pluginsWithHints are the plugins whose queueing hints are compared: those about nodes, resources, affinity and topology spread.
+var pluginsWithHints = []string{"NodeName", "NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts", "NodeResourcesFit", "PodTopologySpread", "InterPodAffinity", "NodeDeclaredFeatures", "SchedulingGates"}
 
-// ourActions are upstream's kinds of change by our names.
+// ourActions maps upstream's action types to skiff's.
 var ourActions = map[fwk.ActionType]plugins.Action{
 	fwk.Add: plugins.Add, fwk.Delete: plugins.Delete, fwk.UpdateNodeAllocatable: plugins.UpdateNodeAllocatable, fwk.UpdateNodeLabel: plugins.UpdateNodeLabel,
 	fwk.UpdateNodeTaint: plugins.UpdateNodeTaint, fwk.UpdateNodeDeclaredFeature: plugins.UpdateNodeFeature, fwk.UpdatePodLabel: plugins.UpdatePodLabel,
@@ -28,14 +28,14 @@ var ourActions = map[fwk.ActionType]plugins.Action{
 
 var ourResources = map[fwk.EventResource]plugins.Resource{fwk.Node: plugins.NodeResource, fwk.AssignedPod: plugins.AssignedPod, fwk.TargetPod: plugins.TargetPod}
 
-// change is something that happens in a cluster.
+// change is a change of one object in a cluster.
 type change struct {
 	event    fwk.ClusterEvent
 	old, now any
 }
 
-// changes draws one: an update may be of several kinds at once.
-func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
+// changes returns a random change: an update may have several action types.
+func (w *randomCluster) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
 	one := func(resource fwk.EventResource, action fwk.ActionType, old, now any) []change {
 		return []change{{fwk.ClusterEvent{Resource: resource, ActionType: action}, old, now}}
 	}
@@ -61,13 +61,13 @@ func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
 			now = old.DeepCopy()
 			switch w.random.IntN(4) {
 			case 0:
-				now.Labels["disk"] = w.of("ssd", "hdd")
+				now.Labels["disk"] = w.pick("ssd", "hdd")
 			case 1:
 				now.Spec.Taints = nil
 			case 2:
 				now.Spec.Unschedulable = !old.Spec.Unschedulable
 			case 3:
-				now.Status.Allocatable["cpu"] = quantities("cpu", w.of("1", "2", "16"))["cpu"]
+				now.Status.Allocatable["cpu"] = quantities("cpu", w.pick("1", "2", "16"))["cpu"]
 			}
 		}
 		if w.oneIn(4) {
@@ -75,9 +75,9 @@ func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
 		}
 		return target, several(framework.NodeSchedulingPropertiesChange(now, old), old, now)
 	case 3:
-		return target, one(fwk.AssignedPod, fwk.Add, nil, onNode("came"))
+		return target, one(fwk.AssignedPod, fwk.Add, nil, onNode("added"))
 	case 4:
-		p := onNode("went")
+		p := onNode("removed")
 		if w.oneIn(5) {
 			p.Status.NominatedNodeName, p.Spec.NodeName = p.Spec.NodeName, ""
 		}
@@ -86,7 +86,7 @@ func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
 		old := onNode("changed")
 		now := old.DeepCopy()
 		if w.oneIn(2) {
-			now.Labels["color"] = w.of("green", "blue", "red", "grey")
+			now.Labels["color"] = w.pick("green", "blue", "red", "grey")
 		} else {
 			now.Spec.Containers[0].Resources.Requests = w.container("c").Resources.Requests
 		}
@@ -95,9 +95,9 @@ func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
 	now := target.DeepCopy()
 	switch w.random.IntN(5) {
 	case 0:
-		now.Labels["color"] = w.of("green", "blue", "red", "grey")
+		now.Labels["color"] = w.pick("green", "blue", "red", "grey")
 	case 1:
-		now.Spec.Tolerations = append(now.Spec.Tolerations, corev1.Toleration{Key: w.of("dedicated", corev1.TaintNodeUnschedulable), Operator: corev1.TolerationOpExists})
+		now.Spec.Tolerations = append(now.Spec.Tolerations, corev1.Toleration{Key: w.pick("dedicated", corev1.TaintNodeUnschedulable), Operator: corev1.TolerationOpExists})
 	case 2:
 		now.Spec.Containers[0].Resources.Requests = w.container("c").Resources.Requests
 	case 3:
@@ -113,9 +113,9 @@ func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
 	return now, several(framework.PodSchedulingPropertiesChange(now, target, true), target, now)
 }
 
-// choosesNamespaces reports whether a pod's terms choose namespaces by their labels. Upstream's hints do not look those up, so that they
-// overlook such pods; ours do not.
-func choosesNamespaces(object any) bool {
+// hasNamespaceSelector reports whether a pod's affinity terms have a namespace selector. Upstream's hints do not resolve it and miss
+// such pods; skiff's hints do.
+func hasNamespaceSelector(object any) bool {
 	p, ok := object.(*corev1.Pod)
 	if !ok || p == nil || p.Spec.Affinity == nil {
 		return false
@@ -130,46 +130,46 @@ func choosesNamespaces(object any) bool {
 	return slices.ContainsFunc(terms, func(t corev1.PodAffinityTerm) bool { return t.NamespaceSelector != nil })
 }
 
-// TestHintsAreUpstreams asks both sides which changes may help a pod that a rule has refused.
+// TestHintsAreUpstreams compares which changes may make a pod schedulable that a plugin has rejected.
 func TestHintsAreUpstreams(t *testing.T) {
 	klog.SetLogger(logr.Discard())
-	ours := map[string][]plugins.QueueingHint{}
+	skiffHints := map[string][]plugins.QueueingHint{}
 	for _, maker := range plugins.Registry {
-		rule, err := maker.Make(nil)
+		name, err := maker.Make(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h, ok := rule.(plugins.HintPlugin); ok {
-			ours[maker.Name] = h.Hints()
+		if h, ok := name.(plugins.HintPlugin); ok {
+			skiffHints[maker.Name] = h.Hints()
 		}
 	}
-	asked, helped := map[string]int{}, map[string]int{}
+	compared, helpful := map[string]int{}, map[string]int{}
 	for seed := *first; seed < *first+uint64(*clusters)/3; seed++ {
-		w := newWorld(seed)
+		w := newRandomCluster(seed)
 		var pods []*corev1.Pod
 		for i := range 5 {
 			pods = append(pods, w.pod(fmt.Sprintf("new-%d", i), true))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		them, err := newTheirs(ctx, w, pods)
+		upstreamSide, err := newUpstreamScheduler(ctx, w, pods)
 		if err != nil {
 			t.Fatal(err)
 		}
-		snapshot, err := newOurs(w, pods)
+		snapshot, err := newSkiffSnapshot(w, pods)
 		if err != nil {
 			t.Fatal(err)
 		}
-		theirs := map[string][]fwk.ClusterEventWithHint{}
-		for _, plugin := range them.framework.EnqueueExtensions() {
-			if theirs[plugin.Name()], err = plugin.EventsToRegister(ctx); err != nil {
+		upstreamHints := map[string][]fwk.ClusterEventWithHint{}
+		for _, plugin := range upstreamSide.framework.EnqueueExtensions() {
+			if upstreamHints[plugin.Name()], err = plugin.EventsToRegister(ctx); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for range 60 {
 			pod, changes := w.changes(pods[w.random.IntN(len(pods))])
 			for _, c := range changes {
-				for _, rule := range hinted {
-					want := slices.ContainsFunc(theirs[rule], func(h fwk.ClusterEventWithHint) bool {
+				for _, name := range pluginsWithHints {
+					want := slices.ContainsFunc(upstreamHints[name], func(h fwk.ClusterEventWithHint) bool {
 						if h.Event.Resource != c.event.Resource || h.Event.ActionType&c.event.ActionType == 0 {
 							return false
 						}
@@ -179,15 +179,15 @@ func TestHintsAreUpstreams(t *testing.T) {
 						hint, err := h.QueueingHintFn(logr.Discard(), pod, c.old, c.now)
 						return err != nil || hint == fwk.Queue
 					})
-					got := slices.ContainsFunc(ours[rule], func(h plugins.QueueingHint) bool {
+					got := slices.ContainsFunc(skiffHints[name], func(h plugins.QueueingHint) bool {
 						return h.Resource == ourResources[c.event.Resource] && h.Action&ourActions[c.event.ActionType] != 0 && (h.Helps == nil || h.Helps(snapshot, pod, c.old, c.now))
 					})
-					asked[rule]++
+					compared[name]++
 					if want {
-						helped[rule]++
+						helpful[name]++
 					}
-					if got != want && !(got && rule == "InterPodAffinity" && (choosesNamespaces(pod) || choosesNamespaces(c.old) || choosesNamespaces(c.now))) {
-						t.Errorf("cluster %d: %s, %s: helps is %t, upstream says %t\npod %+v\nold %+v\nnow %+v", seed, rule, c.event.Label(), got, want, pod.Spec, c.old, c.now)
+					if got != want && !(got && name == "InterPodAffinity" && (hasNamespaceSelector(pod) || hasNamespaceSelector(c.old) || hasNamespaceSelector(c.now))) {
+						t.Errorf("cluster %d: %s, %s: helps is %t, upstream says %t\npod %+v\nold %+v\nnow %+v", seed, name, c.event.Label(), got, want, pod.Spec, c.old, c.now)
 					}
 				}
 			}
@@ -196,10 +196,10 @@ func TestHintsAreUpstreams(t *testing.T) {
 			return
 		}
 	}
-	t.Logf("asked %v, may help %v", asked, helped)
-	for _, rule := range hinted {
-		if *clusters >= 150 && helped[rule] < 10 {
-			t.Errorf("%s: only %d of %d changes may help, too few to tell anything", rule, helped[rule], asked[rule])
+	t.Logf("compared %v, may help %v", compared, helpful)
+	for _, name := range pluginsWithHints {
+		if *clusters >= 150 && helpful[name] < 10 {
+			t.Errorf("%s: only %d of %d changes may help, too few to compare", name, helpful[name], compared[name])
 		}
 	}
 }

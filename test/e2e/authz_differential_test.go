@@ -54,10 +54,10 @@ func TestAuthorizationLikeUpstream(t *testing.T) {
 	if len(reviews) < 400 {
 		t.Fatalf("only %d reviews", len(reviews))
 	}
-	answers := reviewAll(ctx, t, k, reviews)
+	statuses := reviewAll(ctx, t, k, reviews)
 	var allowed, otherReason int
 	for i, review := range reviews {
-		want := answers[i]
+		want := statuses[i]
 		a, parseErr := authz.ReviewAttributes(subjectOf(&review), review.ResourceAttributes, review.NonResourceAttributes)
 		decision, reason, err := ours.Authorize(ctx, a)
 		if err != nil || parseErr != nil {
@@ -223,8 +223,8 @@ func waitForUpstream(ctx context.Context, t *testing.T, k clientset.Interface) {
 		reviewOf("imitator-user", nil, "impersonate", "", "users", "", "", ""),
 	} {
 		eventually(ctx, t, "upstream allows "+describeReview(&spec), func(ctx context.Context) (bool, error) {
-			answer, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
-			return err == nil && answer.Status.Allowed, err
+			created, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+			return err == nil && created.Status.Allowed, err
 		})
 	}
 }
@@ -330,18 +330,18 @@ const rbacGroup = rbacv1.GroupName
 
 func reviewAll(ctx context.Context, t *testing.T, k clientset.Interface, reviews []authorizationv1.SubjectAccessReviewSpec) []authorizationv1.SubjectAccessReviewStatus {
 	t.Helper()
-	answers := make([]authorizationv1.SubjectAccessReviewStatus, len(reviews))
+	statuses := make([]authorizationv1.SubjectAccessReviewStatus, len(reviews))
 	next := make(chan int)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			for i := range next {
-				answer, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: reviews[i]}, metav1.CreateOptions{})
+				created, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: reviews[i]}, metav1.CreateOptions{})
 				if err != nil {
 					t.Errorf("%s: %v", describeReview(&reviews[i]), err)
 					continue
 				}
-				answers[i] = answer.Status
+				statuses[i] = created.Status
 			}
 		})
 	}
@@ -350,7 +350,7 @@ func reviewAll(ctx context.Context, t *testing.T, k clientset.Interface, reviews
 	}
 	close(next)
 	wg.Wait()
-	return answers
+	return statuses
 }
 
 func subjectOf(spec *authorizationv1.SubjectAccessReviewSpec) authenticationv1.UserInfo {

@@ -82,8 +82,8 @@ func grantWriting(ctx context.Context, t *testing.T, k clientset.Interface) []au
 	must[*rbacv1.ClusterRoleBinding](t)(k.RbacV1().ClusterRoleBindings().Create(ctx, chief, metav1.CreateOptions{}))
 	eventually(ctx, t, "upstream allows the chief to escalate", func(ctx context.Context) (bool, error) {
 		spec := reviewOf("chief", nil, "any", "x", "y", "", "", "")
-		answer, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
-		return err == nil && answer.Status.Allowed, err
+		created, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		return err == nil && created.Status.Allowed, err
 	})
 	return users
 }
@@ -142,17 +142,17 @@ func writeUpstream(ctx context.Context, k clientset.Interface, obj kind.Object) 
 func compareRules(ctx context.Context, t *testing.T, ours authz.RuleResolver, theirs clientset.Interface, user authenticationv1.UserInfo) {
 	t.Helper()
 	review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "prod"}}
-	answer := must[*authorizationv1.SelfSubjectRulesReview](t)(theirs.AuthorizationV1().SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{}))
+	created := must[*authorizationv1.SelfSubjectRulesReview](t)(theirs.AuthorizationV1().SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{}))
 	rules, err := ours.RulesFor(ctx, user, "prod")
 	problem := ""
 	if err != nil {
 		problem = err.Error()
 	}
-	if got, want := sortedRules(t, rules.Resources, rules.Paths), sortedRules(t, answer.Status.ResourceRules, answer.Status.NonResourceRules); !slices.Equal(got, want) {
+	if got, want := sortedRules(t, rules.Resources, rules.Paths), sortedRules(t, created.Status.ResourceRules, created.Status.NonResourceRules); !slices.Equal(got, want) {
 		t.Errorf("rules of %s:\n ours   %v\n theirs %v", user.Username, got, want)
 	}
-	if rules.Incomplete != answer.Status.Incomplete || len(problem) != len(answer.Status.EvaluationError) {
-		t.Errorf("rules of %s: incomplete %v, %q; theirs %v, %q", user.Username, rules.Incomplete, problem, answer.Status.Incomplete, answer.Status.EvaluationError)
+	if rules.Incomplete != created.Status.Incomplete || len(problem) != len(created.Status.EvaluationError) {
+		t.Errorf("rules of %s: incomplete %v, %q; theirs %v, %q", user.Username, rules.Incomplete, problem, created.Status.Incomplete, created.Status.EvaluationError)
 	}
 }
 

@@ -89,7 +89,7 @@ func TestProtectedFieldsLikeUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(theirs.Stop)
-	var answers [2][]string
+	var responses [2][]string
 	for i, c := range []*cluster.Cluster{ours, theirs} {
 		config, err := c.Config()
 		if err != nil {
@@ -100,18 +100,18 @@ func TestProtectedFieldsLikeUpstream(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, call := range protectedFieldFixtures() {
-			if answer := call.send(t, client, c.URL); answer[0] != '2' {
-				t.Fatalf("%s: %s %s: %s", c.Name, call.method, call.path, answer)
+			if response := call.send(t, client, c.URL); response[0] != '2' {
+				t.Fatalf("%s: %s %s: %s", c.Name, call.method, call.path, response)
 			}
 		}
 		time.Sleep(2 * time.Second) // upstream's authorizer reads roles from informers
 		for _, call := range protectedFields() {
-			answers[i] = append(answers[i], call.send(t, client, c.URL))
+			responses[i] = append(responses[i], call.send(t, client, c.URL))
 		}
 	}
 	allowed := 0
 	for i, call := range protectedFields() {
-		got, want := answers[0][i], answers[1][i]
+		got, want := responses[0][i], responses[1][i]
 		if want[0] == '2' {
 			allowed++
 		}
@@ -123,8 +123,8 @@ func TestProtectedFieldsLikeUpstream(t *testing.T) {
 			t.Errorf("%s: %s %s %s:\n ours   %s\n theirs %s", call.user, call.method, call.path, call.body, got, want)
 		}
 	}
-	t.Logf("%d writes, %d allowed", len(answers[0]), allowed)
-	if allowed < 10 || allowed > len(answers[0])-10 {
+	t.Logf("%d writes, %d allowed", len(responses[0]), allowed)
+	if allowed < 10 || allowed > len(responses[0])-10 {
 		t.Error("too few writes are allowed or too few denied")
 	}
 }

@@ -44,15 +44,15 @@ func TestRandomPoliciesLikeUpstream(t *testing.T) {
 	defer cancel()
 
 	var policies []*randomPolicy
-	var questions []authorizationv1.SubjectAccessReviewSpec
+	var reviews []authorizationv1.SubjectAccessReviewSpec
 	for i := range randomPolicies {
 		p := newRandomPolicy(i)
 		policies = append(policies, p)
 		for range decisionsPerPolicy {
-			questions = append(questions, p.randomReview())
+			reviews = append(reviews, p.randomReview())
 		}
 	}
-	var answers [2][]authorizationv1.SubjectAccessReviewStatus
+	var statuses [2][]authorizationv1.SubjectAccessReviewStatus
 	for i, c := range []*cluster.Cluster{ours, theirs} {
 		config, err := c.Config()
 		if err != nil {
@@ -61,11 +61,11 @@ func TestRandomPoliciesLikeUpstream(t *testing.T) {
 		k := clientset.NewForConfigOrDie(config)
 		writePolicies(ctx, t, k, policies)
 		waitForPolicies(ctx, t, k)
-		answers[i] = reviewAll(ctx, t, k, questions)
+		statuses[i] = reviewAll(ctx, t, k, reviews)
 	}
 	var allowed, dangling int
-	for i := range questions {
-		got, want := answers[0][i], answers[1][i]
+	for i := range reviews {
+		got, want := statuses[0][i], statuses[1][i]
 		if want.Allowed {
 			allowed++
 			// Where several bindings allow a request, each server names the one it finds first.
@@ -77,11 +77,11 @@ func TestRandomPoliciesLikeUpstream(t *testing.T) {
 		}
 		got.Reason, want.Reason = sortedReasons(got.Reason), sortedReasons(want.Reason)
 		if got != want {
-			t.Errorf("%s:\n ours   %+v\n theirs %+v", describeReview(&questions[i]), got, want)
+			t.Errorf("%s:\n ours   %+v\n theirs %+v", describeReview(&reviews[i]), got, want)
 		}
 	}
-	t.Logf("%d decisions, %d allowed, %d denied with bindings to roles that do not exist", len(questions), allowed, dangling)
-	if allowed < len(questions)/5 || allowed > len(questions)*4/5 || dangling < len(questions)/50 {
+	t.Logf("%d decisions, %d allowed, %d denied with bindings to roles that do not exist", len(reviews), allowed, dangling)
+	if allowed < len(reviews)/5 || allowed > len(reviews)*4/5 || dangling < len(reviews)/50 {
 		t.Error("the reviews do not cover enough outcomes")
 	}
 }
@@ -226,8 +226,8 @@ func waitForPolicies(ctx context.Context, t *testing.T, k clientset.Interface) {
 		reviewOf("sentinel", nil, "get", "sentinel.io", "wide", "", "", ""), reviewOf("sentinel", nil, "get", "sentinel.io", "narrow", "default", "", ""),
 	} {
 		eventually(ctx, t, "allowed: "+describeReview(&spec), func(ctx context.Context) (bool, error) {
-			answer, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
-			return err == nil && answer.Status.Allowed, err
+			created, err := k.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+			return err == nil && created.Status.Allowed, err
 		})
 	}
 }

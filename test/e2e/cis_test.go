@@ -372,7 +372,7 @@ func eventRates(t *testing.T, b *benchmark) {
 		codes = append(codes, code)
 	}
 	if codes[0] != 201 || !slices.Contains(codes, 429) {
-		t.Errorf("events are answered %v", codes)
+		t.Errorf("status codes of event requests: %v", codes)
 	}
 }
 
@@ -419,10 +419,10 @@ func requestTimeout(t *testing.T, b *benchmark) {
 	defer conn.Close()
 	fmt.Fprint(conn, "POST /api/v1/namespaces/team/configmaps?timeout=1s HTTP/1.1\r\nHost: kubernetes\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
 	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-	answer := make([]byte, 4096)
-	n, err := conn.Read(answer)
-	if err != nil || !strings.HasPrefix(string(answer[:n]), "HTTP/1.1 504") {
-		t.Errorf("%q, %v", answer[:n], err)
+	response := make([]byte, 4096)
+	n, err := conn.Read(response)
+	if err != nil || !strings.HasPrefix(string(response[:n]), "HTTP/1.1 504") {
+		t.Errorf("%q, %v", response[:n], err)
 	}
 	b.plain.admin.refused(t, 400, "GET", "/api/v1/namespaces?timeout=ever", "")
 }
@@ -430,9 +430,9 @@ func requestTimeout(t *testing.T, b *benchmark) {
 // token requests a token of a service account in namespace team.
 func (a *target) token(t *testing.T, account, spec string) string {
 	t.Helper()
-	var answer authenticationv1.TokenRequest
-	decode(t, []byte(a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts/"+account+"/token", `{"spec":{`+spec+`}}`)), &answer)
-	return answer.Status.Token
+	var response authenticationv1.TokenRequest
+	decode(t, []byte(a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts/"+account+"/token", `{"spec":{`+spec+`}}`)), &response)
+	return response.Status.Token
 }
 
 func accountLookup(t *testing.T, b *benchmark) {

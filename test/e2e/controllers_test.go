@@ -102,7 +102,7 @@ func webDeployment(replicas int32) *appsv1.Deployment {
 }
 
 func createReadyNode(ctx context.Context, k clientset.Interface, name string) error {
-	room := corev1.ResourceList{
+	resources := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("32Gi"), corev1.ResourcePods: resource.MustParse("110"),
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
@@ -110,7 +110,7 @@ func createReadyNode(ctx context.Context, k clientset.Interface, name string) er
 		return err
 	}
 	// A patch, because controllers also write the node as soon as they see it.
-	patch, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{
+	patch, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: resources, Allocatable: resources, Conditions: []corev1.NodeCondition{
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()},
 	}}})
 	if err != nil {

@@ -80,9 +80,9 @@ func badTokens(t *testing.T, a *target) {
 	decode(t, []byte(a.admin.must(t, "GET", "/api/v1/namespaces/team/pods/bearer", "")), &pod)
 	request := func(spec string) string {
 		t.Helper()
-		var answer authenticationv1.TokenRequest
-		decode(t, []byte(a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts/robot/token", `{"spec":{`+spec+`}}`)), &answer)
-		return answer.Status.Token
+		var response authenticationv1.TokenRequest
+		decode(t, []byte(a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts/robot/token", `{"spec":{`+spec+`}}`)), &response)
+		return response.Status.Token
 	}
 	as := func(token string) string { return whoami(t, a.anonymous().with("Authorization", "Bearer "+token)) }
 	const robot = "system:serviceaccount:team:robot"
@@ -114,7 +114,7 @@ func badTokens(t *testing.T, a *target) {
 	}
 }
 
-// forgedTokens changes a good token in every part, and signs as an attacker might.
+// forgedTokens changes a valid token in every part, and signs as an attacker might.
 func forgedTokens(t *testing.T, a *target, good string, as func(string) string) {
 	t.Helper()
 	signer, err := pki.ReadSigner(filepath.Join(string(a.pki), "service-account.key"))
@@ -165,7 +165,7 @@ func forgedTokens(t *testing.T, a *target, good string, as func(string) string) 
 		return c
 	}
 	if got := as(signed(part(parts[0]), part(parts[1]))); got == "" {
-		t.Fatal("a token signed here is not believed, so that none of the others means anything")
+		t.Fatal("a valid token signed by the test is rejected, so the other cases prove nothing")
 	}
 	// The token's kubernetes.io claims decide whose it is; other claims change nothing.
 	if got := as(signed(part(parts[0]), claim("sub", "system:serviceaccount:kube-system:admin"))); got != "system:serviceaccount:team:robot" {

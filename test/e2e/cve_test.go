@@ -292,7 +292,7 @@ func mismatchedNamespace(t *testing.T, a *target) {
 func prefixes(t *testing.T, a *target) {
 	list := a.member.must(t, "GET", "/api/v1/namespaces/team/configmaps", "")
 	if strings.Contains(list, `"team-2"`) || strings.Contains(list, `"teams"`) {
-		t.Errorf("a namespace's list shows another's: %s", list)
+		t.Errorf("a namespace's list contains another's objects: %s", list)
 	}
 	a.member.must(t, "DELETE", "/api/v1/namespaces/team/configmaps", "")
 	for _, other := range []string{"team-2", "teams"} {
@@ -446,7 +446,7 @@ func resourceExhaustion(t *testing.T, a *target) {
 			t.Errorf("%s: %d %.200s", bomb.name, code, text)
 		}
 		if len(text) > 200_000 {
-			t.Errorf("%s: the answer has %d bytes", bomb.name, len(text))
+			t.Errorf("%s: the response has %d bytes", bomb.name, len(text))
 		}
 		if used := after - before; used > 8*time.Second {
 			t.Errorf("%s took %v of CPU", bomb.name, used)
@@ -531,7 +531,7 @@ func proxyToHostAddresses(t *testing.T, a *target) {
 	a.admin.refused(t, 503, "GET", "/api/v1/namespaces/team/services/away:"+port+"/proxy/", "")
 	select {
 	case from := <-reached:
-		t.Errorf("the server connected to its own machine (%s)", from)
+		t.Errorf("the server connected to its own host (%s)", from)
 	default:
 	}
 }

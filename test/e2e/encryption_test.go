@@ -201,14 +201,14 @@ func compareBrokenSecret(t *testing.T, raw *clientv3.Client, ours, theirs dynami
 		if _, err := raw.Put(t.Context(), key, value); err != nil {
 			t.Fatal(err)
 		}
-		var said [2]string
+		var messages [2]string
 		for i, client := range []dynamic.Interface{ours, theirs} {
 			secrets := client.Resource(encryptedResources[0].gvr).Namespace("default")
 			_, err := secrets.Get(t.Context(), name, metav1.GetOptions{})
-			said[i] = describeError(err)
+			messages[i] = describeError(err)
 			// The error of a list names it.
 			_, err = secrets.List(t.Context(), metav1.ListOptions{})
-			said[i] += "\n" + describeError(err)
+			messages[i] += "\n" + describeError(err)
 			if _, err := secrets.Get(t.Context(), "by-skiff", metav1.GetOptions{}); err != nil {
 				t.Errorf("another secret: %v", err)
 			}
@@ -216,8 +216,8 @@ func compareBrokenSecret(t *testing.T, raw *clientv3.Client, ours, theirs dynami
 				t.Errorf("another resource: %v", err)
 			}
 		}
-		if said[0] != said[1] {
-			t.Errorf("%s: %s\nupstream: %s", name, said[0], said[1])
+		if messages[0] != messages[1] {
+			t.Errorf("%s: %s\nupstream: %s", name, messages[0], messages[1])
 		}
 		if _, err := raw.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)

@@ -73,7 +73,7 @@ func TestJoinRejected(t *testing.T) {
 				t.Errorf("%v, want %q:\n%s", err, test.want, out)
 			}
 			if left, err := os.ReadDir(filepath.Join(directory, "kubelet/pki")); err != nil || len(left) > 0 {
-				t.Errorf("it keeps %v, %v", left, err)
+				t.Errorf("files left: %v, %v", left, err)
 			}
 		})
 	}

@@ -229,13 +229,13 @@ func budgetAllowsEvictions(ctx context.Context, t *testing.T, k clientset.Interf
 }
 
 func taintEvictsPods(ctx context.Context, t *testing.T, k clientset.Interface) {
-	runningPod(ctx, t, k, "stays", "tainted", "10.0.2.1", func(p *corev1.Pod) {
+	runningPod(ctx, t, k, "tolerating", "tainted", "10.0.2.1", func(p *corev1.Pod) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "go", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
 	})
 	runningPod(ctx, t, k, "waits", "tainted", "10.0.2.2", func(p *corev1.Pod) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "go", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](3)}}
 	})
-	runningPod(ctx, t, k, "goes", "tainted", "10.0.2.3", nil)
+	runningPod(ctx, t, k, "evicted", "tainted", "10.0.2.3", nil)
 	began := time.Now()
 	patch := []byte(`{"spec":{"taints":[{"key":"go","effect":"NoExecute"}]}}`)
 	if _, err := k.CoreV1().Nodes().Patch(ctx, "n1", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
@@ -247,26 +247,26 @@ func taintEvictsPods(ctx context.Context, t *testing.T, k clientset.Interface) {
 			return apierrors.IsNotFound(err), ignoreNotFound(err)
 		})
 	}
-	gone("goes")
+	gone("evicted")
 	gone("waits")
 	if waited := time.Since(began); waited < 3*time.Second {
 		t.Errorf("the pod that tolerates the taint for 3 seconds was evicted after %v", waited)
 	}
-	if _, err := k.CoreV1().Pods("default").Get(ctx, "stays", metav1.GetOptions{}); err != nil {
+	if _, err := k.CoreV1().Pods("default").Get(ctx, "tolerating", metav1.GetOptions{}); err != nil {
 		t.Errorf("the pod that tolerates the taint: %v", err)
 	}
 }
 
 func claimIsBound(ctx context.Context, t *testing.T, k clientset.Interface) {
-	room := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	capacity := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	if _, err := k.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{
-		Capacity: room, AccessModes: modes, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, StorageClassName: "manual",
+		Capacity: capacity, AccessModes: modes, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, StorageClassName: "manual",
 		PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp/disk"}}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.CoreV1().PersistentVolumeClaims("default").Create(ctx, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{
-		AccessModes: modes, StorageClassName: ptr.To("manual"), Resources: corev1.VolumeResourceRequirements{Requests: room}}}, metav1.CreateOptions{}); err != nil {
+		AccessModes: modes, StorageClassName: ptr.To("manual"), Resources: corev1.VolumeResourceRequirements{Requests: capacity}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, "the claim is bound", func(ctx context.Context) (bool, error) {

@@ -158,9 +158,9 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 		t.Fatal(err)
 	}
 	until("back", func(n *corev1.Node) bool { return n.UID != ready.UID })
-	told, _, err := client.For[*corev1.Event](admin).List(ctx, metav1.NamespaceDefault, client.Selector{})
-	if err != nil || len(told) == 0 {
-		t.Errorf("events: %d, %v", len(told), err)
+	recorded, _, err := client.For[*corev1.Event](admin).List(ctx, metav1.NamespaceDefault, client.Selector{})
+	if err != nil || len(recorded) == 0 {
+		t.Errorf("events: %d, %v", len(recorded), err)
 	}
 	cancel()
 	for range 2 {

@@ -143,13 +143,13 @@ func (d *differential) prepare(nodes int) {
 func (d *differential) pod(i int) *corev1.Pod {
 	color := d.pick("green", "blue", "red", "grey")
 	container := corev1.Container{Name: "c", Image: d.pick("example.com/big:1", "example.com/small:1"), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}
-	ask := func(n int, name corev1.ResourceName, quantities ...string) {
+	request := func(n int, name corev1.ResourceName, quantities ...string) {
 		if !d.oneIn(n) {
 			container.Resources.Requests[name] = resource.MustParse(d.pick(quantities...))
 		}
 	}
-	ask(4, corev1.ResourceCPU, "50m", "200m", "500m", "1")
-	ask(3, corev1.ResourceMemory, "64Mi", "500Mi", "2Gi")
+	request(4, corev1.ResourceCPU, "50m", "200m", "500m", "1")
+	request(3, corev1.ResourceMemory, "64Mi", "500Mi", "2Gi")
 	if d.oneIn(10) {
 		q := resource.MustParse(d.pick("1", "2"))
 		container.Resources.Requests["example.com/gpu"] = q

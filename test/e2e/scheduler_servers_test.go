@@ -16,7 +16,7 @@ import (
 // is killed while pods are created, and the other takes over: no pod stays pending, none is bound twice, no node has more pods than
 // it can run.
 func TestServersShareScheduling(t *testing.T) {
-	const nodes, room, wave = 4, 30, 40
+	const nodes, podsPerNode, wave = 4, 30, 40
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	servers, clients, holder := twoServers(t, "controllers", "kube-scheduler")
@@ -27,7 +27,7 @@ func TestServersShareScheduling(t *testing.T) {
 	if _, err := clients[1].CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := servers[1].Hollow(nodes, "--pods="+fmt.Sprint(room)); err != nil {
+	if _, err := servers[1].Hollow(nodes, "--pods="+fmt.Sprint(podsPerNode)); err != nil {
 		t.Fatal(err)
 	}
 	create := func(c clientset.Interface, wave string, from, to int) {
@@ -73,15 +73,15 @@ func TestServersShareScheduling(t *testing.T) {
 	create(clients[1], "three", 0, 2*wave)
 	eventually(ctx, t, "the nodes are full", func(ctx context.Context) (bool, error) {
 		all, _, err := bound(ctx)
-		return all == nodes*room, err
+		return all == nodes*podsPerNode, err
 	})
 	_, byNode, err := bound(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for node, pods := range byNode {
-		if pods > room {
-			t.Errorf("%d pods are on %s, which can run %d", pods, node, room)
+		if pods > podsPerNode {
+			t.Errorf("%d pods are on %s, which can run %d", pods, node, podsPerNode)
 		}
 	}
 	// The scheduler that binds a pod records an event. The first server may have been killed before it could.
@@ -89,12 +89,12 @@ func TestServersShareScheduling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []string
+	var boundPods []string
 	for _, e := range events.Items {
-		told = append(told, e.InvolvedObject.Name)
+		boundPods = append(boundPods, e.InvolvedObject.Name)
 	}
-	slices.Sort(told)
-	if len(told) != len(slices.Compact(slices.Clone(told))) {
-		t.Errorf("some pod was bound twice: %v", told)
+	slices.Sort(boundPods)
+	if len(boundPods) != len(slices.Compact(slices.Clone(boundPods))) {
+		t.Errorf("some pod was bound twice: %v", boundPods)
 	}
 }

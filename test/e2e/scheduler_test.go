@@ -138,7 +138,7 @@ func TestSchedulerOnHollowNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := "0/20 nodes are available: 20 Insufficient cpu. preemption: 0/20 nodes are available: 20 Preemption is not helpful for scheduling."
-		w.until(t, "the giant pod is told why it waits", func() (bool, error) {
+		w.until(t, "the giant pod's condition has the reason", func() (bool, error) {
 			p, err := w.pods.Get(ctx, "default", "giant")
 			if err != nil {
 				return false, err

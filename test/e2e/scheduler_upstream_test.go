@@ -21,7 +21,7 @@ func TestSkiffSchedulesForUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	part, err := c.OwnScheduler("--leader-elect")
+	process, err := c.OwnScheduler("--leader-elect")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,25 +48,25 @@ func TestSkiffSchedulesForUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, "twelve pods run and one does not", func(ctx context.Context) (bool, error) {
-		if part.Exited() {
-			return false, fmt.Errorf("the scheduler exited:\n%s", part.Log(20))
+		if process.Exited() {
+			return false, fmt.Errorf("the scheduler exited:\n%s", process.Log(20))
 		}
 		pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
-		running, told := 0, ""
+		running, message := 0, ""
 		for _, p := range pods.Items {
 			if p.Status.Phase == corev1.PodRunning {
 				running++
 			}
 			for _, c := range p.Status.Conditions {
 				if p.Name == "giant" && c.Type == corev1.PodScheduled {
-					told = c.Message
+					message = c.Message
 				}
 			}
 		}
 		const want = "0/3 nodes are available: 3 Insufficient cpu. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
-		return running == 12 && told == want, nil
+		return running == 12 && message == want, nil
 	})
 }

@@ -165,7 +165,7 @@ func (a *whyTest) checkResponses() {
 		giant, err := a.client.CoreV1().Pods("default").Get(ctx, "giant", metav1.GetOptions{})
 		return err == nil && len(giant.Status.Conditions) > 0, err
 	})
-	asker, viewer := a.user("asker"), a.user("viewer")
+	allowed, viewer := a.user("asker"), a.user("viewer")
 	a.grant("asker",
 		rbacv1.PolicyRule{APIGroups: []string{scheduler.GroupVersion.Group}, Resources: []string{"pods/why"}, Verbs: []string{"get"}},
 		rbacv1.PolicyRule{APIGroups: []string{scheduler.GroupVersion.Group}, Resources: []string{"whatifs"}, Verbs: []string{"create"}},
@@ -177,13 +177,13 @@ func (a *whyTest) checkResponses() {
 		args, contains          []string
 		fails                   bool
 	}{
-		{what: "a pod that has a node", kubeconfig: asker, args: []string{"why", "pod/small"}, contains: []string{"Pod default/small goes to node hollow-", "Decided ", "of 4 nodes 4 could take it", "NODE", "chosen", "fits", "NodeResourcesFit"}},
-		{what: "a pod that has none", kubeconfig: asker, args: []string{"why", "-n", "default", "giant"}, contains: []string{"has no node: 0/4 nodes are available: 4 Insufficient cpu.", "refused by NodeResourcesFit: Insufficient cpu", "The smallest changes", "request 1 less cpu, for the node has 4 in all", "likewise on 3 other nodes"}},
-		{what: "a pod that does not exist", kubeconfig: asker, args: []string{"why", "pod/nobody"}, fails: true, contains: []string{`pods "nobody" not found`}},
-		{what: "another namespace", kubeconfig: asker, args: []string{"why", "pod/small", "-n", "kube-system"}, fails: true, contains: []string{"orbidden"}},
-		{what: "somebody who may read pods, but not ask", kubeconfig: viewer, args: []string{"why", "pod/small"}, fails: true, contains: []string{"orbidden"}},
-		{what: "a manifest", kubeconfig: asker, input: manifest, args: []string{"what-if", "-f", "-"}, contains: []string{"web-0", "web-5", "agent-hollow-3", "10 of 11 pods would have a node", "Pod default/giant has no node"}},
-		{what: "what if, by somebody who may not ask", kubeconfig: viewer, input: manifest, args: []string{"what-if", "-f", "-"}, fails: true, contains: []string{"orbidden"}},
+		{what: "a pod that has a node", kubeconfig: allowed, args: []string{"why", "pod/small"}, contains: []string{"Pod default/small goes to node hollow-", "Decided ", "of 4 nodes 4 could take it", "NODE", "chosen", "fits", "NodeResourcesFit"}},
+		{what: "a pod that has none", kubeconfig: allowed, args: []string{"why", "-n", "default", "giant"}, contains: []string{"has no node: 0/4 nodes are available: 4 Insufficient cpu.", "refused by NodeResourcesFit: Insufficient cpu", "The smallest changes", "request 1 less cpu, for the node has 4 in all", "likewise on 3 other nodes"}},
+		{what: "a pod that does not exist", kubeconfig: allowed, args: []string{"why", "pod/nobody"}, fails: true, contains: []string{`pods "nobody" not found`}},
+		{what: "another namespace", kubeconfig: allowed, args: []string{"why", "pod/small", "-n", "kube-system"}, fails: true, contains: []string{"orbidden"}},
+		{what: "a user who may read pods, but not query the scheduler", kubeconfig: viewer, args: []string{"why", "pod/small"}, fails: true, contains: []string{"orbidden"}},
+		{what: "a manifest", kubeconfig: allowed, input: manifest, args: []string{"what-if", "-f", "-"}, contains: []string{"web-0", "web-5", "agent-hollow-3", "10 of 11 pods would have a node", "Pod default/giant has no node"}},
+		{what: "what-if, by a user without permission", kubeconfig: viewer, input: manifest, args: []string{"what-if", "-f", "-"}, fails: true, contains: []string{"orbidden"}},
 	} {
 		out, err := a.skiff(test.kubeconfig, test.input, test.args...)
 		if (err != nil) != test.fails {
@@ -195,7 +195,7 @@ func (a *whyTest) checkResponses() {
 			}
 		}
 	}
-	out, err := a.skiff(asker, "", "why", "pod/small", "-o", "json")
+	out, err := a.skiff(allowed, "", "why", "pod/small", "-o", "json")
 	var e decision.Explanation
 	if err != nil || json.Unmarshal([]byte(out), &e) != nil || e.Kind != "Explanation" || len(e.Verdicts) != 4 || e.Verdicts[0].Node != e.Node {
 		t.Errorf("%v\n%s", err, out)

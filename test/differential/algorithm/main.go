@@ -1,5 +1,5 @@
-// Command algorithm measures how many pods a second upstream's scheduler decides about, without an API server: nodes and pods are put
-// into its cache directly, and each decision is assumed before the next. It prints the numbers as JSON.
+// Command algorithm measures how many pods per second upstream's scheduler decides about, without an API server: nodes and pods are
+// added to its cache directly, and each decision is assumed before the next. It prints the numbers as JSON.
 package main
 
 import (
@@ -69,7 +69,7 @@ func measure(w *workloads.Workload) (rate float64, err error) {
 		if err != nil {
 			return err
 		}
-		// Each decision begins with what has changed since the last.
+		// Each decision begins with an update of the snapshot.
 		if err := s.Cache.UpdateSnapshot(logger, snapshot); err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ func measure(w *workloads.Workload) (rate float64, err error) {
 			return 0, err
 		}
 	}
-	// A thousand tell enough.
+	// A thousand pods are enough.
 	const enough = 1000
 	began := time.Now()
 	for i := range enough {

@@ -16,9 +16,9 @@ import (
 
 const csiDriver, ebsDriver = "csi.example.com", "ebs.csi.aws.com"
 
-// newStorageWorld is a cluster where all that matters is volumes and devices: of every kind, whole and broken.
-func newStorageWorld(seed uint64) *world {
-	w := &world{random: rand.New(rand.NewPCG(seed, 73)), alone: map[string]int{}}
+// newStorageCluster is a random cluster where only volumes and devices constrain pods: of every kind, valid and invalid.
+func newStorageCluster(seed uint64) *randomCluster {
+	w := &randomCluster{random: rand.New(rand.NewPCG(seed, 73)), exclusiveClaims: map[string]int{}}
 	w.others = append(w.others, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
 	for i := range 2 + w.random.IntN(4) {
 		w.nodes = append(w.nodes, w.storageNode(i))
@@ -31,7 +31,7 @@ func newStorageWorld(seed uint64) *world {
 	for i := range 4 + w.random.IntN(6) {
 		w.anyClaim(i)
 	}
-	w.deviceWorld()
+	w.addDevices()
 	for i := range w.random.IntN(3 * len(w.nodes)) {
 		p := w.storagePod(fmt.Sprintf("running-%d", i), false)
 		p.Spec.NodeName = w.nodes[w.random.IntN(len(w.nodes))].Name
@@ -41,7 +41,7 @@ func newStorageWorld(seed uint64) *world {
 	return w
 }
 
-func (w *world) storageNode(i int) *corev1.Node {
+func (w *randomCluster) storageNode(i int) *corev1.Node {
 	name := fmt.Sprintf("n%02d", i)
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{corev1.LabelHostname: name}},
@@ -49,26 +49,26 @@ func (w *world) storageNode(i int) *corev1.Node {
 	}
 	switch w.random.IntN(4) {
 	case 0:
-		n.Labels[corev1.LabelFailureDomainBetaZone], n.Labels[corev1.LabelFailureDomainBetaRegion] = w.of("z1", "z2"), w.of("r1", "r2")
+		n.Labels[corev1.LabelFailureDomainBetaZone], n.Labels[corev1.LabelFailureDomainBetaRegion] = w.pick("z1", "z2"), w.pick("r1", "r2")
 	case 1, 2:
-		n.Labels[corev1.LabelTopologyZone] = w.of("z1", "z2")
+		n.Labels[corev1.LabelTopologyZone] = w.pick("z1", "z2")
 		if w.oneIn(2) {
-			n.Labels[corev1.LabelTopologyRegion] = w.of("r1", "r2")
+			n.Labels[corev1.LabelTopologyRegion] = w.pick("r1", "r2")
 		}
 	}
 	if w.oneIn(2) {
-		n.Labels["topology.ebs.csi.aws.com/zone"] = w.of("z1", "z2")
+		n.Labels["topology.ebs.csi.aws.com/zone"] = w.pick("z1", "z2")
 	}
 	for _, r := range []string{"example.com/gpu", "example.com/nic"} {
 		if w.oneIn(3) {
-			n.Status.Allocatable[corev1.ResourceName(r)] = resource.MustParse(w.of("0", "1", "4"))
+			n.Status.Allocatable[corev1.ResourceName(r)] = resource.MustParse(w.pick("0", "1", "4"))
 		}
 	}
 	n.Status.Capacity = n.Status.Allocatable
 	return n
 }
 
-func (w *world) classes() {
+func (w *randomCluster) classes() {
 	for _, c := range [][2]string{{"late", csiDriver}, {"static", "kubernetes.io/no-provisioner"}, {"old", "kubernetes.io/aws-ebs"}, {"sphere", "kubernetes.io/vsphere-volume"}, {"now", csiDriver}} {
 		mode := storagev1.VolumeBindingWaitForFirstConsumer
 		if c[0] == "now" {
@@ -79,7 +79,7 @@ func (w *world) classes() {
 			class.VolumeBindingMode = nil
 		}
 		if w.oneIn(3) {
-			class.AllowedTopologies = []corev1.TopologySelectorTerm{{}, {MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: w.of(corev1.LabelTopologyZone, corev1.LabelHostname), Values: []string{"z1", "n00"}}}}}
+			class.AllowedTopologies = []corev1.TopologySelectorTerm{{}, {MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: w.pick(corev1.LabelTopologyZone, corev1.LabelHostname), Values: []string{"z1", "n00"}}}}}
 		}
 		if !w.oneIn(20) {
 			w.others = append(w.others, class)
@@ -87,8 +87,8 @@ func (w *world) classes() {
 	}
 }
 
-// drivers are what nodes and the cluster tell of drivers.
-func (w *world) drivers() {
+// drivers creates CSINodes, CSIDrivers and CSIStorageCapacities.
+func (w *randomCluster) drivers() {
 	if !w.oneIn(3) {
 		driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: csiDriver}}
 		if w.oneIn(2) {
@@ -102,10 +102,10 @@ func (w *world) drivers() {
 	for _, zone := range []string{"z1", "z2"} {
 		c := &storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "capacity-" + zone}, StorageClassName: "late", NodeTopology: selects(corev1.LabelTopologyZone, zone)}
 		if !w.oneIn(6) {
-			c.Capacity = ptr.To(resource.MustParse(w.of("500Mi", "1Gi", "4Gi", "20Gi")))
+			c.Capacity = ptr.To(resource.MustParse(w.pick("500Mi", "1Gi", "4Gi", "20Gi")))
 		}
 		if w.oneIn(3) && c.Capacity != nil {
-			c.MaximumVolumeSize = ptr.To(resource.MustParse(w.of("1Gi", "3Gi")))
+			c.MaximumVolumeSize = ptr.To(resource.MustParse(w.pick("1Gi", "3Gi")))
 		}
 		if w.oneIn(8) {
 			c.NodeTopology = nil
@@ -118,7 +118,7 @@ func (w *world) drivers() {
 		}
 		csi := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Annotations: map[string]string{}}}
 		if w.oneIn(2) {
-			csi.Annotations[corev1.MigratedPluginsAnnotationKey] = w.of("kubernetes.io/aws-ebs", "kubernetes.io/gce-pd,kubernetes.io/aws-ebs", "kubernetes.io/vsphere-volume")
+			csi.Annotations[corev1.MigratedPluginsAnnotationKey] = w.pick("kubernetes.io/aws-ebs", "kubernetes.io/gce-pd,kubernetes.io/aws-ebs", "kubernetes.io/vsphere-volume")
 		}
 		for _, name := range []string{csiDriver, ebsDriver, "disk.csi.azure.com", "csi.vsphere.vmware.com", "pd.csi.storage.gke.io"} {
 			if w.oneIn(3) {
@@ -137,21 +137,21 @@ func (w *world) drivers() {
 	}
 }
 
-func (w *world) anyVolume(i int) {
+func (w *randomCluster) anyVolume(i int) {
 	name := fmt.Sprintf("pv-%d", i)
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"kind": w.of("fast", "slow")}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"kind": w.pick("fast", "slow")}},
 		Spec: corev1.PersistentVolumeSpec{
-			StorageClassName: w.of("late", "static", "static", "old"), Capacity: quantities("storage", w.of("1Gi", "2Gi", "3Gi", "10Gi")), VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
+			StorageClassName: w.pick("late", "static", "static", "old"), Capacity: quantities("storage", w.pick("1Gi", "2Gi", "3Gi", "10Gi")), VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod},
 		},
-		Status: corev1.PersistentVolumeStatus{Phase: corev1.PersistentVolumePhase(w.of("Available", "Available", "Available", "Released", "Bound"))},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.PersistentVolumePhase(w.pick("Available", "Available", "Available", "Released", "Bound"))},
 	}
 	switch w.random.IntN(6) {
 	case 0, 1:
-		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: csiDriver, VolumeHandle: w.of("h1", "h2", name)}
+		pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: csiDriver, VolumeHandle: w.pick("h1", "h2", name)}
 	case 2:
-		pv.Spec.AWSElasticBlockStore = &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: w.of("vol-1", "vol-2", "aws://z1/vol-1")}
+		pv.Spec.AWSElasticBlockStore = &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: w.pick("vol-1", "vol-2", "aws://z1/vol-1")}
 	case 3:
 		pv.Spec.AzureDisk = &corev1.AzureDiskVolumeSource{DiskName: name, DataDiskURI: name}
 	case 4:
@@ -162,9 +162,9 @@ func (w *world) anyVolume(i int) {
 	switch w.random.IntN(4) {
 	case 0:
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-			Key: w.of(corev1.LabelTopologyZone, corev1.LabelHostname), Operator: corev1.NodeSelectorOperator(w.of("In", "NotIn")), Values: []string{"z1", "n00"}}}}}}}
+			Key: w.pick(corev1.LabelTopologyZone, corev1.LabelHostname), Operator: corev1.NodeSelectorOperator(w.pick("In", "NotIn")), Values: []string{"z1", "n00"}}}}}}}
 	case 1:
-		pv.Labels[w.of(corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaRegion)] = w.of("z1", "z1__z2", "z2__", "r1", "r1__r2")
+		pv.Labels[w.pick(corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaRegion)] = w.pick("z1", "z1__z2", "z2__", "r1", "r1__r2")
 	}
 	if w.oneIn(10) {
 		pv.DeletionTimestamp = &metav1.Time{Time: time.Unix(1700000000, 0)}
@@ -176,23 +176,23 @@ func (w *world) anyVolume(i int) {
 	w.others = append(w.others, pv)
 	if w.oneIn(4) {
 		w.others = append(w.others, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "attachment-" + name}, Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: w.of(csiDriver, ebsDriver), NodeName: w.nodes[w.random.IntN(len(w.nodes))].Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}}})
+			Attacher: w.pick(csiDriver, ebsDriver), NodeName: w.nodes[w.random.IntN(len(w.nodes))].Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}}})
 	}
 }
 
-func (w *world) anyClaim(i int) {
+func (w *randomCluster) anyClaim(i int) {
 	w.claimNamed(fmt.Sprintf("claim-%d", i))
 	w.claims = append(w.claims, fmt.Sprintf("claim-%d", i))
 }
 
-// claimNamed makes a claim that may be bound, waiting, lost or half of something.
-func (w *world) claimNamed(name string, owners ...metav1.OwnerReference) {
-	class := w.of("late", "static", "late", "static", "old", "sphere", "now", "unknown", "")
+// claimNamed creates a claim that may be bound, pending, lost or inconsistent.
+func (w *randomCluster) claimNamed(name string, owners ...metav1.OwnerReference) {
+	class := w.pick("late", "static", "late", "static", "old", "sphere", "now", "unknown", "")
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Annotations: map[string]string{}, OwnerReferences: owners},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(w.of("ReadWriteOnce", "ReadWriteOnce", "ReadWriteOncePod"))},
-			Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", w.of("1Gi", "2Gi", "3Gi"))}, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(w.pick("ReadWriteOnce", "ReadWriteOnce", "ReadWriteOncePod"))},
+			Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", w.pick("1Gi", "2Gi", "3Gi"))}, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 		},
 		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending},
 	}
@@ -219,20 +219,20 @@ func (w *world) claimNamed(name string, owners ...metav1.OwnerReference) {
 		delete(claim.Spec.Resources.Requests, "storage")
 	}
 	if claim.Spec.AccessModes[0] == corev1.ReadWriteOncePod {
-		w.alone[name] = 0
+		w.exclusiveClaims[name] = 0
 	}
 	if !w.oneIn(25) {
 		w.others = append(w.others, claim)
 	}
 }
 
-func (w *world) storagePod(name string, isNew bool) *corev1.Pod {
+func (w *randomCluster) storagePod(name string, isNew bool) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
 		Spec:       corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName, Priority: ptr.To(int32(w.random.IntN(3))), Containers: []corev1.Container{{Name: "c", Image: "pause"}}},
 	}
 	if isNew {
-		p.Spec.Priority = ptr.To(int32(10)) // it may move others away
+		p.Spec.Priority = ptr.To(int32(10)) // it may preempt others
 	}
 	add := func(source corev1.VolumeSource) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: fmt.Sprintf("v%d", len(p.Spec.Volumes)), VolumeSource: source})
@@ -242,14 +242,14 @@ func (w *world) storagePod(name string, isNew bool) *corev1.Pod {
 		case 0, 1, 2, 3:
 			w.useClaim(p, isNew)
 		case 4:
-			add(corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: w.of("vol-1", "vol-2", "vol-3", "aws://z1/vol-1", "aws:///bad/")}})
+			add(corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: w.pick("vol-1", "vol-2", "vol-3", "aws://z1/vol-1", "aws:///bad/")}})
 		case 5:
-			add(corev1.VolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: w.of("d1", "d2"), ReadOnly: w.oneIn(2)}})
+			add(corev1.VolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: w.pick("d1", "d2"), ReadOnly: w.oneIn(2)}})
 		case 6:
-			add(corev1.VolumeSource{RBD: &corev1.RBDVolumeSource{CephMonitors: []string{w.of("m1", "m2"), w.of("m2", "m3")}, RBDImage: w.of("i1", "i2"), RBDPool: "p", ReadOnly: w.oneIn(2)}})
+			add(corev1.VolumeSource{RBD: &corev1.RBDVolumeSource{CephMonitors: []string{w.pick("m1", "m2"), w.pick("m2", "m3")}, RBDImage: w.pick("i1", "i2"), RBDPool: "p", ReadOnly: w.oneIn(2)}})
 		case 7:
 			if w.oneIn(2) {
-				add(corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{IQN: w.of("q1", "q2"), ReadOnly: w.oneIn(2)}})
+				add(corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{IQN: w.pick("q1", "q2"), ReadOnly: w.oneIn(2)}})
 				continue
 			}
 			add(corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}})
@@ -268,8 +268,8 @@ func (w *world) storagePod(name string, isNew bool) *corev1.Pod {
 	return p
 }
 
-// deviceWorld makes devices of some nodes and of all, classes that stand for resources, and claims in every state.
-func (w *world) deviceWorld() {
+// addDevices creates devices of single nodes and of all, classes with extended resource names, and claims in every state.
+func (w *randomCluster) addDevices() {
 	for i, name := range []string{"gpu", "nic", "spare"} {
 		class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(1700000000+int64(w.random.IntN(2)), 0)}}
 		if w.oneIn(3) {
@@ -298,7 +298,7 @@ func (w *world) deviceWorld() {
 			slice.Spec.Pool.ResourceSliceCount = 2
 		}
 		for i := range 1 + w.random.IntN(3) {
-			device := resourcev1.Device{Name: fmt.Sprintf("device-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: ptr.To(w.of("small", "large"))}}}
+			device := resourcev1.Device{Name: fmt.Sprintf("device-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: ptr.To(w.pick("small", "large"))}}}
 			if w.oneIn(6) {
 				device.Taints = []resourcev1.DeviceTaint{{Key: "broken", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
 			}
@@ -311,9 +311,9 @@ func (w *world) deviceWorld() {
 	}
 }
 
-func (w *world) anyDeviceClaim(name string, owners ...metav1.OwnerReference) {
+func (w *randomCluster) anyDeviceClaim(name string, owners ...metav1.OwnerReference) {
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), OwnerReferences: owners}}
-	class := func() string { return w.of("gpu", "gpu", "nic", "spare") }
+	class := func() string { return w.pick("gpu", "gpu", "nic", "spare") }
 	request := resourcev1.DeviceRequest{Name: "r"}
 	if w.oneIn(2) {
 		request.Exactly = &resourcev1.ExactDeviceRequest{DeviceClassName: class(), AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: int64(1 + w.random.IntN(2))}
@@ -339,7 +339,7 @@ func (w *world) anyDeviceClaim(name string, owners ...metav1.OwnerReference) {
 		if w.oneIn(4) {
 			result.BindingConditions, result.BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
 			if w.oneIn(2) {
-				claim.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: "example.com", Pool: n, Device: "device-0", Conditions: []metav1.Condition{{Type: w.of("Attached", "Broken"), Status: metav1.ConditionTrue}}}}
+				claim.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: "example.com", Pool: n, Device: "device-0", Conditions: []metav1.Condition{{Type: w.pick("Attached", "Broken"), Status: metav1.ConditionTrue}}}}
 			}
 		}
 		allocation := &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{result}}, AllocationTimestamp: &metav1.Time{Time: time.Now().Add(-time.Duration(w.random.IntN(20)) * time.Minute)}}
@@ -357,11 +357,11 @@ func (w *world) anyDeviceClaim(name string, owners ...metav1.OwnerReference) {
 	w.devices = append(w.devices, name)
 }
 
-// useDevices lets a pod ask for devices: by claims, by claims made for it, or by names of resources.
-func (w *world) useDevices(p *corev1.Pod) {
+// useDevices makes a pod request devices: by claims, by claim templates, or by extended resources.
+func (w *randomCluster) useDevices(p *corev1.Pod) {
 	for i := range w.random.IntN(3) {
 		reference := corev1.PodResourceClaim{Name: fmt.Sprintf("d%d", i)}
-		switch name := w.of(w.devices...); {
+		switch name := w.pick(w.devices...); {
 		case !w.oneIn(4):
 			reference.ResourceClaimName = &name
 		default:
@@ -393,8 +393,8 @@ func (w *world) useDevices(p *corev1.Pod) {
 		if c.Resources.Requests == nil {
 			c.Resources.Requests = corev1.ResourceList{}
 		}
-		name := corev1.ResourceName(w.of("example.com/gpu", "example.com/nic", "deviceclass.resource.kubernetes.io/gpu", "example.com/nobody"))
-		c.Resources.Requests[name] = resource.MustParse(w.of("0", "1", "1", "2"))
+		name := corev1.ResourceName(w.pick("example.com/gpu", "example.com/nic", "deviceclass.resource.kubernetes.io/gpu", "example.com/nobody"))
+		c.Resources.Requests[name] = resource.MustParse(w.pick("0", "1", "1", "2"))
 		c.Resources.Limits = c.Resources.Requests
 	}
 	if w.oneIn(12) {

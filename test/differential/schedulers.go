@@ -33,37 +33,37 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// answer is what one side says about a pod.
-type answer struct {
-	// refused says why, by node: "Rule: reason, reason".
-	refused map[string]string
-	// scores are weighted totals, by node; written tells how they came about.
-	scores  map[string]int64
-	written map[string]string
-	failed  string
-	// victims by node that could be made free, and the measures of the way that was chosen.
+// result is the result of one scheduler for a pod.
+type result struct {
+	// rejected has the reasons by node: "Plugin: reason, reason".
+	rejected map[string]string
+	// scores are weighted totals by node; scoreDetails has the scores of each plugin.
+	scores       map[string]int64
+	scoreDetails map[string]string
+	failed       string
+	// victims are the preemption victims by candidate node; chosen has the measures of the selected candidate.
 	victims map[string]string
-	// helpless says why a node could not be made free.
-	helpless map[string]string
-	chosen   []int64
-	// resolvable nodes might be made free.
+	// preemptionErrors has the reasons why preemption does not help, by node.
+	preemptionErrors map[string]string
+	chosen           []int64
+	// resolvable are the nodes where preemption might help.
 	resolvable []string
 }
 
-// feasible are the nodes that can take the pod.
-func (a *answer) feasible(w *world) (names []string) {
+// feasible returns the nodes that passed all filters.
+func (a *result) feasible(w *randomCluster) (names []string) {
 	if a.failed != "" {
 		return nil
 	}
 	for _, n := range w.nodes {
-		if a.refused[n.Name] == "" {
+		if a.rejected[n.Name] == "" {
 			names = append(names, n.Name)
 		}
 	}
 	return names
 }
 
-// measures are what ways of making room are compared by.
+// measures returns the values by which preemption candidates are compared.
 func measures(violations int, victims []*corev1.Pod) []int64 {
 	highest, sum, earliest := int64(-1), int64(0), int64(0)
 	for _, v := range victims {
@@ -89,8 +89,8 @@ func namesOf(pods []*corev1.Pod) string {
 	return strings.Join(names, " ")
 }
 
-// theirs is upstream's scheduler on a world.
-type theirs struct {
+// upstreamScheduler is upstream's scheduler on a random cluster.
+type upstreamScheduler struct {
 	ctx        context.Context
 	framework  framework.Framework
 	snapshot   *cache.Snapshot
@@ -98,13 +98,13 @@ type theirs struct {
 	budgets    []*policyv1.PodDisruptionBudget
 }
 
-func newTheirs(ctx context.Context, w *world, pods []*corev1.Pod) (*theirs, error) {
+func newUpstreamScheduler(ctx context.Context, w *randomCluster, pods []*corev1.Pod) (*upstreamScheduler, error) {
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var objects []runtime.Object
 	for _, o := range w.nodes {
 		objects = append(objects, o)
 	}
-	for _, list := range [][]*corev1.Pod{w.pods, w.waiting, pods} {
+	for _, list := range [][]*corev1.Pod{w.pods, w.nominated, pods} {
 		for _, o := range list {
 			objects = append(objects, o)
 		}
@@ -115,7 +115,7 @@ func newTheirs(ctx context.Context, w *world, pods []*corev1.Pod) (*theirs, erro
 	objects = append(objects, w.others...)
 	client := fake.NewClientset(objects...)
 	factory := informers.NewSharedInformerFactory(client, 0)
-	t := &theirs{ctx: ctx, snapshot: cache.NewSnapshot(w.pods, w.nodes), budgets: w.budgets}
+	t := &upstreamScheduler{ctx: ctx, snapshot: cache.NewSnapshot(w.pods, w.nodes), budgets: w.budgets}
 	recorder := events.NewFakeRecorder(1)
 	s, err := upstream.New(ctx, client, factory, nil, profile.RecorderFactory(func(string) events.EventRecorderLogger { return recorder }), upstream.WithNodeInfoSnapshot(t.snapshot))
 	if err != nil {
@@ -127,18 +127,18 @@ func newTheirs(ctx context.Context, w *world, pods []*corev1.Pod) (*theirs, erro
 	if err := s.WaitForHandlersSync(ctx); err != nil {
 		return nil, err
 	}
-	// The same preemption as the profile's, but one whose dry run can be asked.
+	// The same preemption as the profile's, but with access to its dry run.
 	t.preemption, err = defaultpreemption.New(ctx, &config.DefaultPreemptionArgs{MinCandidateNodesPercentage: 10, MinCandidateNodesAbsolute: 100}, t.framework, feature.Features{})
 	return t, err
 }
 
-// refusalText puts reasons in order: upstream's come from a map.
-func refusalText(rule string, reasons []string) string {
-	return rule + ": " + strings.Join(slices.Sorted(slices.Values(reasons)), ", ")
+// rejectionText sorts the reasons: upstream's come from a map.
+func rejectionText(plugin string, reasons []string) string {
+	return plugin + ": " + strings.Join(slices.Sorted(slices.Values(reasons)), ", ")
 }
 
-func (t *theirs) decide(pod *corev1.Pod) (*answer, error) {
-	a := &answer{refused: map[string]string{}, scores: map[string]int64{}, written: map[string]string{}, victims: map[string]string{}, helpless: map[string]string{}}
+func (t *upstreamScheduler) decide(pod *corev1.Pod) (*result, error) {
+	a := &result{rejected: map[string]string{}, scores: map[string]int64{}, scoreDetails: map[string]string{}, victims: map[string]string{}, preemptionErrors: map[string]string{}}
 	nodes, err := t.snapshot.NodeInfos().List()
 	if err != nil {
 		return nil, err
@@ -152,15 +152,15 @@ func (t *theirs) decide(pod *corev1.Pod) (*answer, error) {
 			return a, nil
 		}
 		for _, n := range nodes {
-			a.refused[n.Node().Name] = refusalText(status.Plugin(), status.Reasons())
+			a.rejected[n.Node().Name] = rejectionText(status.Plugin(), status.Reasons())
 		}
-		return a, t.makeRoom(state, pod, statuses, nil, a)
+		return a, t.dryRunPreemption(state, pod, statuses, nil, a)
 	}
 	var fits, potential []fwk.NodeInfo
 	for _, n := range nodes {
 		name := n.Node().Name
 		if !narrowed.AllNodes() && !narrowed.NodeNames.Has(name) {
-			a.refused[name] = "NodeAffinity: node(s) didn't satisfy plugin(s) [NodeAffinity]"
+			a.rejected[name] = "NodeAffinity: node(s) didn't satisfy plugin(s) [NodeAffinity]"
 			continue
 		}
 		status := t.framework.RunFilterPluginsWithNominatedPods(t.ctx, state, pod, n)
@@ -175,14 +175,14 @@ func (t *theirs) decide(pod *corev1.Pod) (*answer, error) {
 			a.resolvable = append(a.resolvable, name)
 			potential = append(potential, n)
 		}
-		a.refused[name] = refusalText(status.Plugin(), status.Reasons())
+		a.rejected[name] = rejectionText(status.Plugin(), status.Reasons())
 		statuses.Set(name, status)
 	}
 	if len(fits) == 0 {
-		return a, t.makeRoom(state, pod, statuses, potential, a)
+		return a, t.dryRunPreemption(state, pod, statuses, potential, a)
 	}
 	if status := t.framework.RunPreScorePlugins(t.ctx, state, pod, fits); !status.IsSuccess() {
-		// Upstream's scheduler compares nodes only where there is a choice: not for a pod that fits on the node kept for it.
+		// Upstream's scheduler scores nodes only if there are several, and not for a pod that fits on its nominated node.
 		nominated := slices.ContainsFunc(fits, func(n fwk.NodeInfo) bool { return n.Node().Name == pod.Status.NominatedNodeName })
 		if len(fits) > 1 && !nominated {
 			a.failed = "error"
@@ -202,21 +202,21 @@ func (t *theirs) decide(pod *corev1.Pod) (*answer, error) {
 			}
 		}
 		sort.Strings(texts)
-		a.written[s.Name] = strings.Join(texts, " ")
+		a.scoreDetails[s.Name] = strings.Join(texts, " ")
 	}
 	return a, nil
 }
 
-// makeRoom asks upstream's preemption for all ways there are, and for the one it would choose.
-func (t *theirs) makeRoom(state fwk.CycleState, pod *corev1.Pod, statuses *framework.NodeToStatus, potential []fwk.NodeInfo, a *answer) error {
+// dryRunPreemption records all candidates of upstream's preemption, and the one it would select.
+func (t *upstreamScheduler) dryRunPreemption(state fwk.CycleState, pod *corev1.Pod, statuses *framework.NodeToStatus, potential []fwk.NodeInfo, a *result) error {
 	if ok, _ := t.preemption.PodEligibleToPreemptOthers(t.ctx, pod, statuses.Get(pod.Status.NominatedNodeName)); !ok || len(potential) == 0 {
 		return nil
 	}
-	// An error means that a rule could not decide about some node. Upstream takes the other nodes all the same.
+	// An error means that a plugin failed for some node. Upstream still uses the other nodes.
 	candidates, why, _ := t.preemption.Evaluator.DryRunPreemption(t.ctx, state, pod, potential, t.budgets, 0, int32(len(potential)))
 	for _, n := range potential {
 		if status := why.Get(n.Node().Name); status != nil {
-			a.helpless[n.Node().Name] = refusalText(status.Plugin(), status.Reasons())
+			a.preemptionErrors[n.Node().Name] = rejectionText(status.Plugin(), status.Reasons())
 		}
 	}
 	for _, c := range candidates {
@@ -230,8 +230,8 @@ func (t *theirs) makeRoom(state fwk.CycleState, pod *corev1.Pod, statuses *frame
 
 var _ preemption.Interface = &defaultpreemption.DefaultPreemption{}
 
-// ours is skiff's scheduler on a world.
-func newOurs(w *world, pods []*corev1.Pod) (*snapshot.Snapshot, error) {
+// newSkiffSnapshot returns skiff's snapshot of a random cluster.
+func newSkiffSnapshot(w *randomCluster, pods []*corev1.Pod) (*snapshot.Snapshot, error) {
 	s := snapshot.NewSnapshot()
 	for _, n := range w.nodes {
 		s.SetNode(n)
@@ -259,8 +259,8 @@ func newOurs(w *world, pods []*corev1.Pod) (*snapshot.Snapshot, error) {
 		}
 		s.SetPod(info)
 	}
-	// Upstream's queue learns from the pods themselves where they are nominated.
-	for _, p := range append(slices.Clone(w.waiting), pods...) {
+	// Upstream's queue reads nominated nodes from the pods themselves.
+	for _, p := range append(slices.Clone(w.nominated), pods...) {
 		info, err := snapshot.NewPodInfo(p)
 		if err != nil {
 			return nil, err
@@ -270,8 +270,8 @@ func newOurs(w *world, pods []*corev1.Pod) (*snapshot.Snapshot, error) {
 	return s, nil
 }
 
-func decideOurs(s *snapshot.Snapshot, w *world, pod *corev1.Pod) (*answer, string, error) {
-	a := &answer{refused: map[string]string{}, scores: map[string]int64{}, written: map[string]string{}, victims: map[string]string{}, helpless: map[string]string{}}
+func decideWithSkiff(s *snapshot.Snapshot, w *randomCluster, pod *corev1.Pod) (*result, string, error) {
+	a := &result{rejected: map[string]string{}, scores: map[string]int64{}, scoreDetails: map[string]string{}, victims: map[string]string{}, preemptionErrors: map[string]string{}}
 	info, err := snapshot.NewPodInfo(pod)
 	if err != nil {
 		return nil, "", err
@@ -282,11 +282,11 @@ func decideOurs(s *snapshot.Snapshot, w *world, pod *corev1.Pod) (*answer, strin
 		a.failed = "error"
 		return a, "", nil
 	}
-	// A decision that takes the nominated node has looked at no other, so the table is asked for.
+	// A decision for the nominated node has not filtered other nodes, so Explain computes all of them.
 	verdicts, _ := d.Explain()
 	for _, v := range verdicts {
 		if v.Refusal != nil {
-			a.refused[v.Node] = refusalText(v.Refusal.Plugin, v.Refusal.Reasons)
+			a.rejected[v.Node] = rejectionText(v.Refusal.Plugin, v.Refusal.Reasons)
 			if !v.Refusal.Unresolvable {
 				a.resolvable = append(a.resolvable, v.Node)
 			}
@@ -294,23 +294,23 @@ func decideOurs(s *snapshot.Snapshot, w *world, pod *corev1.Pod) (*answer, strin
 		}
 		a.scores[v.Node] = v.Total
 		var texts []string
-		for rule, score := range v.Scores {
+		for plugin, score := range v.Scores {
 			if score != 0 {
-				texts = append(texts, fmt.Sprintf("%s=%d", rule, score))
+				texts = append(texts, fmt.Sprintf("%s=%d", plugin, score))
 			}
 		}
 		sort.Strings(texts)
-		a.written[v.Node] = strings.Join(texts, " ")
+		a.scoreDetails[v.Node] = strings.Join(texts, " ")
 	}
 	if fit != nil {
-		way, _, err := decision.Preempt(d, w.budgets, func(all []plugins.Preemption) ([]plugins.Preemption, error) {
+		candidate, _, err := decision.Preempt(d, w.budgets, func(all []plugins.Preemption) ([]plugins.Preemption, error) {
 			for _, p := range all {
 				a.victims[p.Node] = namesOf(p.Victims)
 			}
 			return all, nil
 		})
 		if err == nil {
-			a.chosen = measures(way.Violations, way.Victims)
+			a.chosen = measures(candidate.Violations, candidate.Victims)
 		}
 	}
 	return a, d.Node, nil

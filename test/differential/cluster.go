@@ -19,35 +19,35 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// world is a random cluster.
-type world struct {
-	random  *rand.Rand
-	nodes   []*corev1.Node
-	pods    []*corev1.Pod // on nodes
-	waiting []*corev1.Pod // nominated to a node
-	budgets []*policyv1.PodDisruptionBudget
-	others  []runtime.Object // namespaces, owners, volumes, devices
-	claims  []string         // names of persistent volume claims
-	alone   map[string]int   // claims that only one pod can use: how many do
-	devices []string         // names of resource claims
+// randomCluster is a random cluster.
+type randomCluster struct {
+	random          *rand.Rand
+	nodes           []*corev1.Node
+	pods            []*corev1.Pod // on nodes
+	nominated       []*corev1.Pod // pods nominated to a node
+	budgets         []*policyv1.PodDisruptionBudget
+	others          []runtime.Object // namespaces, owners, volumes, devices
+	claims          []string         // names of persistent volume claims
+	exclusiveClaims map[string]int   // ReadWriteOncePod claims: number of pods that use them
+	devices         []string         // names of resource claims
 }
 
-func newWorld(seed uint64) *world {
-	w := &world{random: rand.New(rand.NewPCG(seed, 37)), alone: map[string]int{}}
+func newRandomCluster(seed uint64) *randomCluster {
+	w := &randomCluster{random: rand.New(rand.NewPCG(seed, 37)), exclusiveClaims: map[string]int{}}
 	for i := range 3 + w.random.IntN(14) {
 		w.nodes = append(w.nodes, w.node(i))
 	}
 	w.owners()
 	w.storage()
 	w.deviceObjects()
-	// No two began at once: upstream would choose between them by chance.
+	// No two pods started at the same time: upstream would select between them at random.
 	order := w.random.Perm(5 * len(w.nodes))
 	for i := range w.random.IntN(5 * len(w.nodes)) {
 		p := w.pod(fmt.Sprintf("running-%d", i), false)
 		p.Spec.NodeName = w.nodes[w.random.IntN(len(w.nodes))].Name
 		p.Status.Phase = corev1.PodRunning
 		p.Status.StartTime = &metav1.Time{Time: time.Unix(1700000000+int64(order[i]), 0)}
-		w.keepPortsApart(p)
+		w.removePortConflicts(p)
 		w.resize(p)
 		if w.oneIn(15) {
 			p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1700000100, 0)}
@@ -57,7 +57,7 @@ func newWorld(seed uint64) *world {
 	if w.oneIn(4) {
 		p := w.pod("nominated", false)
 		p.Status.NominatedNodeName = w.nodes[w.random.IntN(len(w.nodes))].Name
-		w.waiting = append(w.waiting, p)
+		w.nominated = append(w.nominated, p)
 	}
 	if w.oneIn(2) {
 		w.budgets = append(w.budgets, &policyv1.PodDisruptionBudget{
@@ -69,9 +69,9 @@ func newWorld(seed uint64) *world {
 	return w
 }
 
-func (w *world) oneIn(n int) bool { return w.random.IntN(n) == 0 }
+func (w *randomCluster) oneIn(n int) bool { return w.random.IntN(n) == 0 }
 
-func (w *world) of(all ...string) string { return all[w.random.IntN(len(all))] }
+func (w *randomCluster) pick(all ...string) string { return all[w.random.IntN(len(all))] }
 
 func selects(key, value string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
@@ -85,25 +85,25 @@ func quantities(pairs ...string) corev1.ResourceList {
 	return list
 }
 
-func (w *world) node(i int) *corev1.Node {
+func (w *randomCluster) node(i int) *corev1.Node {
 	name := fmt.Sprintf("n%02d", i)
 	n := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{corev1.LabelHostname: name, "disk": w.of("ssd", "hdd"), "size": w.of("1", "5", "9", "big")}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{corev1.LabelHostname: name, "disk": w.pick("ssd", "hdd"), "size": w.pick("1", "5", "9", "big")}},
 		Status: corev1.NodeStatus{
-			Allocatable: quantities("cpu", w.of("2", "4", "8"), "memory", w.of("4Gi", "16Gi"), "pods", w.of("4", "12", "30"), "ephemeral-storage", "20Gi"),
+			Allocatable: quantities("cpu", w.pick("2", "4", "8"), "memory", w.pick("4Gi", "16Gi"), "pods", w.pick("4", "12", "30"), "ephemeral-storage", "20Gi"),
 			Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 		},
 	}
 	if !w.oneIn(6) {
-		n.Labels[corev1.LabelTopologyZone] = w.of("z1", "z2", "z3")
-		n.Labels[corev1.LabelTopologyRegion] = w.of("r1", "r2")
+		n.Labels[corev1.LabelTopologyZone] = w.pick("z1", "z2", "z3")
+		n.Labels[corev1.LabelTopologyRegion] = w.pick("r1", "r2")
 	}
 	if w.oneIn(15) {
 		n.Labels[corev1.LabelTopologyZone] = ""
 	}
 	for range 2 {
 		if w.oneIn(5) {
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: w.of("dedicated", "other"), Value: w.of("x", "y"), Effect: corev1.TaintEffect(w.of("NoSchedule", "PreferNoSchedule", "NoExecute"))})
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: w.pick("dedicated", "other"), Value: w.pick("x", "y"), Effect: corev1.TaintEffect(w.pick("NoSchedule", "PreferNoSchedule", "NoExecute"))})
 		}
 	}
 	if w.oneIn(3) {
@@ -123,10 +123,11 @@ func (w *world) node(i int) *corev1.Node {
 	return n
 }
 
-// resize gives a running pod a history: it may have been given something else than it asks for, or ask for what cannot be.
-func (w *world) resize(p *corev1.Pod) {
+// resize gives a running pod an in-place resize: its allocated resources may differ from its requests, or the resize may be
+// infeasible.
+func (w *randomCluster) resize(p *corev1.Pod) {
 	given := func() corev1.ResourceList {
-		return quantities("cpu", w.of("100m", "700m", "1500m"), "memory", w.of("64Mi", "1Gi"))
+		return quantities("cpu", w.pick("100m", "700m", "1500m"), "memory", w.pick("64Mi", "1Gi"))
 	}
 	if w.oneIn(10) {
 		c := corev1.ContainerStatus{Name: "c", AllocatedResources: given()}
@@ -142,28 +143,28 @@ func (w *world) resize(p *corev1.Pod) {
 		}
 	}
 	if w.oneIn(20) {
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: w.of(corev1.PodReasonInfeasible, corev1.PodReasonDeferred)}}
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: w.pick(corev1.PodReasonInfeasible, corev1.PodReasonDeferred)}}
 	}
 }
 
-// owners makes namespaces, services and controllers.
-func (w *world) owners() {
+// owners creates namespaces, services and controllers.
+func (w *randomCluster) owners() {
 	w.others = append(w.others,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", Labels: map[string]string{"team": "a"}}},
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "side", Labels: map[string]string{"team": w.of("a", "b")}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "side", Labels: map[string]string{"team": w.pick("a", "b")}}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"color": "blue"}}},
 		&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "set", UID: "set"}, Spec: appsv1.ReplicaSetSpec{Selector: selects("color", "red")}},
 		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "set", UID: "stateful"}, Spec: appsv1.StatefulSetSpec{Selector: selects("version", "1")}},
-		// It selects others than its own pods, which the service above selects too.
+		// It also selects pods of other owners, which the service above selects too.
 		&corev1.ReplicationController{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "set", UID: "controller"}, Spec: corev1.ReplicationControllerSpec{Selector: map[string]string{"color": "grey"}}},
 	)
 }
 
-// pod makes a random pod. A new one may have more kinds of constraints than one that runs.
-func (w *world) pod(name string, isNew bool) *corev1.Pod {
-	color := w.of("green", "blue", "red", "grey")
+// pod returns a random pod. A new one may have more kinds of constraints than one that runs.
+func (w *randomCluster) pod(name string, isNew bool) *corev1.Pod {
+	color := w.pick("green", "blue", "red", "grey")
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Labels: map[string]string{"color": color, "version": w.of("1", "2")}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), Labels: map[string]string{"color": color, "version": w.pick("1", "2")}},
 		Spec:       corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName, Containers: []corev1.Container{w.container("c")}, Priority: ptr.To(int32(w.random.IntN(4)))},
 	}
 	if w.oneIn(4) {
@@ -191,15 +192,15 @@ func (w *world) pod(name string, isNew bool) *corev1.Pod {
 		p.Spec.Overhead = quantities("cpu", "100m", "memory", "50Mi")
 	}
 	if w.oneIn(12) {
-		// Together containers ask for no more than the pod: the API server sees to that.
+		// The containers together request no more than the pod: the API server validates that.
 		for i := range p.Spec.Containers {
-			p.Spec.Containers[i].Resources.Requests = quantities("cpu", w.of("100m", "500m"))
+			p.Spec.Containers[i].Resources.Requests = quantities("cpu", w.pick("100m", "500m"))
 		}
 		p.Spec.InitContainers = nil
 		p.Spec.Resources = &corev1.ResourceRequirements{Requests: quantities("cpu", "1500m", "memory", "3Gi")}
 	}
 	if w.oneIn(6) {
-		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: w.of("dedicated", "other"), Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffect(w.of("", "NoSchedule"))})
+		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: w.pick("dedicated", "other"), Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffect(w.pick("", "NoSchedule"))})
 	}
 	if w.oneIn(8) {
 		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "x"})
@@ -214,11 +215,11 @@ func (w *world) pod(name string, isNew bool) *corev1.Pod {
 	return p
 }
 
-func (w *world) container(name string) corev1.Container {
-	c := corev1.Container{Name: name, Image: w.of("example.com/big:1", "example.com/small", "example.com/none:1"), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}
+func (w *randomCluster) container(name string) corev1.Container {
+	c := corev1.Container{Name: name, Image: w.pick("example.com/big:1", "example.com/small", "example.com/none:1"), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}
 	ask := func(n int, name corev1.ResourceName, amounts ...string) {
 		if w.oneIn(n) {
-			c.Resources.Requests[name] = resource.MustParse(w.of(amounts...))
+			c.Resources.Requests[name] = resource.MustParse(w.pick(amounts...))
 		}
 	}
 	if !w.oneIn(4) {
@@ -231,13 +232,13 @@ func (w *world) container(name string) corev1.Container {
 	ask(10, "example.com/gpu", "1", "3")
 	ask(20, "hugepages-2Mi", "16Mi", "60Mi")
 	if w.oneIn(8) {
-		c.Ports = []corev1.ContainerPort{{ContainerPort: 80, Protocol: corev1.Protocol(w.of("TCP", "UDP")), HostPort: int32(8000 + w.random.IntN(2)), HostIP: w.of("", "0.0.0.0", "127.0.0.1")}}
+		c.Ports = []corev1.ContainerPort{{ContainerPort: 80, Protocol: corev1.Protocol(w.pick("TCP", "UDP")), HostPort: int32(8000 + w.random.IntN(2)), HostIP: w.pick("", "0.0.0.0", "127.0.0.1")}}
 	}
 	return c
 }
 
-// keepPortsApart takes from a pod the ports that another pod of its node has, which no scheduler would have let happen.
-func (w *world) keepPortsApart(p *corev1.Pod) {
+// removePortConflicts removes the host ports of a pod that another pod of its node has: no scheduler would allow them.
+func (w *randomCluster) removePortConflicts(p *corev1.Pod) {
 	held := map[int32]bool{}
 	for _, other := range w.pods {
 		if other.Spec.NodeName == p.Spec.NodeName {
@@ -260,9 +261,9 @@ func (w *world) keepPortsApart(p *corev1.Pod) {
 	}
 }
 
-func (w *world) podAffinity(p *corev1.Pod, color string) {
+func (w *randomCluster) podAffinity(p *corev1.Pod, color string) {
 	term := func(color string) corev1.PodAffinityTerm {
-		t := corev1.PodAffinityTerm{TopologyKey: w.of(corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion), LabelSelector: selects("color", color)}
+		t := corev1.PodAffinityTerm{TopologyKey: w.pick(corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion), LabelSelector: selects("color", color)}
 		switch w.random.IntN(8) {
 		case 4:
 			t.Namespaces = []string{"side", "side"}
@@ -275,7 +276,7 @@ func (w *world) podAffinity(p *corev1.Pod, color string) {
 		case 2:
 			t.NamespaceSelector = &metav1.LabelSelector{}
 		case 3:
-			// The API server merges these keys into the selector when it takes a pod in.
+			// The API server merges these keys into the selector when a pod is created.
 			t.MatchLabelKeys = []string{"version"}
 			t.LabelSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "version", Operator: metav1.LabelSelectorOpIn, Values: []string{p.Labels["version"]}}}
 		}
@@ -283,7 +284,7 @@ func (w *world) podAffinity(p *corev1.Pod, color string) {
 	}
 	a := &corev1.Affinity{}
 	if w.oneIn(8) {
-		a.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term(w.of("green", "red"))}}
+		a.PodAntiAffinity = &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term(w.pick("green", "red"))}}
 	}
 	if w.oneIn(8) {
 		if a.PodAntiAffinity == nil {
@@ -294,7 +295,7 @@ func (w *world) podAffinity(p *corev1.Pod, color string) {
 	if w.oneIn(8) {
 		a.PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term(color)}}
 		if w.oneIn(3) {
-			a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution = append(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, term(w.of("green", "red")))
+			a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution = append(a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, term(w.pick("green", "red")))
 		}
 	}
 	if w.oneIn(8) {
@@ -308,10 +309,10 @@ func (w *world) podAffinity(p *corev1.Pod, color string) {
 	p.Spec.Affinity = a
 }
 
-// constrain adds what matters only to a pod that has no node yet.
-func (w *world) constrain(p *corev1.Pod, color string) {
+// constrain adds constraints that only apply to a pod without a node.
+func (w *randomCluster) constrain(p *corev1.Pod, color string) {
 	if w.oneIn(6) {
-		p.Spec.NodeSelector = map[string]string{"disk": w.of("ssd", "hdd", "tape")}
+		p.Spec.NodeSelector = map[string]string{"disk": w.pick("ssd", "hdd", "tape")}
 	}
 	w.nodeAffinity(p)
 	for _, key := range []string{corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion} {
@@ -326,7 +327,7 @@ func (w *world) constrain(p *corev1.Pod, color string) {
 		}
 	}
 	if len(w.devices) > 0 && w.oneIn(6) {
-		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "device", ResourceClaimName: ptr.To(w.of(w.devices...))}}
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "device", ResourceClaimName: ptr.To(w.pick(w.devices...))}}
 		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "device"}}
 	}
 	if w.oneIn(8) {
@@ -344,7 +345,7 @@ func (w *world) constrain(p *corev1.Pod, color string) {
 	}
 }
 
-func (w *world) nodeAffinity(p *corev1.Pod) {
+func (w *randomCluster) nodeAffinity(p *corev1.Pod) {
 	need := func(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
 		return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
 	}
@@ -354,15 +355,15 @@ func (w *world) nodeAffinity(p *corev1.Pod) {
 	var required []corev1.NodeSelectorTerm
 	switch w.random.IntN(12) {
 	case 0:
-		required = []corev1.NodeSelectorTerm{expressions(need("size", corev1.NodeSelectorOpGt, w.of("3", "7"))), {MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpIn, "n02")}}}
+		required = []corev1.NodeSelectorTerm{expressions(need("size", corev1.NodeSelectorOpGt, w.pick("3", "7"))), {MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpIn, "n02")}}}
 	case 1:
-		required = []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpIn, w.of("n01", "n02", "n99"))}}, {MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpIn, "n00")}}}
+		required = []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpIn, w.pick("n01", "n02", "n99"))}}, {MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpIn, "n00")}}}
 	case 2:
 		required = []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpNotIn, "n00")}}}
 	case 3:
 		required = []corev1.NodeSelectorTerm{expressions(need("size", corev1.NodeSelectorOpNotIn, "1", "9"), need(corev1.LabelTopologyZone, corev1.NodeSelectorOpExists))}
 	case 5:
-		// The API server once let such values in.
+		// Older API servers accepted such values.
 		required = []corev1.NodeSelectorTerm{expressions(need("disk", corev1.NodeSelectorOpNotIn, "a tape")), expressions(need("disk", corev1.NodeSelectorOpIn, "ssd"))}
 	case 4:
 		required = []corev1.NodeSelectorTerm{{}, expressions(need(corev1.LabelTopologyZone, corev1.NodeSelectorOpDoesNotExist))}
@@ -383,9 +384,9 @@ func (w *world) nodeAffinity(p *corev1.Pod) {
 	p.Spec.Affinity.NodeAffinity = affinity
 }
 
-func (w *world) spread(p *corev1.Pod, key, color string) corev1.TopologySpreadConstraint {
+func (w *randomCluster) spread(p *corev1.Pod, key, color string) corev1.TopologySpreadConstraint {
 	c := corev1.TopologySpreadConstraint{
-		TopologyKey: key, MaxSkew: int32(1 + w.random.IntN(2)), WhenUnsatisfiable: corev1.UnsatisfiableConstraintAction(w.of("DoNotSchedule", "ScheduleAnyway")), LabelSelector: selects("color", color),
+		TopologyKey: key, MaxSkew: int32(1 + w.random.IntN(2)), WhenUnsatisfiable: corev1.UnsatisfiableConstraintAction(w.pick("DoNotSchedule", "ScheduleAnyway")), LabelSelector: selects("color", color),
 	}
 	if w.oneIn(3) {
 		c.NodeTaintsPolicy = ptr.To(corev1.NodeInclusionPolicyHonor)
@@ -407,14 +408,14 @@ func (w *world) spread(p *corev1.Pod, key, color string) corev1.TopologySpreadCo
 	return c
 }
 
-func (w *world) useClaim(p *corev1.Pod, isNew bool) {
+func (w *randomCluster) useClaim(p *corev1.Pod, isNew bool) {
 	p.Namespace = "default"
-	name := w.of(w.claims...)
-	if users, alone := w.alone[name]; alone && !isNew {
+	name := w.pick(w.claims...)
+	if users, exclusiveClaims := w.exclusiveClaims[name]; exclusiveClaims && !isNew {
 		if users > 0 {
 			return
 		}
-		w.alone[name]++
+		w.exclusiveClaims[name]++
 	}
 	for _, v := range p.Spec.Volumes {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == name {
@@ -424,8 +425,8 @@ func (w *world) useClaim(p *corev1.Pod, isNew bool) {
 	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
 }
 
-// storage makes classes, volumes, claims and the limits of nodes.
-func (w *world) storage() {
+// storage creates classes, volumes, claims and the volume limits of nodes.
+func (w *randomCluster) storage() {
 	if w.oneIn(3) {
 		return
 	}
@@ -442,7 +443,7 @@ func (w *world) storage() {
 		for _, zone := range []string{"z1", "z2", "z3"} {
 			w.others = append(w.others, &storagev1.CSIStorageCapacity{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "capacity-" + zone}, NodeTopology: selects(corev1.LabelTopologyZone, zone),
-				StorageClassName: "late", Capacity: ptr.To(resource.MustParse(w.of("1Gi", "100Gi"))),
+				StorageClassName: "late", Capacity: ptr.To(resource.MustParse(w.pick("1Gi", "100Gi"))),
 			})
 		}
 	}
@@ -457,21 +458,21 @@ func (w *world) storage() {
 	}
 }
 
-// claim makes a claim of some class, bound or not, and volumes it has or could have.
-func (w *world) claim(i int) {
-	name, class := fmt.Sprintf("claim-%d", i), w.of("late", "now", "static", "static")
+// claim creates a claim of some class, bound or not, and volumes that are or could be bound to it.
+func (w *randomCluster) claim(i int) {
+	name, class := fmt.Sprintf("claim-%d", i), w.pick("late", "now", "static", "static")
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(w.of("ReadWriteOnce", "ReadWriteOnce", "ReadWriteOncePod"))},
-			Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", w.of("1Gi", "10Gi"))}, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(w.pick("ReadWriteOnce", "ReadWriteOnce", "ReadWriteOncePod"))},
+			Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", w.pick("1Gi", "10Gi"))}, VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 		},
 		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending},
 	}
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "volume-" + name, UID: types.UID("volume-" + name), Labels: map[string]string{}},
 		Spec: corev1.PersistentVolumeSpec{
-			StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{"ReadWriteOnce", "ReadWriteOncePod"}, Capacity: quantities("storage", w.of("1Gi", "20Gi")), VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
+			StorageClassName: class, AccessModes: []corev1.PersistentVolumeAccessMode{"ReadWriteOnce", "ReadWriteOncePod"}, Capacity: quantities("storage", w.pick("1Gi", "20Gi")), VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com/csi", VolumeHandle: name}},
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable},
@@ -479,9 +480,9 @@ func (w *world) claim(i int) {
 	switch w.random.IntN(3) {
 	case 0:
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-			Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{w.of("z1", "z2"), "z3"}}}}}}}
+			Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{w.pick("z1", "z2"), "z3"}}}}}}}
 	case 1:
-		pv.Labels[corev1.LabelTopologyZone] = w.of("z1", "z2", "z1__z3")
+		pv.Labels[corev1.LabelTopologyZone] = w.pick("z1", "z2", "z1__z3")
 	}
 	bound := w.oneIn(2) || class == "now"
 	if bound {
@@ -497,12 +498,12 @@ func (w *world) claim(i int) {
 	}
 	w.claims = append(w.claims, name)
 	if claim.Spec.AccessModes[0] == corev1.ReadWriteOncePod {
-		w.alone[name] = 0
+		w.exclusiveClaims[name] = 0
 	}
 }
 
-// deviceObjects makes devices on nodes and claims of them.
-func (w *world) deviceObjects() {
+// deviceObjects creates devices on nodes and claims of them.
+func (w *randomCluster) deviceObjects() {
 	if !w.oneIn(3) {
 		return
 	}
@@ -515,7 +516,7 @@ func (w *world) deviceObjects() {
 			Driver: "example.com", NodeName: ptr.To(n.Name), Pool: resourcev1.ResourcePool{Name: n.Name, ResourceSliceCount: 1},
 		}}
 		for i := range 1 + w.random.IntN(3) {
-			device := resourcev1.Device{Name: fmt.Sprintf("device-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: ptr.To(w.of("small", "large"))}}}
+			device := resourcev1.Device{Name: fmt.Sprintf("device-%d", i), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: ptr.To(w.pick("small", "large"))}}}
 			if w.oneIn(6) {
 				device.Taints = []resourcev1.DeviceTaint{{Key: "broken", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
 			}
@@ -525,7 +526,7 @@ func (w *world) deviceObjects() {
 	}
 	if w.oneIn(2) {
 		rule := &resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "rule"}, Spec: resourcev1.DeviceTaintRuleSpec{
-			DeviceSelector: &resourcev1.DeviceTaintSelector{}, Taint: resourcev1.DeviceTaint{Key: "repair", Effect: resourcev1.DeviceTaintEffect(w.of("NoSchedule", "NoExecute", "None"))},
+			DeviceSelector: &resourcev1.DeviceTaintSelector{}, Taint: resourcev1.DeviceTaint{Key: "repair", Effect: resourcev1.DeviceTaintEffect(w.pick("NoSchedule", "NoExecute", "None"))},
 		}}
 		switch w.random.IntN(3) {
 		case 0:
@@ -539,7 +540,7 @@ func (w *world) deviceObjects() {
 	}
 	for i := range 3 {
 		name := fmt.Sprintf("device-claim-%d", i)
-		request := resourcev1.DeviceRequest{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: w.of("gpu", "gpu", "gpu", "unknown"), AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: int64(1 + w.random.IntN(2))}}
+		request := resourcev1.DeviceRequest{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: w.pick("gpu", "gpu", "gpu", "unknown"), AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: int64(1 + w.random.IntN(2))}}
 		if w.oneIn(2) {
 			request.Exactly.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: `device.attributes["example.com"].model == "large"`}}}
 		}
