@@ -131,7 +131,7 @@ func run(ctx context.Context, o options) (failed int, err error) {
 	return len(failures), nil
 }
 
-// prepare builds what a run needs, while there still is a network to get it from.
+// prepare builds the programs and images of a run while the network is reachable.
 func prepare() error {
 	if _, err := cluster.Upstream("e2e.test", "ginkgo", "kubectl"); err != nil {
 		return err
