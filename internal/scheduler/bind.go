@@ -24,7 +24,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// writer is how decisions reach the API server. Tests have their own.
+// writer writes decisions to the API server. Tests replace it.
 type writer interface {
 	bind(ctx context.Context, pod *corev1.Pod, node string) error
 	patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error
@@ -53,7 +53,7 @@ func newAPIWriter(c *client.Client) *apiWriter {
 	}
 }
 
-// bind puts a pod on a node. An error means that it is not there.
+// bind assigns a pod to a node. An error means that the pod is not assigned to it.
 func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	err := retried(ctx, func() error {
 		return w.pods.CreateSubresource(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, "binding", &corev1.Binding{
@@ -61,7 +61,7 @@ func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) erro
 			Target:     corev1.ObjectReference{Kind: "Node", Name: node},
 		}, nil)
 	})
-	// The answer to a binding that was done may have got lost. The room of such a pod must not be given to another.
+	// The binding may have been written even though its response was lost. The resources of such a pod must not be given to another.
 	for pause := 10 * time.Millisecond; err != nil && ctx.Err() == nil; pause = min(5*pause, 5*time.Second) {
 		current, unknown := w.pods.Get(ctx, pod.Namespace, pod.Name)
 		if unknown == nil && current.UID == pod.UID && current.Spec.NodeName == node {
@@ -117,7 +117,7 @@ func (w *apiWriter) updateDeviceClaimStatus(ctx context.Context, claim *resource
 	return w.devices.UpdateStatus(ctx, claim)
 }
 
-// retried tries a write again while the server is out of order, a few times.
+// retried repeats a write a few times while the server is unavailable.
 func retried(ctx context.Context, write func() error) error {
 	pause := 10 * time.Millisecond
 	for try := 1; ; try++ {
@@ -135,7 +135,7 @@ func retried(ctx context.Context, write func() error) error {
 	}
 }
 
-// assume takes a decision for granted and has it written. The caller holds s.mu.
+// assume counts the pod as running on the chosen node and binds it in the background. The caller holds s.mu.
 func (s *Scheduler) assume(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, began time.Time) {
 	info := p.PodInfo
 	done := s.metrics.timed("Reserve", d.Profile)
@@ -147,7 +147,7 @@ func (s *Scheduler) assume(ctx context.Context, p *queue.QueuedPod, d *decision.
 		return
 	}
 	s.snapshot.Assume(info, d.Node)
-	// From here on the pod is no longer the queue's business; if binding fails it comes back as it was.
+	// The pod leaves the queue here. If binding fails, it is queued again as it was.
 	s.queue.Done(info.Pod.UID)
 	s.backgroundThen(func() func() {
 		err := s.bind(ctx, d, plan)
@@ -162,7 +162,7 @@ func (s *Scheduler) assume(ctx context.Context, p *queue.QueuedPod, d *decision.
 	})
 }
 
-// reservation is what a pod needs besides the node itself.
+// reservation is the volumes and devices that a pod gets on its node.
 type reservation struct {
 	volumes snapshot.PodVolumes
 	devices []snapshot.ClaimAllocation
@@ -202,7 +202,7 @@ func reserveVolumes(cluster *snapshot.Snapshot, d *decision.Decision, r *reserva
 	return cluster.Volumes.AssumePodVolumes(&r.volumes, d.Node)
 }
 
-// release takes back what reserve decided.
+// release reverts reserve.
 func release(cluster *snapshot.Snapshot, r *reservation) {
 	cluster.Volumes.RevertAssumedPodVolumes(&r.volumes)
 	cluster.Devices.RevertAllocations(r.devices)
@@ -212,7 +212,7 @@ func release(cluster *snapshot.Snapshot, r *reservation) {
 func (s *Scheduler) bind(ctx context.Context, d *decision.Decision, r *reservation) error {
 	pod := d.Pod.Pod
 	if !r.empty() {
-		// This may take long. Others should know meanwhile where the pod is going.
+		// This may take long. The nominated node shows meanwhile where the pod will run.
 		s.nominate(ctx, pod, d.Node)
 		done := s.metrics.timed("PreBind", d.Profile)
 		err := s.prepare(ctx, d, r)
@@ -227,7 +227,7 @@ func (s *Scheduler) bind(ctx context.Context, d *decision.Decision, r *reservati
 	return err
 }
 
-// prepare binds what the pod needs besides the node itself, unless somebody preempts it meanwhile.
+// prepare binds volumes and devices, unless the pod is preempted meanwhile.
 func (s *Scheduler) prepare(ctx context.Context, d *decision.Decision, r *reservation) error {
 	uid := d.Pod.Pod.UID
 	ctx, callOff := context.WithCancelCause(ctx)
@@ -245,16 +245,16 @@ func (s *Scheduler) prepare(ctx context.Context, d *decision.Decision, r *reserv
 	return err
 }
 
-// prepareNode binds volumes and devices at once, for either may take long.
+// prepareNode binds volumes and devices concurrently, because either may take long.
 func (s *Scheduler) prepareNode(ctx context.Context, d *decision.Decision, r *reservation) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var failed error
 	var first sync.Once
-	prepare := func(rule string, err error) {
+	prepare := func(plugin string, err error) {
 		if err != nil {
-			first.Do(func() { failed = fmt.Errorf("running PreBind plugin %q: %w", rule, err) })
-			stop(err) // the other need not go on
+			first.Do(func() { failed = fmt.Errorf("running PreBind plugin %q: %w", plugin, err) })
+			stop(err) // the other is not needed any more
 		}
 	}
 	var volumes sync.WaitGroup
@@ -266,7 +266,7 @@ func (s *Scheduler) prepareNode(ctx context.Context, d *decision.Decision, r *re
 	return failed
 }
 
-// bindPod writes the binding, or lets an extender do it.
+// bindPod writes the binding, or lets an extender write it.
 func (s *Scheduler) bindPod(ctx context.Context, d *decision.Decision) error {
 	pod := d.Pod.Pod
 	for _, e := range s.extenders {
@@ -283,13 +283,13 @@ func (s *Scheduler) bindPod(ctx context.Context, d *decision.Decision) error {
 	return nil
 }
 
-// bindingFailed takes back a decision that could not be written.
+// bindingFailed reverts a decision that could not be written. The caller holds s.mu.
 func (s *Scheduler) bindingFailed(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, r *reservation, err error) {
 	pod := p.PodInfo.Pod
 	release(s.snapshot, r)
 	s.releaseDevices(ctx, pod, r.devices)
 	if !s.snapshot.Forget(pod.UID) {
-		return // deleted, or on a node by somebody else's hand
+		return // deleted, or bound by another scheduler
 	}
 	s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: placed(pod)})
 	s.wakeUp()
@@ -304,7 +304,7 @@ func (s *Scheduler) bindingFailed(ctx context.Context, p *queue.QueuedPod, d *de
 		s.queue.Add(p.PodInfo, time.Now()) // for the next Run
 		return
 	}
-	s.log.Warn("binding failed", "pod", snapshot.ObjectKey(pod), "node", d.Node, "error", err)
+	s.log.Warn("failed to bind pod", "pod", snapshot.ObjectKey(pod), "node", d.Node, "error", err)
 	s.queue.All[pod.UID] = p
 	p.Location = queue.NotQueued
 	s.failed(ctx, p, d, err)
@@ -350,7 +350,7 @@ func (s *Scheduler) bindVolumes(ctx context.Context, d *decision.Decision, plan 
 	}
 }
 
-// volumesBound reports whether a plan has been carried out. An error means that it never will be.
+// volumesBound reports whether all volumes of a plan are bound. An error means that they never will be. The caller holds s.mu.
 func (s *Scheduler) volumesBound(d *decision.Decision, plan *snapshot.PodVolumes) (bool, error) {
 	v := &s.snapshot.Volumes
 	number, known := s.snapshot.NodeNumbers[d.Node]
@@ -360,12 +360,12 @@ func (s *Scheduler) volumesBound(d *decision.Decision, plan *snapshot.PodVolumes
 	if s.snapshot.PodEntries[d.Pod.Pod.UID] == nil {
 		return false, fmt.Errorf("pod does not exist any more: %w", apierrors.NewNotFound(corev1.Resource("pod"), d.Pod.Pod.Name))
 	}
-	reach := func(pv *corev1.PersistentVolume) error {
-		seen, err := snapshot.TranslateForNode(pv, s.snapshot.NodeInfos[number].CSINode)
+	checkAffinity := func(pv *corev1.PersistentVolume) error {
+		translated, err := snapshot.TranslateForNode(pv, s.snapshot.NodeInfos[number].CSINode)
 		if err != nil {
 			return fmt.Errorf("failed to translate pv to csi: %w", err)
 		}
-		if err := volume.CheckNodeAffinity(seen, s.snapshot.NodeInfos[number].Node.Labels); err != nil {
+		if err := volume.CheckNodeAffinity(translated, s.snapshot.NodeInfos[number].Node.Labels); err != nil {
 			return fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, d.Node, err)
 		}
 		return nil
@@ -380,7 +380,7 @@ func (s *Scheduler) volumesBound(d *decision.Decision, plan *snapshot.PodVolumes
 		case snapshot.IsNewer(b.Volume, pv):
 			return false, nil
 		}
-		if err := reach(pv); err != nil {
+		if err := checkAffinity(pv); err != nil {
 			return false, err
 		}
 		if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
@@ -405,9 +405,9 @@ func (s *Scheduler) volumesBound(d *decision.Decision, plan *snapshot.PodVolumes
 		if claim.Spec.VolumeName != "" {
 			pv := v.Volumes[claim.Spec.VolumeName]
 			if pv == nil {
-				return false, nil // it will be told of, or the claim be freed from it
+				return false, nil // the volume has not been observed yet, or the claim will be unbound
 			}
-			if err := reach(pv); err != nil {
+			if err := checkAffinity(pv); err != nil {
 				return false, err
 			}
 		}
@@ -418,16 +418,16 @@ func (s *Scheduler) volumesBound(d *decision.Decision, plan *snapshot.PodVolumes
 	return true, nil
 }
 
-// evict tells the victims of a preemption to go. The caller holds s.mu.
-func (s *Scheduler) evict(ctx context.Context, info *snapshot.PodInfo, way *plugins.Preemption) {
+// evict deletes the victims of a preemption in the background. The caller holds s.mu.
+func (s *Scheduler) evict(ctx context.Context, info *snapshot.PodInfo, preemption *plugins.Preemption) {
 	pod := info.Pod
-	victims := slices.DeleteFunc(slices.Clone(way.Victims), func(v *corev1.Pod) bool { return v.DeletionTimestamp != nil })
+	victims := slices.DeleteFunc(slices.Clone(preemption.Victims), func(v *corev1.Pod) bool { return v.DeletionTimestamp != nil })
 	if len(victims) == 0 {
 		s.queue.Unblock(pod.UID, time.Now(), false)
 		return
 	}
 	var weaker []*corev1.Pod
-	if number, ok := s.snapshot.NodeNumbers[way.Node]; ok {
+	if number, ok := s.snapshot.NodeNumbers[preemption.Node]; ok {
 		for _, p := range s.snapshot.NominatedPods[number] {
 			if snapshot.PriorityOf(p.Info.Pod) < snapshot.PriorityOf(pod) {
 				weaker = append(weaker, p.Info.Pod)
@@ -440,10 +440,10 @@ func (s *Scheduler) evict(ctx context.Context, info *snapshot.PodInfo, way *plug
 			s.nominate(ctx, w, "")
 		}
 		for _, victim := range victims {
-			if err := s.evictOne(ctx, info, victim, way.Node); err != nil && !apierrors.IsNotFound(err) {
-				s.log.Warn("preemption failed", "pod", snapshot.ObjectKey(pod), "victim", snapshot.ObjectKey(victim), "error", err)
+			if err := s.evictOne(ctx, info, victim, preemption.Node); err != nil && !apierrors.IsNotFound(err) {
+				s.log.Warn("failed to evict victim", "pod", snapshot.ObjectKey(pod), "victim", snapshot.ObjectKey(victim), "error", err)
 				failed = true
-				break // without this one's room, that of the others is of no use
+				break // evicting the others would not help without this one
 			}
 		}
 		return func() {
@@ -453,7 +453,7 @@ func (s *Scheduler) evict(ctx context.Context, info *snapshot.PodInfo, way *plug
 	})
 }
 
-// evictOne tells one victim to go. One whose volumes or devices are not ready yet is not on its node: it only waits again.
+// evictOne deletes one victim. A victim that still waits for volumes or devices is not bound yet: its binding is cancelled instead.
 func (s *Scheduler) evictOne(ctx context.Context, by *snapshot.PodInfo, victim *corev1.Pod, node string) error {
 	message := fmt.Sprintf("Preempted by pod %v on node %v", by.Pod.UID, node)
 	if s.cancelBinding(victim.UID) {
@@ -467,7 +467,7 @@ func (s *Scheduler) evictOne(ctx context.Context, by *snapshot.PodInfo, victim *
 	return nil
 }
 
-// cancelBinding ends the binding of a pod that is not ready for it yet. It reports false when it is too late for that.
+// cancelBinding cancels the binding of a pod that still waits for volumes or devices. It reports false when the pod does not wait.
 func (s *Scheduler) cancelBinding(uid types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -495,7 +495,7 @@ func (s *Scheduler) deleteVictim(ctx context.Context, by *snapshot.PodInfo, vict
 	return nil
 }
 
-// setCondition tells in the pod's status why it has no node, and which node it waits for. The caller holds s.mu.
+// setCondition writes to the pod's status why it is not scheduled, and its nominated node. The caller holds s.mu.
 func (s *Scheduler) setCondition(ctx context.Context, pod *corev1.Pod, reason, message, nominated string) {
 	condition := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: reason, Message: message}
 	patch := conditionPatch(pod, condition, &nominated)
@@ -504,23 +504,23 @@ func (s *Scheduler) setCondition(ctx context.Context, pod *corev1.Pod, reason, m
 	}
 	s.background(func() {
 		if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			s.log.Warn("pod status not written", "pod", snapshot.ObjectKey(pod), "error", err)
+			s.log.Warn("failed to write pod status", "pod", snapshot.ObjectKey(pod), "error", err)
 		}
 	})
 }
 
-// nominate writes which node a pod waits for.
+// nominate writes the nominated node of a pod.
 func (s *Scheduler) nominate(ctx context.Context, pod *corev1.Pod, node string) {
 	if pod.Status.NominatedNodeName == node {
 		return
 	}
 	patch := statusPatch(pod, map[string]any{"nominatedNodeName": orNull(node)})
 	if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		s.log.Warn("nominated node not written", "pod", snapshot.ObjectKey(pod), "node", node, "error", err)
+		s.log.Warn("failed to write nominated node", "pod", snapshot.ObjectKey(pod), "node", node, "error", err)
 	}
 }
 
-// conditionPatch is what a condition changes in a pod's status, and a nominated node if given; nil when nothing.
+// conditionPatch sets a condition in a pod's status, and the nominated node unless it is nil. It returns nil when nothing changes.
 func conditionPatch(pod *corev1.Pod, c corev1.PodCondition, nominated *string) []byte {
 	c.ObservedGeneration = pod.Generation
 	status := map[string]any{}
@@ -543,7 +543,7 @@ func conditionPatch(pod *corev1.Pod, c corev1.PodCondition, nominated *string) [
 	return statusPatch(pod, status)
 }
 
-// statusPatch is a patch of status. It names the pod's UID, so that a new pod of the same name is left alone.
+// statusPatch is a patch of status. It contains the UID, so that a new pod of the same name is not changed.
 func statusPatch(pod *corev1.Pod, status map[string]any) []byte {
 	// Maps of strings and API types always encode.
 	data, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})

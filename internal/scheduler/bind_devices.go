@@ -17,19 +17,20 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
+// reserveDevices allocates the devices of a pod on its node.
 func reserveDevices(cluster *snapshot.Snapshot, d *decision.Decision, r *reservation) error {
-	rule := d.Profile.DynamicResources
-	if rule == nil || !cluster.WantsDevices(d.Pod) {
+	plugin := d.Profile.DynamicResources
+	if plugin == nil || !cluster.WantsDevices(d.Pod) {
 		return nil
 	}
-	request, refusal := rule.PodDevices(cluster, d.Pod)
+	request, refusal := plugin.PodDevices(cluster, d.Pod)
 	if refusal == nil {
-		var grants []snapshot.ClaimAllocation
-		if grants, refusal = request.AllocateOn(cluster, d.NodeNumber); refusal == nil {
+		var allocations []snapshot.ClaimAllocation
+		if allocations, refusal = request.AllocateOn(cluster, d.NodeNumber); refusal == nil {
 			for _, claim := range request.Allocated {
-				grants = append(grants, snapshot.ClaimAllocation{Claim: claim})
+				allocations = append(allocations, snapshot.ClaimAllocation{Claim: claim})
 			}
-			r.devices = grants
+			r.devices = allocations
 			cluster.Devices.AssumeAllocations(r.devices)
 			return nil
 		}
@@ -40,40 +41,40 @@ func reserveDevices(cluster *snapshot.Snapshot, d *decision.Decision, r *reserva
 	return fmt.Errorf("devices on node %s: %v", d.Node, refusal.Reasons)
 }
 
-// prepareDevices writes down which devices the pod has, and waits until they are there.
-func (s *Scheduler) prepareDevices(ctx context.Context, d *decision.Decision, grants []snapshot.ClaimAllocation) error {
-	for i := range grants {
-		if err := s.bindDevices(ctx, d.Pod.Pod, &grants[i]); err != nil {
+// prepareDevices writes the allocations of the pod's claims and waits until the devices are ready.
+func (s *Scheduler) prepareDevices(ctx context.Context, d *decision.Decision, allocations []snapshot.ClaimAllocation) error {
+	for i := range allocations {
+		if err := s.bindDevices(ctx, d.Pod.Pod, &allocations[i]); err != nil {
 			return err
 		}
 	}
-	return s.awaitDevices(ctx, d, grants)
+	return s.awaitDevices(ctx, d, allocations)
 }
 
-// bindDevices writes down that a claim has its devices, and that the pod uses it.
+// bindDevices writes the allocation of a claim and reserves the claim for the pod.
 func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *snapshot.ClaimAllocation) error {
 	if resourceclaim.IsReservedForPod(pod, g.Claim, false) {
 		return nil
 	}
 	if g.Extended != nil {
-		if err := s.makeExtendedClaim(ctx, g); err != nil {
+		if err := s.createExtendedResourceClaim(ctx, g); err != nil {
 			return err
 		}
 	}
-	answer, err := s.changeClaim(ctx, g.Claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-		return s.grant(ctx, claim, g.Allocation, pod)
+	updated, err := s.changeClaim(ctx, g.Claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		return s.writeAllocation(ctx, claim, g.Allocation, pod)
 	})
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.snapshot.Devices.AllocationWritten(g, answer)
+	s.snapshot.Devices.AllocationWritten(g, updated)
 	s.mu.Unlock()
 	if g.Extended == nil {
 		return nil
 	}
 	patch := statusPatch(pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
-		RequestMappings: g.Extended.Mappings, ResourceClaimName: answer.Name,
+		RequestMappings: g.Extended.Mappings, ResourceClaimName: updated.Name,
 	}})
 	if err := s.writer.patchStatus(ctx, pod, patch); err != nil {
 		return fmt.Errorf("update pod %s ExtendedResourceClaimStatus: %w", snapshot.ObjectKey(pod), err)
@@ -81,8 +82,8 @@ func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *snapsho
 	return nil
 }
 
-// grant gives a claim its devices, if it has none yet, and reserves it for a pod.
-func (s *Scheduler) grant(ctx context.Context, claim *resourcev1.ResourceClaim, allocation *resourcev1.AllocationResult, pod *corev1.Pod) (*resourcev1.ResourceClaim, error) {
+// writeAllocation writes the allocation of a claim, if it has none yet, and reserves the claim for a pod.
+func (s *Scheduler) writeAllocation(ctx context.Context, claim *resourcev1.ResourceClaim, allocation *resourcev1.AllocationResult, pod *corev1.Pod) (*resourcev1.ResourceClaim, error) {
 	what := "reservation"
 	switch {
 	case claim.DeletionTimestamp != nil:
@@ -94,11 +95,11 @@ func (s *Scheduler) grant(ctx context.Context, claim *resourcev1.ResourceClaim, 
 	case allocation != nil:
 		if !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
 			claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
-			updated, err := s.writer.updateDeviceClaim(ctx, claim)
+			finalized, err := s.writer.updateDeviceClaim(ctx, claim)
 			if err != nil {
 				return nil, fmt.Errorf("add finalizer to claim %s: %w", snapshot.ObjectKey(claim), err)
 			}
-			claim = updated.DeepCopy()
+			claim = finalized.DeepCopy()
 		}
 		what, claim.Status.Allocation = "allocation and reservation", allocation.DeepCopy()
 	}
@@ -107,19 +108,19 @@ func (s *Scheduler) grant(ctx context.Context, claim *resourcev1.ResourceClaim, 
 		now := metav1.Now()
 		claim.Status.Allocation.AllocationTimestamp = &now
 	}
-	answer, err := s.writer.updateDeviceClaimStatus(ctx, claim)
+	updated, err := s.writer.updateDeviceClaimStatus(ctx, claim)
 	if err != nil {
 		return nil, fmt.Errorf("add %s to claim %s: %w", what, snapshot.ObjectKey(claim), err)
 	}
-	return answer, nil
+	return updated, nil
 }
 
-// changeClaim changes a copy of a claim. When somebody else was faster, it is done again with the claim as it is then.
+// changeClaim changes a copy of a claim. After a conflict it repeats the change with the current claim.
 func (s *Scheduler) changeClaim(ctx context.Context, claim *resourcev1.ResourceClaim, change func(*resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)) (*resourcev1.ResourceClaim, error) {
 	for try := 1; ; try++ {
-		answer, err := change(claim.DeepCopy())
+		updated, err := change(claim.DeepCopy())
 		if !apierrors.IsConflict(err) || try == 5 {
-			return answer, err
+			return updated, err
 		}
 		select {
 		case <-ctx.Done():
@@ -132,28 +133,28 @@ func (s *Scheduler) changeClaim(ctx context.Context, claim *resourcev1.ResourceC
 	}
 }
 
-// makeExtendedClaim makes the claim that stands for a pod's extended resources.
-func (s *Scheduler) makeExtendedClaim(ctx context.Context, g *snapshot.ClaimAllocation) error {
+// createExtendedResourceClaim creates the claim for the extended resources of a pod.
+func (s *Scheduler) createExtendedResourceClaim(ctx context.Context, g *snapshot.ClaimAllocation) error {
 	claim := g.Claim.DeepCopy()
 	claim.Name = ""
-	made, err := s.writer.createDeviceClaim(ctx, claim)
+	created, err := s.writer.createDeviceClaim(ctx, claim)
 	if err != nil {
 		return fmt.Errorf("create claim for extended resources %s: %w", snapshot.ObjectKey(g.Claim), err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.snapshot.Devices.RevertAllocations([]snapshot.ClaimAllocation{*g})
-	g.Claim, g.Created = made, true
+	g.Claim, g.Created = created, true
 	s.snapshot.Devices.AssumeAllocations([]snapshot.ClaimAllocation{*g})
 	return nil
 }
 
-// releaseDevices takes back what was written for a pod that could not be bound after all.
-func (s *Scheduler) releaseDevices(ctx context.Context, pod *corev1.Pod, grants []snapshot.ClaimAllocation) {
-	for i := range grants {
-		claim := grants[i].Claim
+// releaseDevices reverts what was written to claims for a pod that could not be bound. The caller holds s.mu.
+func (s *Scheduler) releaseDevices(ctx context.Context, pod *corev1.Pod, allocations []snapshot.ClaimAllocation) {
+	for i := range allocations {
+		claim := allocations[i].Claim
 		switch {
-		case grants[i].Created:
+		case allocations[i].Created:
 			s.background(func() { s.deleteClaim(ctx, claim) })
 		case resourceclaim.IsReservedForPod(pod, claim, false):
 			s.background(func() { s.dropReservation(ctx, pod, claim) })
@@ -161,23 +162,23 @@ func (s *Scheduler) releaseDevices(ctx context.Context, pod *corev1.Pod, grants 
 	}
 }
 
-// dropReservation takes a pod off the list of those that use a claim.
+// dropReservation removes a pod from status.reservedFor of a claim.
 func (s *Scheduler) dropReservation(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim) {
 	_, err := s.changeClaim(ctx, claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
 		return s.writer.updateDeviceClaimStatus(ctx, claim)
 	})
-	s.warn(ctx, err, "claim is not freed", claim)
+	s.warn(ctx, err, "failed to remove reservation from claim", claim)
 }
 
-// warn tells of a claim that could not be written, unless it is gone or everything ends anyway.
-func (s *Scheduler) warn(ctx context.Context, err error, what string, claim *resourcev1.ResourceClaim) {
+// warn logs that a claim could not be written, unless the claim is deleted or ctx has ended.
+func (s *Scheduler) warn(ctx context.Context, err error, message string, claim *resourcev1.ResourceClaim) {
 	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		s.log.Warn(what, "claim", snapshot.ObjectKey(claim), "error", err)
+		s.log.Warn(message, "claim", snapshot.ObjectKey(claim), "error", err)
 	}
 }
 
-// deleteClaim deletes a claim made for extended resources, with the finalizer that keeps its devices.
+// deleteClaim deletes a claim for extended resources, after removing its finalizer.
 func (s *Scheduler) deleteClaim(ctx context.Context, claim *resourcev1.ResourceClaim) {
 	_, err := s.changeClaim(ctx, claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 		claim.Finalizers = slices.DeleteFunc(claim.Finalizers, func(f string) bool { return f == resourcev1.Finalizer })
@@ -186,17 +187,17 @@ func (s *Scheduler) deleteClaim(ctx context.Context, claim *resourcev1.ResourceC
 	if err == nil {
 		err = s.writer.deleteDeviceClaim(ctx, claim)
 	}
-	s.warn(ctx, err, "claim for extended resources is not deleted", claim)
+	s.warn(ctx, err, "failed to delete claim for extended resources", claim)
 }
 
-// deallocateUnusedClaims gives back the devices of a claim that nobody but this pod uses and that keeps it from a node it could run on.
-// It tells what it did: then the pod is tried again when the claim is free.
+// deallocateUnusedClaims deallocates a claim that is used by no other pod and whose allocation keeps this pod from a node it could run
+// on. It returns a message if it did; then the pod is retried when the claim is deallocated. The caller holds s.mu.
 func (s *Scheduler) deallocateUnusedClaims(ctx context.Context, d *decision.Decision) string {
-	rule, pod := d.Profile.DynamicResources, d.Pod.Pod
-	if rule == nil || d.Refusal != nil || !s.snapshot.WantsDevices(d.Pod) {
+	plugin, pod := d.Profile.DynamicResources, d.Pod.Pod
+	if plugin == nil || d.Refusal != nil || !s.snapshot.WantsDevices(d.Pod) {
 		return ""
 	}
-	request, refusal := rule.PodDevices(s.snapshot, d.Pod)
+	request, refusal := plugin.PodDevices(s.snapshot, d.Pod)
 	if refusal != nil {
 		return ""
 	}
@@ -205,11 +206,11 @@ func (s *Scheduler) deallocateUnusedClaims(ctx context.Context, d *decision.Deci
 		if slices.ContainsFunc(claim.Status.ReservedFor, others) || !decision.ClaimBlocksNode(request, d, i) {
 			continue
 		}
-		free := claim.DeepCopy()
-		free.Status.Allocation, free.Status.ReservedFor, free.Status.Devices = nil, nil, nil
+		deallocated := claim.DeepCopy()
+		deallocated.Status.Allocation, deallocated.Status.ReservedFor, deallocated.Status.Devices = nil, nil, nil
 		s.background(func() {
-			_, err := s.writer.updateDeviceClaimStatus(ctx, free)
-			s.warn(ctx, err, "claim is not freed", free)
+			_, err := s.writer.updateDeviceClaimStatus(ctx, deallocated)
+			s.warn(ctx, err, "failed to deallocate claim", deallocated)
 		})
 		return "deallocation of ResourceClaim completed"
 	}
@@ -222,9 +223,9 @@ func (s *Scheduler) deallocateUnusedClaims(ctx context.Context, d *decision.Deci
 	return "deletion of ResourceClaim completed"
 }
 
-// awaitDevices waits until drivers say that the pod's devices are there.
-func (s *Scheduler) awaitDevices(ctx context.Context, d *decision.Decision, grants []snapshot.ClaimAllocation) error {
-	if !slices.ContainsFunc(grants, func(g snapshot.ClaimAllocation) bool { return plugins.HasBindingConditions(g.Claim) }) {
+// awaitDevices waits until the binding conditions of the pod's devices are met.
+func (s *Scheduler) awaitDevices(ctx context.Context, d *decision.Decision, allocations []snapshot.ClaimAllocation) error {
+	if !slices.ContainsFunc(allocations, func(g snapshot.ClaimAllocation) bool { return plugins.HasBindingConditions(g.Claim) }) {
 		return nil
 	}
 	s.recordEvent(d.Profile, d.Pod.Pod, corev1.EventTypeNormal, "BindingConditionsPending", "waiting for binding conditions for device on node "+d.Node)
@@ -232,7 +233,7 @@ func (s *Scheduler) awaitDevices(ctx context.Context, d *decision.Decision, gran
 	defer deadline.Stop()
 	for {
 		s.mu.Lock()
-		ready, err := s.allDevicesReady(d, grants)
+		ready, err := s.allDevicesReady(d, allocations)
 		s.mu.Unlock()
 		if ready || err != nil {
 			return err
@@ -247,11 +248,12 @@ func (s *Scheduler) awaitDevices(ctx context.Context, d *decision.Decision, gran
 	}
 }
 
-func (s *Scheduler) allDevicesReady(d *decision.Decision, grants []snapshot.ClaimAllocation) (bool, error) {
+// allDevicesReady reports whether the binding conditions of all claims are met. The caller holds s.mu.
+func (s *Scheduler) allDevicesReady(d *decision.Decision, allocations []snapshot.ClaimAllocation) (bool, error) {
 	if s.snapshot.PodEntries[d.Pod.Pod.UID] == nil {
 		return false, fmt.Errorf("pod does not exist any more: %s", snapshot.ObjectKey(d.Pod.Pod))
 	}
-	for _, g := range grants {
+	for _, g := range allocations {
 		claim := s.snapshot.Devices.Claim(snapshot.ObjectKey(g.Claim))
 		if claim == nil {
 			return false, fmt.Errorf("could not find ResourceClaim %q", snapshot.ObjectKey(g.Claim))

@@ -14,7 +14,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 )
 
-// The longest a scheduler backs off from a pod, and the first time, in seconds, unless its file says otherwise.
+// The default backoff of a pod after the first failed attempt, and the maximum, in seconds.
 const (
 	defaultInitialBackoff = 1
 	defaultMaxBackoff     = 10
@@ -29,7 +29,7 @@ func ReadConfiguration(path string) (*configv1.KubeSchedulerConfiguration, error
 	return ParseConfiguration(data)
 }
 
-// ParseConfiguration reads a KubeSchedulerConfiguration. Fields nobody knows are errors, as in upstream.
+// ParseConfiguration reads a KubeSchedulerConfiguration. Unknown fields are errors, as in upstream.
 func ParseConfiguration(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 	c := &configv1.KubeSchedulerConfiguration{}
 	if err := yaml.UnmarshalStrict(data, c); err != nil {
@@ -70,7 +70,7 @@ func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*plugins.Pro
 	return profiles, nil
 }
 
-// ignoredResources are the resources that extenders account for in our place.
+// ignoredResources are the resources that extenders account for instead of the scheduler.
 func ignoredResources(c *configv1.KubeSchedulerConfiguration) (names []string) {
 	for i := range c.Extenders {
 		for _, r := range c.Extenders[i].ManagedResources {
@@ -86,7 +86,7 @@ func backoffSeconds(c *configv1.KubeSchedulerConfiguration) (initial, most int64
 	return ptr.Deref(c.PodInitialBackoffSeconds, defaultInitialBackoff), ptr.Deref(c.PodMaxBackoffSeconds, defaultMaxBackoff)
 }
 
-// backoffOf is how long a scheduler backs off from a pod; more seconds than a duration can count are as many as it can.
+// backoffOf is the initial and the maximal backoff of a pod, bounded to what a time.Duration can represent.
 func backoffOf(c *configv1.KubeSchedulerConfiguration) (initial, most time.Duration) {
 	first, last := backoffSeconds(c)
 	const all = int64(math.MaxInt64 / time.Second)

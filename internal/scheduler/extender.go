@@ -21,12 +21,12 @@ import (
 	"skiff/internal/scheduler/plugins"
 )
 
-// extenderName stands for extenders among the rules that refused a pod.
+// extenderName stands for extenders among the plugins that rejected a pod.
 const extenderName = "Extender"
 
 const defaultExtenderTimeout = 5 * time.Second
 
-// extender is a program elsewhere that has a say, over HTTP.
+// extender is an HTTP client of a scheduler extender.
 type extender struct {
 	config *configv1.Extender
 	client *http.Client
@@ -56,7 +56,7 @@ func newExtender(config *configv1.Extender) (*extender, error) {
 	}}, nil
 }
 
-// interested reports whether the extender wants to be asked about a pod.
+// interested reports whether the extender is called for a pod.
 func (e *extender) interested(pod *corev1.Pod) bool {
 	if len(e.config.ManagedResources) == 0 {
 		return true
@@ -113,7 +113,7 @@ func (e *extender) arguments(pod *corev1.Pod, nodes []*corev1.Node) *extenderv1.
 	return a
 }
 
-// filter returns the nodes the extender lets a pod run on, and the refusals of the others.
+// filter returns the nodes the extender accepts for a pod, and the refusals of the others by node name.
 func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
 	if e.config.FilterVerb == "" {
 		return nodes, nil, nil
@@ -168,7 +168,8 @@ func (e *extender) scores(ctx context.Context, pod *corev1.Pod, nodes []*corev1.
 	return all, nil
 }
 
-// preempt lets the extender narrow the ways to make room. It may name other victims too: any pods of the nodes, which podsOn tells.
+// preempt lets the extender narrow the candidates for preemption. It may name other victims too: any pods of the nodes, as podsOn
+// returns them.
 func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []plugins.Preemption, podsOn func(node string) ([]*corev1.Pod, bool)) ([]plugins.Preemption, error) {
 	arguments := &extenderv1.ExtenderPreemptionArgs{Pod: pod}
 	if e.config.NodeCacheCapable {
@@ -193,7 +194,7 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []pl
 	var kept []plugins.Preemption
 	for _, node := range slices.Sorted(maps.Keys(result.NodeNameToMetaVictims)) {
 		pods, known := podsOn(node)
-		// The node and the victims we sent may have gone meanwhile, and are still an answer.
+		// The node and the victims of the request may have been deleted meanwhile. They are still a valid response.
 		if i := slices.IndexFunc(candidates, func(c plugins.Preemption) bool { return c.Node == node }); i >= 0 {
 			pods, known = slices.Concat(candidates[i].Victims, pods), true
 		}
@@ -207,21 +208,21 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []pl
 			}
 			return nil, fmt.Errorf("expected at least one victim pod on node %q", node)
 		}
-		way := plugins.Preemption{Node: node, Violations: int(meta.NumPDBViolations)}
+		preemption := plugins.Preemption{Node: node, Violations: int(meta.NumPDBViolations)}
 		for _, m := range meta.Pods {
 			i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return string(p.UID) == m.UID })
 			if i < 0 {
 				return nil, fmt.Errorf("extender: %v claims to preempt pod (UID: %v) on node: %v, but the pod is not found on that node", e.config.URLPrefix, m.UID, node)
 			}
-			way.Victims = append(way.Victims, pods[i])
+			preemption.Victims = append(preemption.Victims, pods[i])
 		}
-		slices.SortStableFunc(way.Victims, plugins.ByImportance)
-		kept = append(kept, way)
+		slices.SortStableFunc(preemption.Victims, plugins.ByImportance)
+		kept = append(kept, preemption)
 	}
 	return kept, nil
 }
 
-// bind writes the binding in our place.
+// bind lets the extender write the binding.
 func (e *extender) bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	var result extenderv1.ExtenderBindingResult
 	arguments := &extenderv1.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: node}

@@ -449,7 +449,7 @@ func TestNarrow(t *testing.T) {
 				v := newVoice(t, map[string]any{"filter": answer})
 				voices, all = append(voices, v), append(all, v.extender(configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true, Ignorable: test.ignore[i]}))
 			}
-			nodes, refusals, err := narrow(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")})
+			nodes, refusals, err := filterByExtenders(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")})
 			if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
 				t.Fatalf("error %v, want %q", err, test.fails)
 			}
@@ -666,7 +666,7 @@ func TestExtendersWeighTogether(t *testing.T) {
 		for _, answer := range test.answers {
 			all = append(all, newVoice(t, map[string]any{"prioritize": answer}).extender(configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}))
 		}
-		newFakeServer(t, nil).scheduler.weigh(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, totals)
+		newFakeServer(t, nil).scheduler.scoreByExtenders(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, totals)
 		if !reflect.DeepEqual(totals, test.want) {
 			t.Errorf("%s: %v, want %v", test.rule, totals, test.want)
 		}

@@ -69,12 +69,12 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 	return m, nil
 }
 
-// observe makes a scheduler tell its metrics.
+// observe registers the gauges of a scheduler and counts the pods it queues.
 func (m *Metrics) observe(s *Scheduler) error {
 	if m == nil {
 		return nil
 	}
-	// A scheduler of another time may have been there.
+	// An earlier scheduler of this process may have registered its gauges.
 	m.registry.Unregister(gauges{s})
 	if err := m.registry.Register(gauges{s}); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
@@ -90,7 +90,7 @@ func (m *Metrics) observe(s *Scheduler) error {
 	return nil
 }
 
-// gauges tells of a scheduler what it is at the moment it is asked.
+// gauges collects the current state of a scheduler.
 type gauges struct{ s *Scheduler }
 
 // Describe names the gauges.
@@ -101,32 +101,32 @@ func (g gauges) Describe(descriptions chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect counts.
+// Collect sends the current values.
 func (g gauges) Collect(values chan<- prometheus.Metric) {
 	s, m := g.s, g.s.metrics
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	tell := func(d *prometheus.Desc, n int, labels ...string) {
+	send := func(d *prometheus.Desc, n int, labels ...string) {
 		values <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
 	}
 	active, backoff, waiting, _ := s.queue.Len()
 	gated := 0
-	type refuser struct{ rule, profile string }
-	refused := map[refuser]int{}
+	type rejection struct{ plugin, profile string }
+	rejections := map[rejection]int{}
 	for _, p := range s.queue.UnschedulablePods {
 		if p.Gated || p.WaitsForClaims {
 			gated++
 		}
-		for _, rule := range p.RejectedBy {
-			refused[refuser{rule, p.PodInfo.Pod.Spec.SchedulerName}]++
+		for _, plugin := range p.RejectedBy {
+			rejections[rejection{plugin, p.PodInfo.Pod.Spec.SchedulerName}]++
 		}
 	}
-	tell(m.pending, active, "active")
-	tell(m.pending, backoff, "backoff")
-	tell(m.pending, waiting-gated, "unschedulable")
-	tell(m.pending, gated, "gated")
-	for r, n := range refused {
-		tell(m.unschedulable, n, r.rule, r.profile)
+	send(m.pending, active, "active")
+	send(m.pending, backoff, "backoff")
+	send(m.pending, waiting-gated, "unschedulable")
+	send(m.pending, gated, "gated")
+	for r, n := range rejections {
+		send(m.unschedulable, n, r.plugin, r.profile)
 	}
 	assumed := 0
 	for _, p := range s.snapshot.PodEntries {
@@ -134,20 +134,20 @@ func (g gauges) Collect(values chan<- prometheus.Metric) {
 			assumed++
 		}
 	}
-	tell(m.cacheSize, s.snapshot.NodeCount, "nodes")
-	tell(m.cacheSize, len(s.snapshot.PodEntries), "pods")
-	tell(m.cacheSize, assumed, "assumed_pods")
-	tell(m.goroutines, len(s.inFlight), "binding")
+	send(m.cacheSize, s.snapshot.NodeCount, "nodes")
+	send(m.cacheSize, len(s.snapshot.PodEntries), "pods")
+	send(m.cacheSize, assumed, "assumed_pods")
+	send(m.goroutines, len(s.inFlight), "binding")
 }
 
-// The results of a try.
+// The results of a scheduling attempt.
 const (
 	resultScheduled     = "scheduled"
 	resultUnschedulable = "unschedulable"
 	resultError         = "error"
 )
 
-// attempted counts the end of a try that began at a time.
+// attempted counts a scheduling attempt that began at a time.
 func (m *Metrics) attempted(pod *corev1.Pod, err error, began time.Time) {
 	if m == nil {
 		return
@@ -162,7 +162,7 @@ func (m *Metrics) attempted(pod *corev1.Pod, err error, began time.Time) {
 	m.attemptDuration.WithLabelValues(result, pod.Spec.SchedulerName).Observe(time.Since(began).Seconds())
 }
 
-// bound counts a pod that has got its node.
+// bound counts a pod that has been bound.
 func (m *Metrics) bound(p *queue.QueuedPod, began time.Time) {
 	if m == nil {
 		return
@@ -176,17 +176,17 @@ func (m *Metrics) bound(p *queue.QueuedPod, began time.Time) {
 	m.untilBound.WithLabelValues(label).Observe(time.Since(p.FirstAttempt).Seconds())
 }
 
-func (m *Metrics) preempted(way *plugins.Preemption) {
+func (m *Metrics) preempted(best *plugins.Preemption) {
 	if m == nil {
 		return
 	}
 	m.preemptions.Inc()
-	if way != nil {
-		m.victims.Observe(float64(len(way.Victims)))
+	if best != nil {
+		m.victims.Observe(float64(len(best.Victims)))
 	}
 }
 
-// timed measures a step of a try from now on until the function it returns is called with the step's outcome.
+// timed measures an extension point from now on until the function it returns is called with the result.
 func (m *Metrics) timed(point string, profile *plugins.Profile) func(error) {
 	if m == nil {
 		return func(error) {}
@@ -197,7 +197,7 @@ func (m *Metrics) timed(point string, profile *plugins.Profile) func(error) {
 	}
 }
 
-// pluginTimer measures plugins; nil when nothing is counted.
+// pluginTimer measures the execution of plugins; it is nil when m is.
 func (m *Metrics) pluginTimer() func(plugin, extensionPoint string) func(*plugins.Refusal) {
 	if m == nil {
 		return nil
@@ -210,7 +210,7 @@ func (m *Metrics) pluginTimer() func(plugin, extensionPoint string) func(*plugin
 	}
 }
 
-// statusOf is how upstream names an outcome.
+// statusOf is upstream's name of a result.
 func statusOf(err error) string {
 	var fit *decision.FitError
 	switch {

@@ -21,29 +21,29 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// maxInFlight bounds the writes on their way to the API server: bindings, conditions, evictions. When it is reached, deciding waits.
+// maxInFlight bounds the writes on their way to the API server: bindings, conditions, evictions. When it is reached, scheduling waits.
 const maxInFlight = 512
 
 // Config is what a Scheduler needs.
 type Config struct {
 	Client *client.Client
-	// Informers are shared with the other parts of the process. They must not run yet when New is called.
+	// Informers are shared with the other components of the process. They must not run yet when New is called.
 	Informers *client.Informers
-	// Events may be nil: then users are told by conditions only.
+	// Events may be nil: then no events are recorded.
 	Events *client.EventBroadcaster
-	// Configuration may be nil: then there is one profile with all rules.
+	// Configuration may be nil: then there is one profile with the default plugins.
 	Configuration *configv1.KubeSchedulerConfiguration
 	// Metrics may be nil: then nothing is counted.
 	Metrics *Metrics
 	Log     *slog.Logger
 }
 
-// Scheduler gives nodes to pods. New makes it follow the cluster; Run makes it act.
+// Scheduler assigns pods to nodes. New registers its informer handlers; Run schedules.
 type Scheduler struct {
 	log       *slog.Logger
 	profiles  map[string]*plugins.Profile
 	extenders []*extender
-	// record tells users what happened to a pod; nil tells nobody.
+	// record records an event about a pod. It may be nil.
 	record   func(component string, pod *corev1.Pod, eventType, reason, message string)
 	metrics  *Metrics
 	writer   writer
@@ -57,12 +57,12 @@ type Scheduler struct {
 	unlocked []func()
 	snapshot *snapshot.Snapshot
 	queue    *queue.Queue
-	// preparing pods wait for volumes and devices before they are bound; who preempts one calls it off.
+	// preparing has the pods that wait for volumes and devices before they are bound, and the functions that cancel their binding.
 	preparing map[types.UID]context.CancelCauseFunc
 	decisions decision.Log
 }
 
-// New makes a scheduler and registers what it wants to know of the cluster.
+// New makes a scheduler and registers its informer handlers.
 func New(config Config) (*Scheduler, error) {
 	s, err := newScheduler(config.Configuration, config.Log)
 	if err != nil {
@@ -92,7 +92,7 @@ func Run(ctx context.Context, config Config) error {
 	return s.Run(ctx)
 }
 
-// newScheduler makes a scheduler that knows nothing of the cluster yet.
+// newScheduler makes a scheduler with an empty snapshot.
 func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.Logger) (*Scheduler, error) {
 	if configuration == nil {
 		configuration = &configv1.KubeSchedulerConfiguration{}
@@ -123,8 +123,8 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	return s, nil
 }
 
-// Run decides about one pod after another until ctx ends, and returns when all it has begun to write is written or taken back. It may be
-// called again, by a process that leads again.
+// Run schedules one pod after another until ctx ends, and returns when all writes it has begun are finished or reverted. It may be called
+// again, when the process is elected leader again.
 func (s *Scheduler) Run(ctx context.Context) error {
 	if err := s.lists.waitForSync(ctx); err != nil {
 		return err
@@ -155,7 +155,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return nil
 }
 
-// wakeUp makes Run look at the queue again.
+// wakeUp makes Run pop from the queue again.
 func (s *Scheduler) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
@@ -180,15 +180,14 @@ func (s *Scheduler) locked(do func()) {
 // afterUnlock runs f without s.mu when the current locked section has ended. The caller holds s.mu.
 func (s *Scheduler) afterUnlock(f func()) { s.unlocked = append(s.unlocked, f) }
 
-// background writes something to the API server while deciding goes on. The caller holds s.mu; deciding waits after the locked section
-// while too many writes are in flight. write is called in any case, even when its context has ended, so that what it stands for can be
-// taken back.
+// background writes to the API server while scheduling goes on. The caller holds s.mu; it waits after its locked section while too many
+// writes are in flight. write is called in any case, even when its context has ended, so that it can revert what was assumed.
 func (s *Scheduler) background(write func()) {
 	s.backgroundThen(func() func() { write(); return nil })
 }
 
-// backgroundThen is background with an end: what write returns, if anything, is called with s.mu held once the write is no longer in
-// flight, for it may begin further writes.
+// backgroundThen is background with a continuation: the function that write returns, unless nil, is called with s.mu held once the write
+// is no longer in flight, because it may begin further writes.
 func (s *Scheduler) backgroundThen(write func() (then func())) {
 	s.afterUnlock(func() {
 		s.inFlight <- struct{}{}
@@ -202,7 +201,7 @@ func (s *Scheduler) backgroundThen(write func() (then func())) {
 	})
 }
 
-// scheduleOne decides about one pod and has the decision carried out. The caller holds s.mu.
+// scheduleOne decides about one pod and carries out the decision. The caller holds s.mu.
 func (s *Scheduler) scheduleOne(ctx context.Context, p *queue.QueuedPod) {
 	pod := p.PodInfo.Pod
 	profile := s.profiles[pod.Spec.SchedulerName]
@@ -214,7 +213,7 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queue.QueuedPod) {
 		return
 	}
 	if s.snapshot.PodEntries[pod.UID] != nil {
-		s.queue.Done(pod.UID) // it has a node, or we have given it one
+		s.queue.Done(pod.UID) // it is bound or assumed
 		return
 	}
 	began := time.Now()
@@ -264,9 +263,9 @@ func (s *Scheduler) extend(ctx context.Context, extenders []*extender, d *decisi
 	}
 	nodes, totals := s.extenderCandidates(d)
 	s.afterUnlock(func() {
-		left, refusals, err := narrow(ctx, extenders, d.Pod.Pod, nodes)
+		left, refusals, err := filterByExtenders(ctx, extenders, d.Pod.Pod, nodes)
 		if err == nil && len(left) > 1 {
-			s.weigh(ctx, extenders, d.Pod.Pod, left, totals)
+			s.scoreByExtenders(ctx, extenders, d.Pod.Pod, left, totals)
 		}
 		s.locked(func() {
 			switch {
@@ -312,7 +311,8 @@ func (s *Scheduler) extenderCandidates(d *decision.Decision) (nodes []*corev1.No
 	return nodes, totals
 }
 
-func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
+// filterByExtenders returns the nodes that all extenders accept, and the refusals of the others by node name.
+func filterByExtenders(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
 	all := map[string]*plugins.Refusal{}
 	for _, e := range extenders {
 		if len(nodes) == 0 {
@@ -333,11 +333,12 @@ func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes [
 	return nodes, all, nil
 }
 
-func (s *Scheduler) weigh(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node, totals map[string]int64) {
+// scoreByExtenders adds the scores of extenders to the totals. An extender that fails adds nothing.
+func (s *Scheduler) scoreByExtenders(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node, totals map[string]int64) {
 	for _, e := range extenders {
 		scores, err := e.scores(ctx, pod, nodes)
 		if err != nil {
-			s.log.Warn("extender does not score", "extender", e.config.URLPrefix, "pod", snapshot.ObjectKey(pod), "error", err)
+			s.log.Warn("failed to get scores from extender", "extender", e.config.URLPrefix, "pod", snapshot.ObjectKey(pod), "error", err)
 			continue
 		}
 		for name, score := range scores {
@@ -346,7 +347,7 @@ func (s *Scheduler) weigh(ctx context.Context, extenders []*extender, pod *corev
 	}
 }
 
-// refusedByExtenders adds the extenders' refusals to those of the rules.
+// refusedByExtenders adds the extenders' refusals to those of the plugins.
 func (s *Scheduler) refusedByExtenders(d *decision.Decision, refusals map[string]*plugins.Refusal) error {
 	if d.Overrides == nil {
 		d.Overrides = map[int32]*plugins.Refusal{}
@@ -367,7 +368,7 @@ func (s *Scheduler) refusedByExtenders(d *decision.Decision, refusals map[string
 	return e
 }
 
-// takeBest takes the best of the nodes that still can take the pod.
+// takeBest chooses the node with the highest total among those that still fit the pod. The caller holds s.mu.
 func (s *Scheduler) takeBest(d *decision.Decision, nodes []*corev1.Node, totals map[string]int64) error {
 	topo, err := decision.TopologyFor(s.snapshot, d.Pod, d.Profile)
 	if err != nil {
@@ -382,7 +383,7 @@ func (s *Scheduler) takeBest(d *decision.Decision, nodes []*corev1.Node, totals 
 			return nil
 		}
 	}
-	return errors.New("the cluster changed while extenders were asked")
+	return errors.New("the cluster changed while extenders were called")
 }
 
 // failure is an attempt to schedule a pod that did not lead to a binding.
@@ -494,7 +495,7 @@ func (s *Scheduler) review(ctx context.Context, reviewers []*extender, pod *core
 func (s *Scheduler) report(ctx context.Context, f *failure) {
 	p, pod := f.pod, f.pod.PodInfo.Pod
 	if s.queue.All[pod.UID] != p {
-		return // deleted, or given a node by somebody else, while an extender was asked
+		return // deleted, or bound by another scheduler, while an extender was called
 	}
 	s.snapshot.Nominate(p.PodInfo, pod.UID, f.nominated)
 	if f.preemption != nil {
@@ -509,7 +510,7 @@ func (s *Scheduler) report(ctx context.Context, f *failure) {
 	s.setCondition(ctx, pod, f.reason, message, f.nominated)
 }
 
-// podsOn are the pods of a node, if there is such a node.
+// podsOn are the pods of a node, if the node exists.
 func (s *Scheduler) podsOn(name string) (pods []*corev1.Pod, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -523,14 +524,14 @@ func (s *Scheduler) podsOn(name string) (pods []*corev1.Pod, known bool) {
 	return pods, true
 }
 
-// recordEvent records an event about a pod in the name of its profile.
+// recordEvent records an event about a pod, with its profile's name as reporting component.
 func (s *Scheduler) recordEvent(profile *plugins.Profile, pod *corev1.Pod, eventType, reason, message string) {
 	if s.record != nil {
 		s.record(profile.Name, pod, eventType, reason, message)
 	}
 }
 
-// truncated cuts a message to what an event can hold.
+// truncated shortens a message to the maximal length of an event's note.
 func truncated(message string) string {
 	const most = 1024
 	if len(message) <= most {
@@ -539,10 +540,10 @@ func truncated(message string) string {
 	return message[:most-4] + " ..."
 }
 
-// jitter spreads out retries.
+// jitter adds a random part to the pause before a retry.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
 
-// lacksClaims reports whether resource claims of a pod are still to be made, or on their way out.
+// lacksClaims reports whether resource claims of a pod do not exist yet or are being deleted.
 func (s *Scheduler) lacksClaims(pod *corev1.Pod) bool {
 	profile := s.profiles[pod.Spec.SchedulerName]
 	if len(pod.Spec.ResourceClaims) == 0 || profile == nil || profile.DynamicResources == nil {

@@ -18,40 +18,40 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// GroupVersion is the API under which a scheduler answers questions, wherever it is served:
+// GroupVersion is the API that serves queries to a scheduler:
 //
 //	GET  /apis/scheduling.skiff.io/v1/namespaces/{namespace}/pods/{name}/why   an Explanation
-//	POST /apis/scheduling.skiff.io/v1/[namespaces/{namespace}/]whatifs         a WhatIf, answered with its results
+//	POST /apis/scheduling.skiff.io/v1/[namespaces/{namespace}/]whatifs         a WhatIf, returned with its results
 //
 // To an authorizer that is `get` of pods/why and `create` of whatifs, in the API group scheduling.skiff.io.
 var GroupVersion = schema.GroupVersion{Group: "scheduling.skiff.io", Version: "v1"}
 
-// Root is what all paths of the API begin with.
+// Root is the prefix of all paths of the API.
 const Root = "/apis/scheduling.skiff.io/"
 
 const (
-	// maxQuestion bounds the bytes of a question, and maxAsked the pods in it: deciding for others waits meanwhile.
-	maxQuestion = 3 << 20
-	maxAsked    = 20000
+	// maxQueryBytes bounds the body of a query, and maxQueryPods the pods in it.
+	maxQueryBytes = 3 << 20
+	maxQueryPods  = 20000
 )
 
-// WhatIf asks where pods would go if they were created one after another.
+// WhatIf is a query where pods would be scheduled if they were created one after another.
 type WhatIf struct {
 	metav1.TypeMeta `json:",inline"`
 	Pods            []HypotheticalPod `json:"pods"`
-	// Verdicts asks for what is said of every node.
+	// Verdicts requests the result of every node.
 	Verdicts bool                   `json:"verdicts,omitempty"`
 	Results  []decision.Explanation `json:"results,omitempty"`
 }
 
-// HypotheticalPod is a pod that does not exist, so many times.
+// HypotheticalPod is a number of equal pods that do not exist.
 type HypotheticalPod struct {
 	Pod corev1.Pod `json:"pod"`
-	// Copies are told apart by a number behind the name. 0 means one.
+	// Copies is the number of pods. Their names get an index as suffix. 0 means one.
 	Copies int `json:"copies,omitempty"`
-	// EveryNode supposes one for each node, as a DaemonSet makes them.
+	// EveryNode means one pod for each node, as a DaemonSet creates them.
 	EveryNode bool `json:"everyNode,omitempty"`
-	// Owner is the controller the pods would have. It matters to how they are spread by default.
+	// Owner is the controller of the pods. Default topology spread constraints depend on it.
 	Owner *HypotheticalOwner `json:"owner,omitempty"`
 }
 
@@ -62,29 +62,29 @@ type HypotheticalOwner struct {
 	Selector   metav1.LabelSelector `json:"selector"`
 }
 
-// Handler answers questions. Whoever serves it has made sure that the sender may ask; the path says what.
+// Handler serves queries. Requests must be authorized before they reach it.
 func (s *Scheduler) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer, err := s.answer(w, r)
+		response, err := s.serve(w, r)
 		code := http.StatusOK
 		if err != nil {
 			var status apierrors.APIStatus
 			if !errors.As(err, &status) {
 				status = apierrors.NewInternalError(err)
 			}
-			refused := status.Status()
-			refused.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-			answer, code = refused, int(refused.Code)
+			failure := status.Status()
+			failure.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			response, code = failure, int(failure.Code)
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
-		// A client that has gone away needs no answer.
-		_ = json.NewEncoder(w).Encode(answer)
+		// The client may have closed the connection.
+		_ = json.NewEncoder(w).Encode(response)
 	})
 }
 
-// answer reads a path just as authorizers do: by its segments, whatever they contain.
-func (s *Scheduler) answer(w http.ResponseWriter, r *http.Request) (any, error) {
+// serve parses a path just as authorizers do: by its segments, whatever they contain.
+func (s *Scheduler) serve(w http.ResponseWriter, r *http.Request) (any, error) {
 	path, below := strings.CutPrefix(strings.Trim(r.URL.Path, "/"), "apis/"+GroupVersion.String())
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	switch {
@@ -96,18 +96,18 @@ func (s *Scheduler) answer(w http.ResponseWriter, r *http.Request) (any, error) 
 		if r.Method != http.MethodGet {
 			return nil, apierrors.NewMethodNotSupported(podResource, r.Method)
 		}
-		return s.answerWhy(parts[1], parts[3])
+		return s.serveWhy(parts[1], parts[3])
 	case len(parts) == 1 && parts[0] == "whatifs":
-		return s.answerWhatIf(w, r, "")
+		return s.serveWhatIf(w, r, "")
 	case len(parts) == 3 && parts[0] == "namespaces" && parts[2] == "whatifs":
-		return s.answerWhatIf(w, r, parts[1])
+		return s.serveWhatIf(w, r, parts[1])
 	}
 	return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "the server could not find the requested resource", 0, false)
 }
 
 var podResource = schema.GroupResource{Group: GroupVersion.Group, Resource: "pods"}
 
-// resources is what discovery tells of the API.
+// resources is the discovery document of the API.
 var resources = metav1.APIResourceList{
 	TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: GroupVersion.String(),
 	APIResources: []metav1.APIResource{
@@ -116,9 +116,9 @@ var resources = metav1.APIResourceList{
 	},
 }
 
-func (s *Scheduler) answerWhy(namespace, name string) (any, error) {
+func (s *Scheduler) serveWhy(namespace, name string) (any, error) {
 	if !s.lists.synced() {
-		return nil, apierrors.NewServiceUnavailable("the scheduler has not seen the whole cluster yet")
+		return nil, apierrors.NewServiceUnavailable("the scheduler's informers have not synced yet")
 	}
 	e, err := s.Why(namespace, name)
 	switch {
@@ -133,56 +133,56 @@ func (s *Scheduler) answerWhy(namespace, name string) (any, error) {
 	return e, nil
 }
 
-// answerWhatIf takes pods of one namespace only when the path names it: the sender may ask about no other.
-func (s *Scheduler) answerWhatIf(w http.ResponseWriter, r *http.Request, namespace string) (any, error) {
+// serveWhatIf takes pods of one namespace only when the path names it: the sender is authorized for no other.
+func (s *Scheduler) serveWhatIf(w http.ResponseWriter, r *http.Request, namespace string) (any, error) {
 	if r.Method != http.MethodPost {
 		return nil, apierrors.NewMethodNotSupported(GroupVersion.WithResource("whatifs").GroupResource(), r.Method)
 	}
 	if !s.lists.synced() {
-		return nil, apierrors.NewServiceUnavailable("the scheduler has not seen the whole cluster yet")
+		return nil, apierrors.NewServiceUnavailable("the scheduler's informers have not synced yet")
 	}
-	var question WhatIf
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxQuestion))
-	if err := decoder.Decode(&question); err != nil {
-		return nil, apierrors.NewBadRequest("read the question: " + err.Error())
+	var query WhatIf
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxQueryBytes))
+	if err := decoder.Decode(&query); err != nil {
+		return nil, apierrors.NewBadRequest("decode request: " + err.Error())
 	}
 	var pods []*corev1.Pod
 	var owners []owner
-	for i := range question.Pods {
-		supposed := &question.Pods[i]
-		if supposed.Pod.Namespace == "" {
-			supposed.Pod.Namespace = namespace
+	for i := range query.Pods {
+		hypothetical := &query.Pods[i]
+		if hypothetical.Pod.Namespace == "" {
+			hypothetical.Pod.Namespace = namespace
 		}
-		if supposed.Pod.Namespace == "" || namespace != "" && supposed.Pod.Namespace != namespace {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d]: namespace %q is not that of the request", i, supposed.Pod.Namespace))
+		if hypothetical.Pod.Namespace == "" || namespace != "" && hypothetical.Pod.Namespace != namespace {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d]: namespace %q is not that of the request", i, hypothetical.Pod.Namespace))
 		}
-		if max(supposed.Copies, 1) > maxAsked-len(pods) {
-			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxAsked))
+		if max(hypothetical.Copies, 1) > maxQueryPods-len(pods) {
+			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxQueryPods))
 		}
-		if supposed.Owner != nil {
-			o, err := supposed.owner(i)
+		if hypothetical.Owner != nil {
+			o, err := hypothetical.owner(i)
 			if err != nil {
 				return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d].owner.selector: %v", i, err))
 			}
 			owners = append(owners, o)
 		}
-		pods = append(pods, s.suppose(supposed)...)
+		pods = append(pods, s.expand(hypothetical)...)
 	}
-	if len(pods) > maxAsked {
-		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxAsked))
+	if len(pods) > maxQueryPods {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxQueryPods))
 	}
 	cluster := s.fork()
 	for _, o := range owners {
 		cluster.SetOwner(o.key, o.selector)
 	}
-	results, err := s.whatIf(cluster, pods, question.Verdicts)
+	results, err := s.whatIf(cluster, pods, query.Verdicts)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	return &WhatIf{TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: GroupVersion.String()}, Results: results}, nil
 }
 
-// owner makes the supposed controller the pod's, under a name no object can have.
+// owner makes the hypothetical controller the owner of the pod, under a name no object can have.
 func (x *HypotheticalPod) owner(i int) (owner, error) {
 	selector, err := metav1.LabelSelectorAsSelector(&x.Owner.Selector)
 	name, controls := fmt.Sprintf("what-if/%d", i), true
@@ -196,23 +196,23 @@ type owner struct {
 	selector labels.Selector
 }
 
-// suppose writes out the pods that are meant.
-func (s *Scheduler) suppose(supposed *HypotheticalPod) (pods []*corev1.Pod) {
-	if supposed.EveryNode {
+// expand makes the pods that a HypotheticalPod stands for.
+func (s *Scheduler) expand(hypothetical *HypotheticalPod) (pods []*corev1.Pod) {
+	if hypothetical.EveryNode {
 		for _, node := range s.nodeNames() {
-			pod := supposed.Pod.DeepCopy()
+			pod := hypothetical.Pod.DeepCopy()
 			pod.Name += "-" + node
-			keepTo(pod, node)
+			requireNode(pod, node)
 			pods = append(pods, pod)
 		}
 		return pods
 	}
-	if supposed.Copies <= 1 {
-		return []*corev1.Pod{&supposed.Pod}
+	if hypothetical.Copies <= 1 {
+		return []*corev1.Pod{&hypothetical.Pod}
 	}
-	for i := range supposed.Copies {
-		// WhatIf changes only copies of its own, so these share what is below.
-		pod := supposed.Pod
+	for i := range hypothetical.Copies {
+		// WhatIf changes only copies of its own, so a shallow copy suffices.
+		pod := hypothetical.Pod
 		pod.Name = fmt.Sprintf("%s-%d", pod.Name, i)
 		pods = append(pods, &pod)
 	}
@@ -230,8 +230,8 @@ func (s *Scheduler) nodeNames() (names []string) {
 	return names
 }
 
-// keepTo ties a pod to a node as DaemonSets do.
-func keepTo(pod *corev1.Pod, node string) {
+// requireNode sets the node affinity that the DaemonSet controller sets.
+func requireNode(pod *corev1.Pod, node string) {
 	if pod.Spec.Affinity == nil {
 		pod.Spec.Affinity = &corev1.Affinity{}
 	}
@@ -245,7 +245,7 @@ func keepTo(pod *corev1.Pod, node string) {
 		return
 	}
 	for i := range (*required).NodeSelectorTerms {
-		// An empty term matches nothing, and must not begin to.
+		// An empty term matches nothing, and must stay empty.
 		if term := &(*required).NodeSelectorTerms[i]; len(term.MatchExpressions)+len(term.MatchFields) > 0 {
 			term.MatchFields = append(term.MatchFields, named)
 		}

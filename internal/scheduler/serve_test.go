@@ -58,7 +58,7 @@ func TestHandler(t *testing.T) {
 			{"a pod with a node", "GET", pods + "runs/why", "", 200, `"kind":"Explanation","apiVersion":"scheduling.skiff.io/v1","namespace":"default","name":"runs","node":"a","decided":`},
 			{"a slash too many", "GET", pods + "runs/why/", "", 200, `"node":"a"`},
 			{"a pod without", "GET", pods + "waits/why", "", 200, `"message":"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable.`},
-			{"the refusals of all nodes", "GET", pods + "waits/why", "", 200, `{"node":"b","refusal":{"rule":"NodeUnschedulable","reasons":["node(s) were unschedulable"],"unresolvable":true},"total":0}`},
+			{"the refusals of all nodes", "GET", pods + "waits/why", "", 200, `{"node":"b","refusal":{"plugin":"NodeUnschedulable","reasons":["node(s) were unschedulable"],"unresolvable":true},"total":0}`},
 			{"a gated pod", "GET", pods + "gated/why", "", 200, `"changes":[{"steps":["remove the pod's scheduling gates"]}]`},
 			{"another scheduler's pod", "GET", pods + "theirs/why", "", 400, `another scheduler looks after the pod: its schedulerName is \"another\"`},
 			{"no such pod", "GET", pods + "nobody/why", "", 404, `pods \"nobody\" not found`},
@@ -73,14 +73,14 @@ func TestHandler(t *testing.T) {
 			{"a pod of another namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace("other"))}), 400, `namespace \"other\" is not that of the request`},
 			{"a pod of no namespace", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace(""))}), 400, "is not that of the request"},
 			{"a pod of nobody's profile", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" })}), 400, "another scheduler"},
-			{"too many pods", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: maxAsked + 1}), 413, "at most 20000 pods"},
+			{"too many pods", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: maxQueryPods + 1}), 413, "at most 20000 pods"},
 			{"more pods than can be counted", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x")}, HypotheticalPod{Pod: *schedulertest.TestPod("y"), Copies: math.MaxInt}), 413, "at most 20000 pods"},
 			{"fewer than no pods are one", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: -7}), 200, `"name":"x","node":"a"`},
 			{"one copy has no number", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: 1}), 200, `"name":"x","node":"a"`},
 			{"the second pod's namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x")}, HypotheticalPod{Pod: *schedulertest.TestPod("y", schedulertest.Namespace("other"))}), 400, `pods[1]: namespace \"other\"`},
 			{"a bad selector", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Owner: &HypotheticalOwner{Selector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}), 400, "pods[0].owner.selector"},
-			{"not JSON", "POST", "/apis/scheduling.skiff.io/v1/whatifs", "{", 400, "read the question"},
-			{"too long", "POST", "/apis/scheduling.skiff.io/v1/whatifs", `{"x":"` + strings.Repeat("x", maxQuestion), 400, "read the question"},
+			{"not JSON", "POST", "/apis/scheduling.skiff.io/v1/whatifs", "{", 400, "decode request"},
+			{"too long", "POST", "/apis/scheduling.skiff.io/v1/whatifs", `{"x":"` + strings.Repeat("x", maxQueryBytes), 400, "decode request"},
 			{"reading what is only written", "GET", "/apis/scheduling.skiff.io/v1/whatifs", "", 405, "MethodNotAllowed"},
 		} {
 			if code, body := f.request(test.method, test.path, test.body); code != test.code || !strings.Contains(body, test.contains) {
@@ -231,7 +231,7 @@ func TestAnswersAreAPIObjects(t *testing.T) {
 			{"no question", "POST", Root + "v1/whatifs", "", 400, "Status", "v1", "BadRequest"},
 			{"a question that is a list", "POST", Root + "v1/whatifs", "[]", 400, "Status", "v1", "BadRequest"},
 			{"a pod that cannot be read", "POST", Root + "v1/whatifs", `{"pods":[{"pod":{"metadata":{"namespace":7}}}]}`, 400, "Status", "v1", "BadRequest"},
-			{"too many at once, together", "POST", Root + "v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: maxAsked}, HypotheticalPod{Pod: *schedulertest.TestPod("y")}), 413, "Status", "v1", "RequestEntityTooLarge"},
+			{"too many at once, together", "POST", Root + "v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: maxQueryPods}, HypotheticalPod{Pod: *schedulertest.TestPod("y")}), 413, "Status", "v1", "RequestEntityTooLarge"},
 		} {
 			code, body := f.request(test.method, test.path, test.body)
 			var is struct {
@@ -317,7 +317,7 @@ func TestKeepTo(t *testing.T) {
 				schedulertest.RequiresNodes(test.terms...)(pod)
 			}
 			before := pod.DeepCopy()
-			pods := f.scheduler.suppose(&HypotheticalPod{Pod: *pod, EveryNode: true, Copies: 5})
+			pods := f.scheduler.expand(&HypotheticalPod{Pod: *pod, EveryNode: true, Copies: 5})
 			results, err := f.scheduler.WhatIf(pods, false)
 			if err != nil || len(results) != 3 {
 				t.Fatal(len(results), err)

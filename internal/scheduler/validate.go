@@ -50,7 +50,7 @@ func validateClientConnection(c *configv1.KubeSchedulerConfiguration, path *fiel
 	return all
 }
 
-// validateLeaderElection looks at what an election would go by. Whoever does not compete may write what they like.
+// validateLeaderElection validates the settings of leader election, unless it is disabled.
 func validateLeaderElection(c *configv1.KubeSchedulerConfiguration, path *field.Path) (all field.ErrorList) {
 	e := &c.LeaderElection
 	if e.LeaderElect != nil && !*e.LeaderElect {
@@ -136,7 +136,7 @@ func validatePlugins(file *configv1.Plugins, path *field.Path) (all field.ErrorL
 	return all
 }
 
-// validateCommonQueueSort looks for profiles that order pods differently: they share one queue.
+// validateCommonQueueSort requires the same queue sort plugin in all profiles, because they share one queue.
 func validateCommonQueueSort(profiles []configv1.KubeSchedulerProfile, path *field.Path) (all field.ErrorList) {
 	sorters := func(p *configv1.KubeSchedulerProfile) (set configv1.PluginSet) {
 		if p.Plugins != nil {
@@ -161,7 +161,7 @@ func validateCommonQueueSort(profiles []configv1.KubeSchedulerProfile, path *fie
 	}
 	for i := 1; i < len(profiles); i++ {
 		set, path := sorters(&profiles[i]), path.Index(i)
-		// A weight says nothing about those that are left out.
+		// The weight of a disabled plugin is not used.
 		if !slices.EqualFunc(set.Enabled, first.Enabled, samePlugin) || !slices.Equal(namesOf(set.Disabled), namesOf(first.Disabled)) {
 			all = append(all, field.Invalid(path.Child("plugins", "queueSort"), strings.Join(namesOf(set.Enabled), ", "), "must be the same for all profiles"))
 		}
@@ -176,7 +176,7 @@ func validateCommonQueueSort(profiles []configv1.KubeSchedulerProfile, path *fie
 	return all
 }
 
-// samePlugin reports whether two plugins are the same, with the same weight: none is 0.
+// samePlugin reports whether two plugins have the same name and weight. No weight is 0.
 func samePlugin(a, b configv1.Plugin) bool {
 	return a.Name == b.Name && ptr.Deref(a.Weight, 0) == ptr.Deref(b.Weight, 0)
 }
@@ -197,15 +197,15 @@ func validatePluginConfig(configs []configv1.PluginConfig, path *field.Path) (al
 		}
 		seen[name] = true
 		all = append(all, removed(path, name)...)
-		if validate := argumentRules[name]; validate != nil {
+		if validate := argumentValidators[name]; validate != nil {
 			all = append(all, validate(path.Child("args"), name, plugins.RawArguments(configs[i].Args))...)
 		}
 	}
 	return all
 }
 
-// argumentRules say what is wrong with the arguments of a rule.
-var argumentRules = map[string]func(path *field.Path, name string, arguments []byte) field.ErrorList{
+// argumentValidators validate the arguments of plugins, by plugin name.
+var argumentValidators = map[string]func(path *field.Path, name string, arguments []byte) field.ErrorList{
 	plugins.NodeAffinityName:       arguments(validateNodeAffinity),
 	plugins.NodeResourcesFitName:   arguments(validateNodeResourcesFit),
 	plugins.VolumeBindingName:      arguments(validateVolumeBinding),
@@ -216,7 +216,7 @@ var argumentRules = map[string]func(path *field.Path, name string, arguments []b
 	plugins.BalancedAllocationName: arguments(validateBalancedAllocation),
 }
 
-// arguments reads arguments into upstream's type for them before they are looked at.
+// arguments decodes arguments into upstream's type for them before they are validated.
 func arguments[T any](validate func(*field.Path, *T) field.ErrorList) func(*field.Path, string, []byte) field.ErrorList {
 	return func(path *field.Path, name string, data []byte) field.ErrorList {
 		read := new(T)
@@ -227,7 +227,7 @@ func arguments[T any](validate func(*field.Path, *T) field.ErrorList) func(*fiel
 	}
 }
 
-// readArguments reads a rule's arguments. They may say of which kind they are, and then must be of the rule's own.
+// readArguments decodes the arguments of a plugin. If they have a kind, it must be the plugin's own.
 func readArguments(name string, data []byte, into any) error {
 	if len(data) == 0 {
 		return nil
@@ -320,7 +320,7 @@ func validateNodeResourcesFit(path *field.Path, args *configv1.NodeResourcesFitA
 	return all
 }
 
-// validateShape looks at the points of a function from utilization to score.
+// validateShape validates the points of a function from utilization to score.
 func validateShape(shape []configv1.UtilizationShapePoint, path *field.Path) (all field.ErrorList) {
 	if len(shape) == 0 {
 		return field.ErrorList{field.Required(path, "at least one point must be specified")}
@@ -477,7 +477,7 @@ func validateExtenders(extenders []configv1.Extender, path *field.Path) (all fie
 	return all
 }
 
-// isExtendedName reports whether a name is that of a resource Kubernetes itself does not know, and that can stand in a quota.
+// isExtendedName reports whether a name is that of an extended resource, which is not one of Kubernetes and can be used in a quota.
 func isExtendedName(name string) bool {
 	native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
 	return !native && !strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix) && len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+name)) == 0

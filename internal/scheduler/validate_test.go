@@ -16,7 +16,7 @@ import (
 // argumentError is what is said of a rule's arguments, under paths from there; empty when they are accepted.
 func argumentError(t testing.TB, name, arguments string) string {
 	t.Helper()
-	if err := argumentRules[name](nil, name, []byte(arguments)).ToAggregate(); err != nil {
+	if err := argumentValidators[name](nil, name, []byte(arguments)).ToAggregate(); err != nil {
 		return err.Error()
 	}
 	return ""
@@ -403,7 +403,7 @@ func TestArgumentBounds(t *testing.T) {
 
 // The arguments of every rule are read strictly, and only as its own.
 func TestArgumentsAreOfTheRule(t *testing.T) {
-	for rule := range argumentRules {
+	for rule := range argumentValidators {
 		other := "VolumeBinding"
 		if rule == other {
 			other = "NodeAffinity"

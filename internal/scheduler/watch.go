@@ -21,26 +21,26 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// lists is what the scheduler reads from informers directly, and how it knows that it has seen everything once.
+// lists is what the scheduler reads from informers directly, and whether their first lists have been handled.
 type lists struct {
 	pods      func(namespace, name string) (*corev1.Pod, bool)
 	budgets   func() []*policyv1.PodDisruptionBudget
 	informers []syncedInformer
 }
 
-// syncedInformer is one kind of object being followed.
+// syncedInformer is an informer with handlers of the scheduler.
 type syncedInformer struct {
 	name string
-	// synced reports whether what was there at first has been handled.
+	// synced reports whether the first list has been handled.
 	synced func() bool
 }
 
-// synced reports whether everything that was there at first has arrived in the snapshot.
+// synced reports whether the first lists of all informers are in the snapshot.
 func (l *lists) synced() bool {
 	return !slices.ContainsFunc(l.informers, func(f syncedInformer) bool { return !f.synced() })
 }
 
-// Synced fails until the scheduler has seen everything that was there when it began to follow the cluster.
+// Synced fails until the first lists of all informers are in the snapshot.
 func (s *Scheduler) Synced(context.Context) error {
 	if !s.lists.synced() {
 		return errors.New("the first lists have not been handled")
@@ -48,8 +48,8 @@ func (s *Scheduler) Synced(context.Context) error {
 	return nil
 }
 
-// waitForSync returns when everything that was there at first has arrived in the snapshot: deciding earlier would put pods
-// on nodes that seem empty.
+// waitForSync returns when the first lists of all informers are in the snapshot. Scheduling earlier would overcommit nodes whose pods
+// are not counted yet.
 func (l *lists) waitForSync(ctx context.Context) error {
 	for _, f := range l.informers {
 		for !f.synced() {
@@ -83,7 +83,7 @@ func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func
 	return nil
 }
 
-// watch registers everything the scheduler wants to know.
+// watch registers handlers for all kinds of objects the scheduler depends on.
 func (s *Scheduler) watch(informers *client.Informers) error {
 	pods := client.InformerFor[*corev1.Pod](informers)
 	s.lists.pods = pods.Get
@@ -91,7 +91,7 @@ func (s *Scheduler) watch(informers *client.Informers) error {
 	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return budgets.List("", nil) }
 	n := s.snapshot
 	for _, register := range []func() error{
-		// Nodes first: pods of unknown nodes are kept, but it is cheaper the other way round.
+		// Nodes first: pods whose node does not exist yet are kept, but that costs more.
 		func() error { return follow(s, informers, s.nodeAdded, s.nodeChanged, s.nodeDeleted) },
 		func() error { return follow(s, informers, s.podAdded, s.podChanged, s.podDeleted) },
 		func() error {
@@ -157,7 +157,7 @@ func deleteObject[T kind.Object](n *snapshot.Snapshot) func(T) {
 	return func(o T) { n.DeleteObject(o) }
 }
 
-// followSimply keeps the snapshot up to date with a kind of object, and wakes pods its changes may help.
+// followSimply updates the snapshot with a kind of object, and moves unschedulable pods that its changes may help.
 func followSimply[T kind.Object](s *Scheduler, informers *client.Informers, resource plugins.Resource, set, remove func(T)) error {
 	return follow(s, informers,
 		func(now T) {
@@ -175,7 +175,7 @@ func followSimply[T kind.Object](s *Scheduler, informers *client.Informers, reso
 	)
 }
 
-// moveQueuedPods wakes the pods a change may help.
+// moveQueuedPods moves the unschedulable pods that an event may help to activeQ or backoffQ. The caller holds s.mu.
 func (s *Scheduler) moveQueuedPods(e plugins.Event) {
 	for _, part := range e.Split() {
 		s.queue.MoveToActiveOrBackoff(s.snapshot, part, time.Now(), nil)
@@ -212,7 +212,7 @@ func (s *Scheduler) podAdded(pod *corev1.Pod) {
 }
 
 func (s *Scheduler) podChanged(old, now *corev1.Pod) {
-	// A pod that was deleted and made again under the same name between two looks.
+	// The pod was deleted and created again under the same name.
 	if old.UID != now.UID {
 		s.podDeleted(old)
 		s.podAdded(now)
@@ -226,7 +226,7 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 	case old.Spec.NodeName != "":
 		s.snapshot.SetPod(info)
 		if podstate.IsTerminal(old) {
-			return // it has held nothing for a while
+			return // it has used no resources since then
 		}
 		if podstate.IsTerminal(now) {
 			s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: old})
@@ -241,7 +241,7 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 	}
 }
 
-// assigned takes over a pod that has a node.
+// assigned handles a pod that has got a node. The caller holds s.mu.
 func (s *Scheduler) assigned(info *snapshot.PodInfo) {
 	s.snapshot.Nominate(nil, info.Pod.UID, "")
 	s.snapshot.SetPod(info)
@@ -250,7 +250,7 @@ func (s *Scheduler) assigned(info *snapshot.PodInfo) {
 	}
 }
 
-// pending takes over a pod that has no node yet.
+// pending handles a pod that has no node yet. The caller holds s.mu.
 func (s *Scheduler) pending(old *corev1.Pod, info *snapshot.PodInfo) {
 	pod := info.Pod
 	if podstate.IsTerminal(pod) {
@@ -271,7 +271,7 @@ func (s *Scheduler) pending(old *corev1.Pod, info *snapshot.PodInfo) {
 	} else {
 		s.queue.Update(s.snapshot, old, info, time.Now())
 	}
-	// What we have nominated ourselves may not be in the API server's copy yet.
+	// A nomination of this scheduler may not be in the API server's copy yet.
 	if was := nominatedName(old); pod.Status.NominatedNodeName != "" || was != "" {
 		s.snapshot.Nominate(info, pod.UID, pod.Status.NominatedNodeName)
 		if was != "" && was != pod.Status.NominatedNodeName {
@@ -287,14 +287,14 @@ func nominatedName(pod *corev1.Pod) string {
 	return pod.Status.NominatedNodeName
 }
 
-// freed wakes pods that may use what was kept for a nominated pod.
+// freed moves pods that may use the resources that were reserved for a nominated pod. The caller holds s.mu.
 func (s *Scheduler) freed(pod *corev1.Pod) {
 	s.queue.MoveToActiveOrBackoff(s.snapshot, plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: pod}, time.Now(), func(other *corev1.Pod) bool {
 		return snapshot.PriorityOf(other) <= snapshot.PriorityOf(pod)
 	})
 }
 
-// placed is a pod as it would be on the node it was assumed on, for rules that only look at pods on nodes.
+// placed is an assumed pod with a node name, for queueing hints that only handle pods with a node.
 func placed(pod *corev1.Pod) *corev1.Pod {
 	on := *pod
 	on.Spec.NodeName = "assumed"
@@ -320,13 +320,13 @@ func (s *Scheduler) responsible(pod *corev1.Pod) bool {
 	return s.profiles[pod.Spec.SchedulerName] != nil
 }
 
-// readPod reads a pod. One on a node takes its room even if nobody can tell which neighbours it wants.
+// readPod parses a pod. A pod with a node uses resources even if its affinity cannot be parsed.
 func (s *Scheduler) readPod(pod *corev1.Pod) *snapshot.PodInfo {
 	info, err := snapshot.NewPodInfo(pod)
 	if err == nil {
 		return info
 	}
-	s.log.Error("pod cannot be read", "pod", snapshot.ObjectKey(pod), "error", err)
+	s.log.Error("failed to parse pod", "pod", snapshot.ObjectKey(pod), "error", err)
 	if pod.Spec.NodeName == "" {
 		return nil
 	}

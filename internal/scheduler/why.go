@@ -85,14 +85,14 @@ func (s *Scheduler) explainNow(e *decision.Explanation, pod *corev1.Pod, profile
 	return nil
 }
 
-// suggest adds how a pod that fits nowhere could run.
+// suggest adds changes that would make the pod schedulable.
 func (s *Scheduler) suggest(e *decision.Explanation, d *decision.Decision) {
 	e.Changes = d.Suggestions()
 	if d.Profile.Preemption == nil || d.Table == nil {
 		return
 	}
-	if way, _, err := decision.Preempt(d, s.lists.budgets(), nil); err == nil {
-		e.Preemption = &decision.PreemptionPreview{Node: way.Node, Victims: len(way.Victims)}
+	if best, _, err := decision.Preempt(d, s.lists.budgets(), nil); err == nil {
+		e.Preemption = &decision.PreemptionPreview{Node: best.Node, Victims: len(best.Victims)}
 	}
 }
 
@@ -154,8 +154,8 @@ func (s *Scheduler) whatIfPod(cluster *snapshot.Snapshot, i int, pod *corev1.Pod
 	return e, nil
 }
 
-// Pending counts the pods that want a node, by place in the queue.
-func (s *Scheduler) Pending() (active, backoff, waiting, flying int) {
+// Pending counts the pods without a node, by their location in the queue.
+func (s *Scheduler) Pending() (active, backoff, unschedulable, inFlight int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.queue.Len()

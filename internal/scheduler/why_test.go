@@ -212,7 +212,7 @@ func TestSupposedPods(t *testing.T) {
 			{"on every node, whatever the copies", HypotheticalPod{Pod: *schedulertest.TestPod("p"), EveryNode: true, Copies: 7}, "p-a p-b"},
 		} {
 			var names []string
-			for _, p := range f.scheduler.suppose(&test.supposed) {
+			for _, p := range f.scheduler.expand(&test.supposed) {
 				names = append(names, p.Name)
 			}
 			if got := strings.Join(names, " "); got != test.want {
@@ -239,7 +239,7 @@ func TestKeptToANode(t *testing.T) {
 		{"fields of its own hold too", schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("other"))), []corev1.NodeSelectorTerm{{MatchFields: append(schedulertest.Named("other").MatchFields, byName...)}}},
 		{"an alternative that matches nothing", schedulertest.TestPod("p", schedulertest.RequiresNodes(corev1.NodeSelectorTerm{})), []corev1.NodeSelectorTerm{{}}},
 	} {
-		keepTo(test.pod, "n")
+		requireNode(test.pod, "n")
 		if got := test.pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; fmt.Sprint(got) != fmt.Sprint(test.want) {
 			t.Errorf("%s: %v, want %v", test.rule, got, test.want)
 		}

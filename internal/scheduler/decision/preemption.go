@@ -13,7 +13,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// ErrPreemptionNotHelpful says that no pod's going away would help.
+// ErrPreemptionNotHelpful means that removing pods of lower priority would not make the pod schedulable.
 var ErrPreemptionNotHelpful = errors.New("preemption does not help")
 
 // Preempt looks for a node the pod would fit on if pods of lower priority were removed, after Schedule found none. Extenders may narrow
@@ -60,7 +60,7 @@ func ChoosePreemption(candidates []plugins.Preemption) (best *plugins.Preemption
 	return best, fmt.Sprintf("found a potential placement for pod on node %v, preempting %d victims", best.Node, len(best.Victims)), nil
 }
 
-// mayPreempt reports whether the pod may move others away now.
+// mayPreempt reports whether the pod may preempt others now, and otherwise why not.
 func (d *Decision) mayPreempt() (bool, string) {
 	pod, s := d.Pod.Pod, d.Snapshot
 	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
@@ -81,7 +81,7 @@ func (d *Decision) mayPreempt() (bool, string) {
 	return true, ""
 }
 
-// preemptionNotHelpful tells why moving pods away would not help.
+// preemptionNotHelpful is the reason why removing pods would not help.
 func (d *Decision) preemptionNotHelpful(statuses map[int32]*plugins.Refusal) *FitError {
 	e := &FitError{Nodes: d.Nodes, Reasons: map[string]int{}}
 	for _, r := range statuses {
@@ -95,8 +95,8 @@ func (d *Decision) preemptionNotHelpful(statuses map[int32]*plugins.Refusal) *Fi
 	return e
 }
 
-// candidates are the nodes where moving pods away would help, and what was said of those where it would not. The error is what kept
-// rules from deciding, if there are no candidates.
+// candidates are the nodes where removing pods would help, and the refusals of those where it would not. The error is why plugins failed,
+// if there are no candidates.
 func (d *Decision) candidates(topo *topology, budgets []*policyv1.PodDisruptionBudget) ([]plugins.Preemption, map[int32]*plugins.Refusal, error) {
 	s := d.Snapshot
 	statuses := map[int32]*plugins.Refusal{}
@@ -141,9 +141,9 @@ func (d *Decision) candidates(topo *topology, budgets []*policyv1.PodDisruptionB
 	return append(safe, violating...), statuses, nil
 }
 
-// victims finds the fewest and least important pods that must leave a node for the pod to fit there: it takes all away that may
-// be, then lets them back one by one, the most important first and those a budget protects before the others, as long as the
-// pod still fits.
+// victims finds the fewest and least important pods that must be removed from a node for the pod to fit there. It removes all pods of
+// lower priority, then adds them back one by one as long as the pod still fits: first those that a PodDisruptionBudget protects, and
+// the most important first.
 func (d *Decision) victims(topo *topology, node int32, budgets []*policyv1.PodDisruptionBudget) (found *plugins.Preemption, refusal *plugins.Refusal) {
 	s := d.Snapshot
 	var weaker []*snapshot.PodEntry

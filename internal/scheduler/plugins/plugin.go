@@ -81,7 +81,7 @@ func (x Normalization) Normalize(raw, largest int64) int64 {
 
 // Refusal is why a rule keeps a pod from a node.
 type Refusal struct {
-	Plugin  string   `json:"rule"`
+	Plugin  string   `json:"plugin"`
 	Reasons []string `json:"reasons,omitempty"`
 	// Unresolvable refusals stay even if other pods of the node went away.
 	Unresolvable bool `json:"unresolvable,omitempty"`
