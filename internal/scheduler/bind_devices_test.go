@@ -45,7 +45,7 @@ func (f *fakeServer) know(objects ...metav1.Object) {
 func TestExtendedResourceClaimIsMade(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0))
+		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
 		f.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.addPod(schedulertest.TestPod("q", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.pass(10 * time.Second)
@@ -85,7 +85,7 @@ func TestExtendedResourceClaimIsMade(t *testing.T) {
 func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0))
+		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
 		tries := 0
 		f.mu.Lock()
 		f.refuse = func(*corev1.Pod, string) error {
@@ -117,7 +117,7 @@ func conditionStory(t *testing.T, tell func(f *fakeServer)) {
 		}
 		claim := schedulertest.DeviceClaim("claim", 1)
 		claim.UID, claim.ResourceVersion = "claim", "1"
-		f.know(slice, schedulertest.ClassStandingFor("class", "", 0), claim)
+		f.know(slice, schedulertest.ClassForExtendedResource("class", "", 0), claim)
 		f.addPod(schedulertest.TestPod("p", schedulertest.Claiming("claim")))
 		f.pass(10 * time.Second)
 		if f.nodeOf("p") != "" {
@@ -284,7 +284,7 @@ func deviceStory(t *testing.T, known schedulertest.Objects, tell func(*deviceSer
 		d := &deviceServer{fakeServer: f}
 		f.tell(func() { f.scheduler.writer = d })
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(append(schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 2)}, known...)...)
+		f.know(append(schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 2)}, known...)...)
 		tell(d)
 	})
 }
@@ -319,12 +319,12 @@ func TestDevicesAreBound(t *testing.T) {
 	}{
 		{"a claim without devices gets a finalizer, devices and a user", open(), nil, "update x, status x", "p"},
 		{"a finalizer it has already is not written again", open(finalized), nil, "status x", "p"},
-		{"a claim with devices gets a user", open(schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a")), nil, "status x", "p"},
-		{"beside others", open(schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("q", "s")), nil, "status x", "q s p"},
-		{"a user it has already is not written again", open(schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("q", "p")), nil, "", "q p"},
+		{"a claim with devices gets a user", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a")), nil, "status x", "p"},
+		{"beside others", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "s")), nil, "status x", "q s p"},
+		{"a user it has already is not written again", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "p")), nil, "", "q p"},
 		{"somebody was faster with the finalizer", open(), times(1, "update", conflict), "update x, get x, update x, status x", "p"},
 		{"somebody was faster with the status", open(), times(1, "status", conflict), "update x, status x, get x, status x", "p"},
-		{"somebody was faster four times", open(schedulertest.Holds("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
+		{"somebody was faster four times", open(schedulertest.AllocatedDevice("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
@@ -358,7 +358,7 @@ func TestDevicesAreBound(t *testing.T) {
 // What keeps a claim from being written keeps the pod from its node, is told, and is tried again.
 func TestDevicesAreNotBound(t *testing.T) {
 	open := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
-	held := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"))
+	held := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"))
 	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
 	for _, test := range []struct {
 		what  string
@@ -389,7 +389,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 		}, `get updated claim after conflict: gone`},
 		{"somebody else has given it devices", open, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "update", func(claim *resourcev1.ResourceClaim) error {
-				go d.storeClaim(schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-1")))
+				go d.storeClaim(schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-1")))
 				return conflict(claim)
 			})
 		}, `claim default/x got allocated elsewhere in the meantime`},
@@ -397,7 +397,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
 				go func() {
 					leaving := held.DeepCopy()
-					schedulertest.LeavingDevices(leaving)
+					schedulertest.ClaimBeingDeleted(leaving)
 					d.storeClaim(leaving)
 					time.Sleep(time.Second)
 					_ = d.fakeServer.deleteDeviceClaim(context.Background(), leaving) // it has no way to fail
@@ -447,9 +447,9 @@ func TestReservationsAreDropped(t *testing.T) {
 		want  string
 	}{
 		{"given now", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")), nil, ""},
-		{"given before", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("p")), nil, ""},
-		{"beside others", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("q", "p", "s")), nil, "q s"},
-		{"though somebody was faster", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("p", "q")), times(1, "status", conflict), "q"},
+		{"given before", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p")), nil, ""},
+		{"beside others", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "p", "s")), nil, "q s"},
+		{"though somebody was faster", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p", "q")), times(1, "status", conflict), "q"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
@@ -475,7 +475,7 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 	const freed, deleted = "deallocation of ResourceClaim completed", "deletion of ResourceClaim completed"
 	full := schedulertest.TestPod("full", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))
 	at := func(node string, options ...schedulertest.DeviceClaimOption) *resourcev1.ResourceClaim {
-		return schedulertest.DevicesClaim("x", append([]schedulertest.DeviceClaimOption{schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", node, "device-0"), schedulertest.OnlyOn(node)}, options...)...)
+		return schedulertest.DevicesClaim("x", append([]schedulertest.DeviceClaimOption{schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", node, "device-0"), schedulertest.AllocatedNodes(node)}, options...)...)
 	}
 	wants := schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.RequestingCPU("1"))
 	for _, test := range []struct {
@@ -487,20 +487,20 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 		held    bool   // the claim x still has devices
 	}{
 		{"of a full node, and another is free", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
-		{"of the pod's own, of an earlier attempt", schedulertest.Objects{at("a", schedulertest.UsedBy("p"))}, []*corev1.Pod{full}, wants, freed, false},
-		{"but others use them", schedulertest.Objects{at("a", schedulertest.UsedBy("q"))}, []*corev1.Pod{full}, wants, "", true},
-		{"but others use them too", schedulertest.Objects{at("a", schedulertest.UsedBy("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
-		{"but they can be had everywhere", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"))}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
+		{"of the pod's own, of an earlier attempt", schedulertest.Objects{at("a", schedulertest.ReservedFor("p"))}, []*corev1.Pod{full}, wants, freed, false},
+		{"but others use them", schedulertest.Objects{at("a", schedulertest.ReservedFor("q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"but others use them too", schedulertest.Objects{at("a", schedulertest.ReservedFor("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"but they can be had everywhere", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"))}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
 		{"but every node is full anyway", schedulertest.Objects{at("a")}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
 		{"but it is another claim that cannot be had", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 9, ""))}, nil, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), "", true},
-		{"of the claim that keeps it away, not of the other", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("a", "b"))}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")), freed, false},
-		{"that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.Awaits(0, "Broken"))}, nil, wants, freed, false},
-		{"that come too late", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.Awaits(50*365*24*time.Hour))}, nil, wants, freed, false}, // the story begins in 2000
-		{"that failed, but others use them", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.Awaits(0, "Broken"), schedulertest.UsedBy("q"))}, nil, wants, "", true},
+		{"of the claim that keeps it away, not of the other", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("a", "b"))}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")), freed, false},
+		{"that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"))}, nil, wants, freed, false},
+		{"that come too late", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(50*365*24*time.Hour))}, nil, wants, freed, false}, // the story begins in 2000
+		{"that failed, but others use them", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"), schedulertest.ReservedFor("q"))}, nil, wants, "", true},
 		{"another of its claims is missing", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("missing")), "", true},
-		{"a claim of an earlier attempt for resources", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("p"), schedulertest.StandingForExtended)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
-		{"a claim of an earlier attempt that holds devices", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-1"), schedulertest.OnlyOn("b"), schedulertest.OwnedBy("p"), schedulertest.StandingForExtended)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
-		{"a claim of another pod's attempt", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("q-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"), schedulertest.StandingForExtended)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "9")), "", true},
+		{"a claim of an earlier attempt for resources", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
+		{"a claim of an earlier attempt that holds devices", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-1"), schedulertest.AllocatedNodes("b"), schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
+		{"a claim of another pod's attempt", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("q-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "9")), "", true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			deviceStory(t, append(schedulertest.Objects{schedulertest.DeviceSlice("b", 2)}, test.known...), func(d *deviceServer) {
@@ -534,7 +534,7 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 
 // The whole way: a pod whose devices are on a full node gets others on another.
 func TestPodMovesToOtherDevices(t *testing.T) {
-	deviceStory(t, schedulertest.Objects{schedulertest.DeviceSlice("b", 1), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a"))}, func(d *deviceServer) {
+	deviceStory(t, schedulertest.Objects{schedulertest.DeviceSlice("b", 1), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"))}, func(d *deviceServer) {
 		d.addNode(schedulertest.TestNode("b"))
 		d.addPod(schedulertest.TestPod("full", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")))
 		d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")))
@@ -578,7 +578,7 @@ func TestExtendedClaimFails(t *testing.T) {
 
 // Two pods that share a claim are bound at once, though both write to it.
 func TestSharedClaim(t *testing.T) {
-	deviceStory(t, schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a"))}, func(d *deviceServer) {
+	deviceStory(t, schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"))}, func(d *deviceServer) {
 		seen := map[string]bool{}
 		// As a server would: only who knows the claim as it is now may write it.
 		d.failing(func(write string, claim *resourcev1.ResourceClaim) error {
@@ -606,7 +606,7 @@ func TestSharedClaim(t *testing.T) {
 // A pod waits for all its devices, and is told that it does.
 func TestPodWaitsForAllItsDevices(t *testing.T) {
 	waiting := func(name, device string) *resourcev1.ResourceClaim {
-		return schedulertest.DevicesClaim(name, schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", device), schedulertest.Awaits(0))
+		return schedulertest.DevicesClaim(name, schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", device), schedulertest.BindingCondition(0))
 	}
 	deviceStory(t, schedulertest.Objects{waiting("x", "device-0"), waiting("y", "device-1")}, func(d *deviceServer) {
 		d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")))
@@ -661,13 +661,13 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 		pod   *corev1.Pod
 		then  func(d *deviceServer)
 	}{
-		{"a claim of its own", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), func(d *deviceServer) {
+		{"a claim of its own", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
 			d.storeClaim(made)
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
 		}},
-		{"a claim of its own, told of in the other order", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), func(d *deviceServer) {
+		{"a claim of its own, told of in the other order", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
@@ -683,7 +683,7 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: x})
 			})
 		}},
-		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.LeavingDevices)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
+		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.ClaimBeingDeleted)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
 			if err := d.fakeServer.deleteDeviceClaim(t.Context(), d.claimNow("x")); err != nil {
 				t.Fatal(err)
 			}
@@ -725,8 +725,8 @@ func TestPodsAreBoundWithoutTheRules(t *testing.T) {
 	}
 	story(t, off, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(schedulertest.StorageClaim("late"), schedulertest.LateClass("late", schedulertest.CsiName))
-		for name, option := range map[string]schedulertest.PodOption{"p": schedulertest.Claiming("missing"), "q": schedulertest.ClaimingMade("d", ""), "r": schedulertest.UsingClaim("missing"), "s": schedulertest.UsingClaim("late")} {
+		f.know(schedulertest.StorageClaim("late"), schedulertest.WaitForConsumerClass("late", schedulertest.CsiName))
+		for name, option := range map[string]schedulertest.PodOption{"p": schedulertest.Claiming("missing"), "q": schedulertest.ClaimFromTemplate("d", ""), "r": schedulertest.UsingClaim("missing"), "s": schedulertest.UsingClaim("late")} {
 			f.addPod(schedulertest.TestPod(name, option))
 		}
 		f.pass(time.Second)
@@ -736,7 +736,7 @@ func TestPodsAreBoundWithoutTheRules(t *testing.T) {
 			}
 		}
 		f.tell(func() {
-			if n := len(f.scheduler.snapshot.Volumes.AssumedClaim); n != 0 {
+			if n := len(f.scheduler.snapshot.Volumes.AssumedClaims); n != 0 {
 				t.Errorf("%d claims are assumed", n)
 			}
 		})

@@ -180,7 +180,7 @@ func (r *roughServer) bindClaimTo(name, pv string) {
 	if claim.Spec.VolumeName != "" && claim.Spec.VolumeName != pv {
 		return
 	}
-	schedulertest.ClaimHas(pv)(claim)
+	schedulertest.ClaimBoundTo(pv)(claim)
 	r.setClaim(claim)
 }
 
@@ -214,8 +214,8 @@ func (r *roughServer) provide(name string) {
 		r.setClaim(claim)
 		return
 	}
-	r.setVolume(schedulertest.StorageVolume("made-"+name, schedulertest.VolumeAt(node), schedulertest.VolumeOf("default", name, claim.UID), schedulertest.VolumePhase(corev1.VolumeBound)))
-	schedulertest.ClaimHas("made-" + name)(claim)
+	r.setVolume(schedulertest.StorageVolume("made-"+name, schedulertest.VolumeOnNode(node), schedulertest.VolumeClaimRef("default", name, claim.UID), schedulertest.VolumePhase(corev1.VolumeBound)))
+	schedulertest.ClaimBoundTo("made-" + name)(claim)
 	r.setClaim(claim)
 }
 
@@ -301,7 +301,7 @@ func (r *roughServer) restsWell(round int) {
 	r.t.Helper()
 	r.tell(func() {
 		s := r.scheduler.snapshot
-		if n := len(s.Volumes.AssumedPV) + len(s.Volumes.AssumedClaim) + len(s.Devices.Assumed); n != 0 {
+		if n := len(s.Volumes.AssumedVolumes) + len(s.Volumes.AssumedClaims) + len(s.Devices.Assumed); n != 0 {
 			r.t.Errorf("round %d: %d objects are still assumed", round, n)
 		}
 		for uid := range s.PodEntries {
@@ -317,12 +317,12 @@ func TestVolumesInRoughWeather(t *testing.T) {
 	for round := range 12 {
 		random := rand.New(rand.NewPCG(61, uint64(round)))
 		nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
-		known := schedulertest.Objects{schedulertest.LateClass("late", volume.NotSupportedProvisioner), schedulertest.LateClass("made", schedulertest.CsiName)}
+		known := schedulertest.Objects{schedulertest.WaitForConsumerClass("late", volume.NotSupportedProvisioner), schedulertest.WaitForConsumerClass("made", schedulertest.CsiName)}
 		const claims = 10
 		for i := range claims {
 			name := fmt.Sprint("c", i)
 			if i%2 == 0 {
-				known = append(known, schedulertest.StorageClaim(name), schedulertest.StorageVolume("v"+name, schedulertest.VolumeNear(corev1.LabelHostname, []string{"a", "b", "c"}[random.IntN(3)], "a")))
+				known = append(known, schedulertest.StorageClaim(name), schedulertest.StorageVolume("v"+name, schedulertest.VolumeNodeAffinity(corev1.LabelHostname, []string{"a", "b", "c"}[random.IntN(3)], "a")))
 			} else {
 				known = append(known, schedulertest.StorageClaim(name, schedulertest.ClaimClass("made")))
 			}
@@ -386,7 +386,7 @@ func TestDevicesInRoughWeather(t *testing.T) {
 	for round := range 12 {
 		random := rand.New(rand.NewPCG(62, uint64(round)))
 		nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
-		known := schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 3), schedulertest.DeviceSlice("b", 3)}
+		known := schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 3), schedulertest.DeviceSlice("b", 3)}
 		for i := range 4 {
 			known = append(known, schedulertest.DevicesClaim(fmt.Sprint("c", i), schedulertest.Exactly("r", "class", int64(1+i%2), "")))
 		}

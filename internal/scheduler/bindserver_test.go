@@ -48,7 +48,7 @@ func TestVolumesAreWrittenToTheServer(t *testing.T) {
 	s, c := onServer(t)
 	n := s.snapshot
 	n.SetNode(schedulertest.TestNode("a"))
-	n.SetObject(schedulertest.LateClass("late", schedulertest.CsiName))
+	n.SetObject(schedulertest.WaitForConsumerClass("late", schedulertest.CsiName))
 	for _, o := range (schedulertest.Objects{created(t, c, schedulertest.StorageClaim("bind")), created(t, c, schedulertest.StorageClaim("make", schedulertest.ClaimSize("9Gi"))), created(t, c, schedulertest.StorageVolume("v"))}) {
 		n.SetObject(o)
 	}
@@ -100,7 +100,7 @@ func TestDevicesAreWrittenToTheServer(t *testing.T) {
 	}
 	first := created(t, c, schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")))
 	p, q := schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.TestPod("q", schedulertest.Claiming("x"))
-	grant := snapshot.ClaimAllocation{Claim: first, Allocation: schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a")).Status.Allocation}
+	grant := snapshot.ClaimAllocation{Claim: first, Allocation: schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a")).Status.Allocation}
 	s.snapshot.SetObject(first)
 	s.snapshot.Devices.AssumeAllocations([]snapshot.ClaimAllocation{grant})
 	if err := s.bindDevices(t.Context(), p, &grant); err != nil {
@@ -141,7 +141,7 @@ func TestExtendedClaimOnTheServer(t *testing.T) {
 		p.Spec.Containers[0].Resources.Limits = p.Spec.Containers[0].Resources.Requests
 	}))
 	s.snapshot.SetNode(schedulertest.TestNode("a"))
-	for _, o := range (schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 1)}) {
+	for _, o := range (schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 1)}) {
 		s.snapshot.SetObject(o)
 	}
 	request, refusal := plugins.DefaultProfile().DynamicResources.PodDevices(s.snapshot, infoOf(t, pod))

@@ -193,7 +193,7 @@ func TestVolumeNeverComes(t *testing.T) {
 		v.pass(time.Minute)
 		v.scheduler.mu.Lock()
 		defer v.scheduler.mu.Unlock()
-		if n := len(v.scheduler.snapshot.Volumes.AssumedClaim) + v.scheduler.snapshot.NumPods(); n != 0 {
+		if n := len(v.scheduler.snapshot.Volumes.AssumedClaims) + v.scheduler.snapshot.NumPods(); n != 0 {
 			t.Errorf("%d things are still assumed", n)
 		}
 	})
@@ -274,17 +274,17 @@ func TestOwners(t *testing.T) {
 func TestVolumesBound(t *testing.T) {
 	const wait, done = "wait", "done"
 	claimed := func(options ...schedulertest.VolumeOption) *corev1.PersistentVolume {
-		return schedulertest.StorageVolume("v", append([]schedulertest.VolumeOption{schedulertest.VolumeOf("default", "c", "c"), schedulertest.VolumeVersion("11")}, options...)...)
+		return schedulertest.StorageVolume("v", append([]schedulertest.VolumeOption{schedulertest.VolumeClaimRef("default", "c", "c"), schedulertest.VolumeVersion("11")}, options...)...)
 	}
-	bound := schedulertest.StorageClaim("c", schedulertest.ClaimHas("v"))
+	bound := schedulertest.StorageClaim("c", schedulertest.ClaimBoundTo("v"))
 	sent := func(options ...schedulertest.ClaimOption) *corev1.PersistentVolumeClaim {
-		return schedulertest.StorageClaim("m", append([]schedulertest.ClaimOption{schedulertest.ClaimFor("a"), schedulertest.ClaimVersion("11")}, options...)...)
+		return schedulertest.StorageClaim("m", append([]schedulertest.ClaimOption{schedulertest.ClaimSelectedNode("a"), schedulertest.ClaimVersion("11")}, options...)...)
 	}
 	moved := func(zone string) schedulertest.Objects {
-		return schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("11"), schedulertest.VolumeOf("default", "c", "c"), schedulertest.VolumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), schedulertest.VolumeNear(corev1.LabelTopologyZone, zone)),
-			bound, schedulertest.DriversOn("a", nil, "kubernetes.io/aws-ebs")}
+		return schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("11"), schedulertest.VolumeClaimRef("default", "c", "c"), schedulertest.VolumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), schedulertest.VolumeNodeAffinity(corev1.LabelTopologyZone, zone)),
+			bound, schedulertest.CSINodeWithDrivers("a", nil, "kubernetes.io/aws-ebs")}
 	}
-	unreadable := schedulertest.StorageVolume("v", schedulertest.VolumeVersion("11"), schedulertest.VolumeOf("default", "c", "c"), schedulertest.VolumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws:///x/"}}))
+	unreadable := schedulertest.StorageVolume("v", schedulertest.VolumeVersion("11"), schedulertest.VolumeClaimRef("default", "c", "c"), schedulertest.VolumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws:///x/"}}))
 	for _, test := range []struct {
 		what  string
 		bind  bool // the plan binds c to v
@@ -296,7 +296,7 @@ func TestVolumesBound(t *testing.T) {
 	}{
 		{"nothing was planned", false, false, nil, "", false, done},
 		{"the node is gone", true, false, schedulertest.Objects{claimed(), bound}, "z", false, `failed to get node "z": node "z" not found`},
-		{"the node is only spoken of", true, false, schedulertest.Objects{claimed(), bound, schedulertest.DriversOn("z", nil)}, "z", false, `failed to get node "z": node "z" not found`},
+		{"the node is only spoken of", true, false, schedulertest.Objects{claimed(), bound, schedulertest.CSINodeWithDrivers("z", nil)}, "z", false, `failed to get node "z": node "z" not found`},
 		{"the pod is gone", true, false, schedulertest.Objects{claimed(), bound}, "", true, `pod does not exist any more: pod "p" not found`},
 		{"the node is told before the pod", true, false, nil, "z", true, `failed to get node "z": node "z" not found`},
 		{"the volume is gone", true, false, schedulertest.Objects{bound}, "", false, `failed to check binding: persistentvolumes "v" not found`},
@@ -304,34 +304,34 @@ func TestVolumesBound(t *testing.T) {
 		{"both are gone", true, false, nil, "", false, `failed to check binding: persistentvolumes "v" not found`},
 		{"our write has not been told", true, false, schedulertest.Objects{schedulertest.StorageVolume("v"), bound}, "", false, wait},
 		{"our write has been told", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c")}, "", false, wait},
-		{"the claim names the volume, and is not complete", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c", schedulertest.ClaimWants("v"))}, "", false, wait},
+		{"the claim names the volume, and is not complete", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c", schedulertest.ClaimVolumeName("v"))}, "", false, wait},
 		{"bound", true, false, schedulertest.Objects{claimed(), bound}, "", false, done},
 		{"bound, and changed since", true, false, schedulertest.Objects{claimed(schedulertest.VolumeVersion("99")), bound}, "", false, done},
 		{"the volume was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
-		{"the volume is only kept for the claim", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeOf("default", "c", ""), schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
-		{"the volume cannot be reached any more", true, false, schedulertest.Objects{claimed(schedulertest.VolumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"which is told before it was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12"), schedulertest.VolumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"the volume is only kept for the claim", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeClaimRef("default", "c", ""), schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
+		{"the volume cannot be reached any more", true, false, schedulertest.Objects{claimed(schedulertest.VolumeOnNode("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"which is told before it was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12"), schedulertest.VolumeOnNode("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
 		{"a moved volume, in a zone of the driver's", true, false, moved("driver-zone"), "", false, done},
 		{"a moved volume, in a zone the driver does not know", true, false, moved("za"), "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"a moved volume that cannot be read", true, false, schedulertest.Objects{unreadable, bound, schedulertest.DriversOn("a", nil, "kubernetes.io/aws-ebs")}, "", false, `failed to translate pv to csi: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)`},
+		{"a moved volume that cannot be read", true, false, schedulertest.Objects{unreadable, bound, schedulertest.CSINodeWithDrivers("a", nil, "kubernetes.io/aws-ebs")}, "", false, `failed to translate pv to csi: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)`},
 		{"which does not matter where it has not moved", true, false, schedulertest.Objects{unreadable, bound}, "", false, done},
 
 		{"the claim to be served is gone", false, true, nil, "", false, `failed to check provisioning pvc: persistentvolumeclaims "default/m" not found`},
 		{"our order has not been told", false, true, schedulertest.Objects{schedulertest.StorageClaim("m")}, "", false, wait},
 		{"our order has been told", false, true, schedulertest.Objects{sent()}, "", false, wait},
-		{"the order was refused", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimNote("other", "x"))}, "", false, `provisioning failed for PVC "m"`},
+		{"the order was refused", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimAnnotation("other", "x"))}, "", false, `provisioning failed for PVC "m"`},
 		{"the order was wiped out", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"))}, "", false, `selectedNode annotation reset for PVC "m"`},
-		{"the order is for another node now", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimFor("b"))}, "", false, `provisioning failed for PVC "m"`},
-		{"it has a volume we do not know yet", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w"))}, "", false, wait},
-		{"it has a volume, and is not complete", false, true, schedulertest.Objects{sent(schedulertest.ClaimWants("w")), schedulertest.StorageVolume("w")}, "", false, wait},
-		{"it has a volume", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w")}, "", false, done},
-		{"it has a volume of this node", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w", schedulertest.VolumeAt("a"))}, "", false, done},
-		{"it has a volume of another node", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w", schedulertest.VolumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"it is to have a volume of another node", false, true, schedulertest.Objects{sent(schedulertest.ClaimWants("w")), schedulertest.StorageVolume("w", schedulertest.VolumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"the order is for another node now", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimSelectedNode("b"))}, "", false, `provisioning failed for PVC "m"`},
+		{"it has a volume we do not know yet", false, true, schedulertest.Objects{sent(schedulertest.ClaimBoundTo("w"))}, "", false, wait},
+		{"it has a volume, and is not complete", false, true, schedulertest.Objects{sent(schedulertest.ClaimVolumeName("w")), schedulertest.StorageVolume("w")}, "", false, wait},
+		{"it has a volume", false, true, schedulertest.Objects{sent(schedulertest.ClaimBoundTo("w")), schedulertest.StorageVolume("w")}, "", false, done},
+		{"it has a volume of this node", false, true, schedulertest.Objects{sent(schedulertest.ClaimBoundTo("w")), schedulertest.StorageVolume("w", schedulertest.VolumeOnNode("a"))}, "", false, done},
+		{"it has a volume of another node", false, true, schedulertest.Objects{sent(schedulertest.ClaimBoundTo("w")), schedulertest.StorageVolume("w", schedulertest.VolumeOnNode("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"it is to have a volume of another node", false, true, schedulertest.Objects{sent(schedulertest.ClaimVolumeName("w")), schedulertest.StorageVolume("w", schedulertest.VolumeOnNode("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
 
 		{"one is bound and one is not made", true, true, schedulertest.Objects{claimed(), bound, sent()}, "", false, wait},
-		{"one is not bound and one is refused", true, true, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c"), schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimNote("other", "x"))}, "", false, wait},
-		{"both are there", true, true, schedulertest.Objects{claimed(), bound, sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w")}, "", false, done},
+		{"one is not bound and one is refused", true, true, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c"), schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimAnnotation("other", "x"))}, "", false, wait},
+		{"both are there", true, true, schedulertest.Objects{claimed(), bound, sent(schedulertest.ClaimBoundTo("w")), schedulertest.StorageVolume("w")}, "", false, done},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			f := newFakeServer(t, nil)
@@ -465,7 +465,7 @@ func TestPodGoesWhileItsVolumeIsMade(t *testing.T) {
 		v.removePod("p")
 		v.pass(time.Second)
 		v.tell(func() {
-			if n := v.scheduler.snapshot.NumPods() + len(v.scheduler.snapshot.Volumes.AssumedClaim); n != 0 {
+			if n := v.scheduler.snapshot.NumPods() + len(v.scheduler.snapshot.Volumes.AssumedClaims); n != 0 {
 				t.Errorf("%d things are still assumed", n)
 			}
 		})
@@ -492,7 +492,7 @@ func TestPodIsNominatedWhileItsVolumeIsMade(t *testing.T) {
 
 // What cannot be reserved is told as upstream's Reserve does, and leaves nothing assumed.
 func TestReserveFails(t *testing.T) {
-	static := schedulertest.LateClass("late", volume.NotSupportedProvisioner)
+	static := schedulertest.WaitForConsumerClass("late", volume.NotSupportedProvisioner)
 	for _, test := range []struct {
 		what  string
 		known schedulertest.Objects
@@ -500,11 +500,11 @@ func TestReserveFails(t *testing.T) {
 		fail  string
 	}{
 		{"nothing to reserve", nil, schedulertest.TestPod("p"), ""},
-		{"a bound volume", schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimHas("v")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), ""},
+		{"a bound volume", schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimBoundTo("v")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), ""},
 		{"a volume to bind", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), ""},
 		{"a claim that is gone", nil, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": error getting PVC "default/c": persistentvolumeclaim "c" not found`},
 		{"a volume that is gone", schedulertest.Objects{static, schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
-		{"a class that lost its mode", schedulertest.Objects{schedulertest.ModelessClass("late"), schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": VolumeBindingMode not set for StorageClass "late"`},
+		{"a class that lost its mode", schedulertest.Objects{schedulertest.ClassWithoutBindingMode("late"), schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": VolumeBindingMode not set for StorageClass "late"`},
 		{"a resource claim that is gone", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [could not find ResourceClaim "default/x"]`},
 		{"devices that are gone", schedulertest.Objects{schedulertest.DeviceClass("class"), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [cannot allocate all claims]`},
 		{"devices that cannot be read", schedulertest.Objects{schedulertest.DeviceSlice("a", 1), schedulertest.DeviceClass("class", "device."), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), `running Reserve plugin "DynamicResources": `},
@@ -524,7 +524,7 @@ func TestReserveFails(t *testing.T) {
 			if err == nil {
 				release(f.scheduler.snapshot, r)
 			}
-			if n := len(s.Volumes.AssumedPV) + len(s.Volumes.AssumedClaim) + len(s.Devices.Assumed); n != 0 {
+			if n := len(s.Volumes.AssumedVolumes) + len(s.Volumes.AssumedClaims) + len(s.Devices.Assumed); n != 0 {
 				t.Errorf("%d things are still assumed", n)
 			}
 		})
@@ -533,7 +533,7 @@ func TestReserveFails(t *testing.T) {
 
 // Volumes and devices are prepared at once; what fails first ends the wait for the other.
 func TestVolumesAndDevicesAtOnce(t *testing.T) {
-	waiting := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a"), schedulertest.Awaits(0))
+	waiting := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"), schedulertest.BindingCondition(0))
 	known := schedulertest.Objects{schedulertest.DeviceClass("class"), schedulertest.DeviceSlice("a", 1), waiting}
 	ready := func(v *volumeServer, condition string) {
 		c := v.onlyClaim()

@@ -122,7 +122,7 @@ func TestProfiles(t *testing.T) {
 // The first rule in a profile's order that refuses a node is the one that is told.
 func TestProfileOrderIsTold(t *testing.T) {
 	nodes := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Cordoned, schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule))}
-	pod := schedulertest.TestPod("p", schedulertest.Port(80, "", corev1.ProtocolTCP), schedulertest.Selecting("x", "y"), schedulertest.RequestingCPU("9"), schedulertest.Spread("rack", 1, corev1.DoNotSchedule, "app", "x"), schedulertest.WithAffinity("rack", "app", "x"))
+	pod := schedulertest.TestPod("p", schedulertest.Port(80, "", corev1.ProtocolTCP), schedulertest.Selecting("x", "y"), schedulertest.RequestingCPU("9"), schedulertest.Spread("rack", 1, corev1.DoNotSchedule, "app=x"), schedulertest.WithAffinity("rack", "app", "x"))
 	running := schedulertest.TestPod("r", schedulertest.OnNode("a"), schedulertest.Port(80, "", corev1.ProtocolTCP))
 	for plugins, want := range map[string]string{
 		"{}": plugins.NodeUnschedulableName,
@@ -229,7 +229,7 @@ func (r *ownRule) Filter(s *snapshot.Snapshot, _ *snapshot.PodInfo) (plugins.Fil
 }
 
 func (r *ownRule) Score(s *snapshot.Snapshot, _ *snapshot.PodInfo) plugins.Scorer {
-	return plugins.Scorer{Of: func(node int32) int64 {
+	return plugins.Scorer{Score: func(node int32) int64 {
 		if s.Node(node).Name == r.likes {
 			return plugins.MaxScore
 		}

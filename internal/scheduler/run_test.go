@@ -795,7 +795,7 @@ func TestFailures(t *testing.T) {
 			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to preemptionPolicy=Never.",
 		},
 		"that its victims are leaving keeps it": {
-			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.LeavingPreempted)}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("a")), nominated: "a", place: queue.InUnschedulablePods,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.TerminatingByPreemption)}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("a")), nominated: "a", place: queue.InUnschedulablePods,
 			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to a terminating pod on the nominated node.",
 		},
 		"a profile that does not preempt ends it": {

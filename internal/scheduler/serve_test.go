@@ -119,7 +119,7 @@ func TestWhatIfLeavesNoTrace(t *testing.T) {
 		f.pass(time.Second)
 		pods := []*corev1.Pod{
 			schedulertest.TestPod("a", schedulertest.RequestingCPU("1"), schedulertest.Labelled("app", "web"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "web")),
-			schedulertest.TestPod("b", schedulertest.RequestingCPU("2"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web")), schedulertest.TestPod("c", schedulertest.RequestingCPU("50")),
+			schedulertest.TestPod("b", schedulertest.RequestingCPU("2"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app=web")), schedulertest.TestPod("c", schedulertest.RequestingCPU("50")),
 		}
 		state := func() string {
 			f.scheduler.mu.Lock()

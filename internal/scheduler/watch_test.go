@@ -329,9 +329,9 @@ func TestWatch(t *testing.T) {
 			w.is("q active", "AssignedPodDelete")
 		},
 		"gated": func(w *watchStory) {
-			w.podAdded(schedulertest.TestPod("p", schedulertest.GatedBy("x")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.WithSchedulingGates("x")))
 			w.is("p waits")
-			w.podChanged(schedulertest.TestPod("p", schedulertest.GatedBy("x")), later())
+			w.podChanged(schedulertest.TestPod("p", schedulertest.WithSchedulingGates("x")), later())
 			w.is("p active")
 		},
 

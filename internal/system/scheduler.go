@@ -175,7 +175,7 @@ func newQueryClient(c config.SchedulerQuery) (*ask.Client, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("--kubeconfig: %w", err)
 	}
-	client, err := ask.New(settings, ask.Elsewhere{URL: c.Scheduler, CAFile: c.SchedulerCA})
+	client, err := ask.New(settings, ask.SchedulerAddress{URL: c.Scheduler, CAFile: c.SchedulerCA})
 	return client, cmp.Or(c.Namespace, namespace), err
 }
 

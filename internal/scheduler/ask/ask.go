@@ -29,29 +29,29 @@ type Client struct {
 }
 
 // Elsewhere says where to find a scheduler that runs alone, and by whose certificates to know it.
-type Elsewhere struct {
+type SchedulerAddress struct {
 	URL, CAFile string
 }
 
 // New makes a client of the API server that config names. A scheduler with a URL is asked directly.
-func New(config *rest.Config, alone Elsewhere) (*Client, error) {
+func New(config *rest.Config, address SchedulerAddress) (*Client, error) {
 	server, err := restClient(rest.CopyConfig(config))
 	if err != nil {
 		return nil, fmt.Errorf("make client of the API server: %w", err)
 	}
-	if alone.URL == "" {
+	if address.URL == "" {
 		return &Client{server: server, scheduler: server}, nil
 	}
-	direct := rest.CopyConfig(config)
-	direct.Host, direct.APIPath, direct.ServerName = alone.URL, "", ""
-	if alone.CAFile != "" {
-		direct.CAFile, direct.CAData, direct.Insecure = alone.CAFile, nil, false
+	directConfig := rest.CopyConfig(config)
+	directConfig.Host, directConfig.APIPath, directConfig.ServerName = address.URL, "", ""
+	if address.CAFile != "" {
+		directConfig.CAFile, directConfig.CAData, directConfig.Insecure = address.CAFile, nil, false
 	}
-	there, err := restClient(direct)
+	direct, err := restClient(directConfig)
 	if err != nil {
 		return nil, fmt.Errorf("make client of the scheduler: %w", err)
 	}
-	return &Client{server: server, scheduler: there}, nil
+	return &Client{server: server, scheduler: direct}, nil
 }
 
 func restClient(config *rest.Config) (rest.Interface, error) {
@@ -70,7 +70,7 @@ func restClient(config *rest.Config) (rest.Interface, error) {
 func (c *Client) Why(ctx context.Context, namespace, name string) (*decision.Explanation, error) {
 	var e decision.Explanation
 	path := scheduler.Root + scheduler.GroupVersion.Version + "/namespaces/" + namespace + "/pods/" + name + "/why"
-	if err := into(c.scheduler.Get().AbsPath(path).Do(ctx), &e); err != nil {
+	if err := decode(c.scheduler.Get().AbsPath(path).Do(ctx), &e); err != nil {
 		return nil, fmt.Errorf("why pod %s/%s: %w", namespace, name, err)
 	}
 	return &e, nil
@@ -79,37 +79,37 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (*decision.Exp
 // WhatIf asks where the pods of workloads would go. Pods of one namespace are asked about there; those of several need the right
 // to ask about all.
 func (c *Client) WhatIf(ctx context.Context, workloads []Workload, verdicts bool) ([]decision.Explanation, error) {
-	question := scheduler.WhatIf{
+	request := scheduler.WhatIf{
 		TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: scheduler.GroupVersion.String()}, Verdicts: verdicts,
 	}
 	path := scheduler.Root + scheduler.GroupVersion.Version
 	namespaces := map[string]bool{}
 	for i := range workloads {
-		pod, err := c.admitted(ctx, workloads[i].Pod)
+		pod, err := c.dryRunCreate(ctx, workloads[i].Pod)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", workloads[i].Origin, err)
 		}
 		namespaces[pod.Namespace] = true
 		hypothetical := workloads[i].HypotheticalPod
 		hypothetical.Pod = *pod
-		question.Pods = append(question.Pods, hypothetical)
+		request.Pods = append(request.Pods, hypothetical)
 	}
 	if len(namespaces) == 1 {
-		path += "/namespaces/" + question.Pods[0].Pod.Namespace
+		path += "/namespaces/" + request.Pods[0].Pod.Namespace
 	}
-	body, err := json.Marshal(question)
+	body, err := json.Marshal(request)
 	if err != nil {
 		return nil, err
 	}
-	var answer scheduler.WhatIf
-	if err := into(c.scheduler.Post().AbsPath(path+"/whatifs").Body(body).Do(ctx), &answer); err != nil {
+	var response scheduler.WhatIf
+	if err := decode(c.scheduler.Post().AbsPath(path+"/whatifs").Body(body).Do(ctx), &response); err != nil {
 		return nil, fmt.Errorf("what if: %w", err)
 	}
-	return answer.Results, nil
+	return response.Results, nil
 }
 
 // admitted is what the API server would make of a new pod.
-func (c *Client) admitted(ctx context.Context, pod corev1.Pod) (*corev1.Pod, error) {
+func (c *Client) dryRunCreate(ctx context.Context, pod corev1.Pod) (*corev1.Pod, error) {
 	// A pod of that name may exist; one by a name the server makes up does not.
 	name := pod.Name
 	pod.TypeMeta = metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}
@@ -118,16 +118,16 @@ func (c *Client) admitted(ctx context.Context, pod corev1.Pod) (*corev1.Pod, err
 	if err != nil {
 		return nil, err
 	}
-	var made corev1.Pod
+	var admitted corev1.Pod
 	request := c.server.Post().AbsPath("/api/v1/namespaces/"+pod.Namespace+"/pods").Param("dryRun", metav1.DryRunAll)
-	if err := into(request.Body(body).Do(ctx), &made); err != nil {
+	if err := decode(request.Body(body).Do(ctx), &admitted); err != nil {
 		return nil, fmt.Errorf("the API server would not take the pod: %w", err)
 	}
-	made.Name, made.GenerateName = name, ""
-	return &made, nil
+	admitted.Name, admitted.GenerateName = name, ""
+	return &admitted, nil
 }
 
-func into(result rest.Result, object any) error {
+func decode(result rest.Result, object any) error {
 	data, err := result.Raw()
 	if err != nil {
 		// Raw does not read the Status that an error comes with.

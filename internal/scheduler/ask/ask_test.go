@@ -136,7 +136,7 @@ func newServer(t *testing.T) *server {
 
 func TestClient(t *testing.T) {
 	s := newServer(t)
-	c, err := New(&rest.Config{Host: s.URL}, Elsewhere{})
+	c, err := New(&rest.Config{Host: s.URL}, SchedulerAddress{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestClient(t *testing.T) {
 
 func TestClientIsRefused(t *testing.T) {
 	s := newServer(t)
-	c, err := New(&rest.Config{Host: s.URL}, Elsewhere{})
+	c, err := New(&rest.Config{Host: s.URL}, SchedulerAddress{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,9 +193,9 @@ func TestClientIsRefused(t *testing.T) {
 	}
 }
 
-func TestClientOfASchedulerElsewhere(t *testing.T) {
-	api, alone := newServer(t), newServer(t)
-	c, err := New(&rest.Config{Host: api.URL, BearerToken: "secret"}, Elsewhere{URL: alone.URL})
+func TestClientOfSeparateScheduler(t *testing.T) {
+	api, separate := newServer(t), newServer(t)
+	c, err := New(&rest.Config{Host: api.URL, BearerToken: "secret"}, SchedulerAddress{URL: separate.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,11 +204,11 @@ func TestClientOfASchedulerElsewhere(t *testing.T) {
 	if _, err := c.WhatIf(t.Context(), []Workload{workload}, false); err != nil {
 		t.Fatal(err)
 	}
-	if len(api.asked) != 1 || len(alone.asked) != 1 || !strings.Contains(api.asked[0], "dryRun=All") || !strings.HasSuffix(alone.asked[0], "/whatifs") {
-		t.Errorf("the API server was asked %v, the scheduler %v", api.asked, alone.asked)
+	if len(api.asked) != 1 || len(separate.asked) != 1 || !strings.Contains(api.asked[0], "dryRun=All") || !strings.HasSuffix(separate.asked[0], "/whatifs") {
+		t.Errorf("the API server was asked %v, the scheduler %v", api.asked, separate.asked)
 	}
-	if _, err := New(&rest.Config{Host: api.URL}, Elsewhere{URL: alone.URL, CAFile: "/does/not/exist"}); err == nil {
-		t.Error("an authority that cannot be read was taken")
+	if _, err := New(&rest.Config{Host: api.URL}, SchedulerAddress{URL: separate.URL, CAFile: "/does/not/exist"}); err == nil {
+		t.Error("an unreadable CA file was accepted")
 	}
 }
 

@@ -69,16 +69,16 @@ func printVerdicts(w io.Writer, e *decision.Explanation) {
 	if len(e.Verdicts) == 0 {
 		return
 	}
-	named := map[string]bool{}
+	scored := map[string]bool{}
 	for _, v := range e.Verdicts {
-		for rule := range v.Scores {
-			named[rule] = true
+		for plugin := range v.Scores {
+			scored[plugin] = true
 		}
 	}
-	rules := slices.Sorted(maps.Keys(named))
+	plugins := slices.Sorted(maps.Keys(scored))
 	fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, strings.Join(append([]string{"NODE", "VERDICT", "TOTAL"}, rules...), "\t"))
+	fmt.Fprintln(table, strings.Join(append([]string{"NODE", "VERDICT", "TOTAL"}, plugins...), "\t"))
 	for _, v := range e.Verdicts {
 		if v.Refusal != nil {
 			fmt.Fprintf(table, "%s\trefused by %s: %s\n", v.Node, v.Refusal.Plugin, strings.Join(v.Refusal.Reasons, ", "))
@@ -89,8 +89,8 @@ func printVerdicts(w io.Writer, e *decision.Explanation) {
 			verdict = "chosen"
 		}
 		fmt.Fprintf(table, "%s\t%s\t%d", v.Node, verdict, v.Total)
-		for _, rule := range rules {
-			fmt.Fprintf(table, "\t%d", v.Scores[rule])
+		for _, plugin := range plugins {
+			fmt.Fprintf(table, "\t%d", v.Scores[plugin])
 		}
 		fmt.Fprintln(table)
 	}

@@ -66,46 +66,46 @@ func TestMovedVolumes(t *testing.T) {
 		want    map[string]string // a has a limit; b tells nothing of drivers
 	}{
 		"a claim's volume counts for its driver": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 0, "")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 0, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"a": full},
 		},
 		"while there is room": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 1, "")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 1, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{},
 		},
 		"beside those of pods there": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.BoundClaim("other", "two"), schedulertest.EbsVolume("two", "vol-2", ""), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 1, "")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.BoundClaim("other", "two"), schedulertest.EbsVolume("two", "vol-2", ""), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 1, "")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.UsingClaim("other"))}, pod: schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"a": full},
 		},
 		"the same volume in both words is one": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.BoundClaim("other", "native"), nativeVolume, schedulertest.DriverLimit("a", schedulertest.EbsDriver, 1, "")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.BoundClaim("other", "native"), nativeVolume, schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 1, "")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.UsingClaim("other"))}, pod: schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{},
 		},
 		"another driver's limit": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.DriverLimit("a", "disk.csi.azure.com", 0, "")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.CSINodeWithLimit("a", "disk.csi.azure.com", 0, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{},
 		},
 		"a kind whose move does not count": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), vsphere, schedulertest.DriverLimit("a", "csi.vsphere.vmware.com", 0, "")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), vsphere, schedulertest.CSINodeWithLimit("a", "csi.vsphere.vmware.com", 0, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{},
 		},
 		"a volume still to be made": {
-			objects: []metav1.Object{unbound, class("kubernetes.io/aws-ebs"), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 0, "")},
+			objects: []metav1.Object{unbound, class("kubernetes.io/aws-ebs"), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 0, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("new")), want: map[string]string{"a": full},
 		},
 		"to be made by a kind whose move does not count": {
-			objects: []metav1.Object{unbound, class("kubernetes.io/vsphere-volume"), schedulertest.DriverLimit("a", "csi.vsphere.vmware.com", 0, "")},
+			objects: []metav1.Object{unbound, class("kubernetes.io/vsphere-volume"), schedulertest.CSINodeWithLimit("a", "csi.vsphere.vmware.com", 0, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("new")), want: map[string]string{},
 		},
 		"a volume without a claim": {
-			objects: []metav1.Object{schedulertest.DriverLimit("a", "disk.csi.azure.com", 0, "")}, pod: schedulertest.TestPod("p", schedulertest.InlineDisk("x")), want: map[string]string{"a": full},
+			objects: []metav1.Object{schedulertest.CSINodeWithLimit("a", "disk.csi.azure.com", 0, "")}, pod: schedulertest.TestPod("p", schedulertest.InlineDisk("x")), want: map[string]string{"a": full},
 		},
 		"beside another of a pod there": {
-			objects: []metav1.Object{schedulertest.DriverLimit("a", "disk.csi.azure.com", 1, "")},
+			objects: []metav1.Object{schedulertest.CSINodeWithLimit("a", "disk.csi.azure.com", 1, "")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.InlineDisk("y"))}, pod: schedulertest.TestPod("p", schedulertest.InlineDisk("x")), want: map[string]string{"a": full},
 		},
 		"the same disk": {
-			objects: []metav1.Object{schedulertest.DriverLimit("a", "disk.csi.azure.com", 1, "")},
+			objects: []metav1.Object{schedulertest.CSINodeWithLimit("a", "disk.csi.azure.com", 1, "")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.InlineDisk("x"))}, pod: schedulertest.TestPod("p", schedulertest.InlineDisk("x")), want: map[string]string{},
 		},
 		"a zone, in the old words": {
@@ -113,15 +113,15 @@ func TestMovedVolumes(t *testing.T) {
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"a": snapshot.ReasonNodeConflict},
 		},
 		"a zone, in the driver's words where it has moved in": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", "za"), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 5, "kubernetes.io/gce-pd,kubernetes.io/aws-ebs")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", "za"), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 5, "kubernetes.io/gce-pd,kubernetes.io/aws-ebs")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"a": snapshot.ReasonNodeConflict, "b": snapshot.ReasonNodeConflict},
 		},
 		"which the node's driver may know": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", "driver-zone"), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 5, "kubernetes.io/aws-ebs")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", "driver-zone"), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 5, "kubernetes.io/aws-ebs")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"b": snapshot.ReasonNodeConflict},
 		},
 		"another kind has moved": {
-			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", "za"), schedulertest.DriverLimit("a", schedulertest.EbsDriver, 5, "kubernetes.io/gce-pd")},
+			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", "za"), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 5, "kubernetes.io/gce-pd")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"b": snapshot.ReasonNodeConflict},
 		},
 	} {
@@ -192,7 +192,7 @@ func TestNodeAffinityPreferencesThatCannotBeRead(t *testing.T) {
 		{"two nodes of which the pod names one", []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.RequiresNodes(schedulertest.Named("b"))}, odd...)...), "b", ""},
 		{"two nodes of which the pod names both", []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b"))}, odd...)...), "", why},
 		{"two nodes, nominated to one", []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.NominatedTo("b")}, odd...)...), "b", ""},
-		{"two nodes that differ for neighbours", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "a", "b")}, odd...)...), "", why},
+		{"two nodes that differ for neighbours", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "a=b")}, odd...)...), "", why},
 	} {
 		d, err := Schedule(cluster(t, test.nodes), infoOf(t, test.pod), plugins.DefaultProfile())
 		fail := ""

@@ -102,7 +102,7 @@ func (d *Decision) refusalAt(node int32) *plugins.Refusal {
 		return d.Refusal
 	}
 	if d.Limited != nil {
-		if r, looked := d.Limited[node]; looked {
+		if r, checked := d.Limited[node]; checked {
 			return r
 		}
 		return refusalOfOthers(d.Table)
@@ -251,7 +251,7 @@ func (d *Decision) explainLimited(v *Verdict, node int32) {
 	}
 	v.Scores = maps.Clone(d.limitedScores[node])
 	for i, x := range d.topologyScores {
-		v.Scores[x.plugin] = x.weight * d.topology.scores[i].Of(node)
+		v.Scores[x.plugin] = x.weight * d.topology.scores[i].ScoreOf(node)
 	}
 	for _, score := range v.Scores {
 		v.Total += score
@@ -273,7 +273,7 @@ func (d *Decision) explainScores(v *Verdict, c cell, node int32, largest []int64
 		add(x.name, x.weight*x.normalization.Normalize(x.raw[node], largest[i]))
 	}
 	for i, x := range d.topologyScores {
-		add(x.plugin, x.weight*d.topology.scores[i].Of(node))
+		add(x.plugin, x.weight*d.topology.scores[i].ScoreOf(node))
 	}
 }
 

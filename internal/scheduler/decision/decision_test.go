@@ -74,7 +74,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 			reasons: map[string]int{"node(s) were unschedulable": 1, "node(s) had untolerated taint(s)": 1, "node(s) didn't match pod affinity rules": 2, "Too many pods": 1},
 			rules:   []string{plugins.InterPodAffinityName, plugins.NodeResourcesFitName, plugins.NodeUnschedulableName, plugins.TaintTolerationName},
 			message: "0/5 nodes are available: 1 Too many pods, 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable, 2 node(s) didn't match pod affinity rules."},
-		{rule: "by spreading", pod: schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "db")), running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("c"), schedulertest.Labelled("app", "db"), schedulertest.RequestingCPU("4"))},
+		{rule: "by spreading", pod: schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app=db")), running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("c"), schedulertest.Labelled("app", "db"), schedulertest.RequestingCPU("4"))},
 			reasons: nil},
 		{rule: "among few", pod: schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b"), schedulertest.Named("nobody"))),
 			reasons: map[string]int{"node(s) were unschedulable": 1, "node(s) had untolerated taint(s)": 1, "node(s) didn't satisfy plugin(s) [NodeAffinity]": 3},
@@ -190,10 +190,10 @@ func TestDecisionsTellWhatTheySaw(t *testing.T) {
 	running := []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.Labelled("app", "web"), schedulertest.RequestingCPU("1")), schedulertest.TestPod("y", schedulertest.OnNode("b"), schedulertest.Labelled("app", "db"))}
 	for _, pod := range []*corev1.Pod{
 		schedulertest.TestPod("plain", schedulertest.RequestingCPU("1")),
-		schedulertest.TestPod("zonal", schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app", "web")),
-		schedulertest.TestPod("hosted", schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app", "web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app", "web")),
+		schedulertest.TestPod("zonal", schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app=web")),
+		schedulertest.TestPod("hosted", schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app=web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app=web")),
 		schedulertest.TestPod("friendly", schedulertest.WithPreferredAffinity(10, corev1.LabelTopologyZone, "app", "web")), schedulertest.TestPod("tied", schedulertest.WithAffinity(corev1.LabelHostname, "app", "db")), schedulertest.TestPod("shy", schedulertest.WithAntiAffinity(corev1.LabelTopologyZone, "app", "web")),
-		schedulertest.TestPod("few", schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("c"))), schedulertest.TestPod("both", schedulertest.WithPreferredAffinity(10, corev1.LabelHostname, "app", "db"), schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app", "web")),
+		schedulertest.TestPod("few", schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("c"))), schedulertest.TestPod("both", schedulertest.WithPreferredAffinity(10, corev1.LabelHostname, "app", "db"), schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app=web")),
 	} {
 		t.Run(pod.Name, func(t *testing.T) {
 			s := cluster(t, nodes, running...)
@@ -227,25 +227,25 @@ func TestDecisionsTellWhatTheySaw(t *testing.T) {
 
 // A column that a record has borrowed is left to it.
 func TestLentColumns(t *testing.T) {
-	c := &snapshot.LabelColumn{Numbers: map[string]int32{}}
+	c := &snapshot.LabelColumn{ValueNumbers: map[string]int32{}}
 	c.Set(0, "x", true)
 	c.Set(1, "y", true)
 	lent := c.Share()
 	before := slices.Clone(lent)
 	c.Set(0, "x", true)
-	if &lent[0] != &c.Of[0] {
+	if &lent[0] != &c.ValueOf[0] {
 		t.Error("a value that stays the same costs a copy")
 	}
 	c.Set(0, "y", true)
 	c.Set(1, "", false)
 	c.Set(2, "x", true)
-	if !slices.Equal(lent, before) || !slices.Equal(c.Of, []int32{1, snapshot.NoValue, 0}) {
-		t.Errorf("the record has %v, the column %v", lent, c.Of)
+	if !slices.Equal(lent, before) || !slices.Equal(c.ValueOf, []int32{1, snapshot.NoValue, 0}) {
+		t.Errorf("the record has %v, the column %v", lent, c.ValueOf)
 	}
 	again := c.Share()
 	c.Set(2, "z", true)
-	if !slices.Equal(again, []int32{1, snapshot.NoValue, 0}) || c.Of[2] != 2 || c.Shared {
-		t.Errorf("the second record has %v, the column %v", again, c.Of)
+	if !slices.Equal(again, []int32{1, snapshot.NoValue, 0}) || c.ValueOf[2] != 2 || c.Shared {
+		t.Errorf("the second record has %v, the column %v", again, c.ValueOf)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestBesideScores(t *testing.T) {
 		{"the largest number a record can hold", plugins.ScoreRecord{Values: []uint8{255}}, []int64{255}},
 	} {
 		for node, want := range test.want {
-			if got := test.scores.Of(int32(node)); got != want {
+			if got := test.scores.ScoreOf(int32(node)); got != want {
 				t.Errorf("%s: node %d has %d, want %d", test.rule, node, got, want)
 			}
 		}
@@ -383,7 +383,7 @@ func TestVerdictsAfterNodesComeAndGo(t *testing.T) {
 		{"a node that could take it goes", schedulertest.TestPod("p"), func(s *snapshot.Snapshot) { s.DeleteNode("b") }, "a -c"},
 		{"one goes and another comes in its place", schedulertest.TestPod("p"), func(s *snapshot.Snapshot) { s.DeleteNode("c"); s.SetNode(schedulertest.TestNode("e")) }, "a b"},
 		{"a node is uncordoned", schedulertest.TestPod("p"), func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("c")) }, "a b -c"},
-		{"a node comes to one with neighbours", schedulertest.TestPod("p", schedulertest.Labelled("app", "x"), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app", "x")), func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("d")) }, "a b -c"},
+		{"a node comes to one with neighbours", schedulertest.TestPod("p", schedulertest.Labelled("app", "x"), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app=x")), func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("d")) }, "a b -c"},
 	} {
 		s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "3")), schedulertest.TestNode("c", schedulertest.Cordoned)}, schedulertest.TestPod("r", schedulertest.OnNode("b"), schedulertest.RequestingCPU("2"), schedulertest.RequestingMemory("16Gi")))
 		d, err := Schedule(s, infoOf(t, test.pod), plugins.DefaultProfile())

@@ -13,11 +13,12 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// The log keeps the records of the last decisions with records of their own, and of pods of one make as long as their table is there.
-func TestDecisionLogFades(t *testing.T) {
+// The log keeps the records of the last maxDetailed decisions that have one of their own. Decisions on a shared table keep theirs as long as
+// the table.
+func TestDecisionLogDropsRecords(t *testing.T) {
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "5000"), schedulertest.NodeHas(corev1.ResourceCPU, "1000"))})
 	var log Log
-	var plain, beside []*Decision
+	var plain, withAffinity []*Decision
 	for i := range 3 * maxDetailed {
 		d, err := Schedule(s, infoOf(t, schedulertest.TestPod(fmt.Sprint("plain", i))), plugins.DefaultProfile())
 		if err != nil {
@@ -29,19 +30,19 @@ func TestDecisionLogFades(t *testing.T) {
 			t.Fatal(err)
 		}
 		log.Remember(d, nil, time.Time{})
-		beside = append(beside, d)
+		withAffinity = append(withAffinity, d)
 	}
 	for i, d := range plain {
 		if d.RecordDropped {
-			t.Fatalf("plain decision %d has faded", i)
+			t.Fatalf("plain decision %d has no record", i)
 		}
 	}
 	kept := 0
-	for i, d := range beside {
+	for i, d := range withAffinity {
 		if !d.RecordDropped {
 			kept++
-		} else if i >= len(beside)-maxDetailed/2 {
-			t.Errorf("decision %d of %d has faded", i, len(beside))
+		} else if i >= len(withAffinity)-maxDetailed/2 {
+			t.Errorf("decision %d of %d has no record", i, len(withAffinity))
 		}
 	}
 	if kept < maxDetailed/2 || kept > maxDetailed {
@@ -63,7 +64,7 @@ func TestOwnRecord(t *testing.T) {
 		{"a place in a shared table", Decision{Table: &table{shared: true}}, false},
 		{"a table of its own", Decision{Table: &table{}}, true},
 		{"no table", Decision{}, true},
-		{"what neighbours said, beside a shared table", Decision{Table: &table{shared: true}, topology: &topologyRecord{}}, true},
+		{"what neighbours said, withAffinity a shared table", Decision{Table: &table{shared: true}, topology: &topologyRecord{}}, true},
 		{"what neighbours said, and a table of its own", Decision{Table: &table{}, topology: &topologyRecord{}}, true},
 	} {
 		if got := test.decision.ownRecord(); got != test.want {
@@ -74,9 +75,9 @@ func TestOwnRecord(t *testing.T) {
 
 // Counts nobody asks for any more are forgotten, and made again when somebody does.
 func TestManyCounters(t *testing.T) {
-	s := cluster(t, schedulertest.NodesNamed(4, func(i int) schedulertest.NodeOption { return schedulertest.Zone(fmt.Sprint(i % 2)) }))
+	s := cluster(t, schedulertest.TestNodes(4, func(i int) schedulertest.NodeOption { return schedulertest.Zone(fmt.Sprint(i % 2)) }))
 	for i := range snapshot.MaxCounters + 100 {
-		pod := schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.Labelled("app", fmt.Sprint(i)), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", fmt.Sprint(i)))
+		pod := schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.Labelled("app", fmt.Sprint(i)), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app="+fmt.Sprint(i)))
 		info := infoOf(t, pod)
 		d, err := Schedule(s, info, plugins.DefaultProfile())
 		if err != nil {
@@ -91,7 +92,7 @@ func TestManyCounters(t *testing.T) {
 	}
 	// The first pod's kind was forgotten; its count is right all the same.
 	first := s.PodEntries["p0"]
-	got := refusalsOf(t, s, schedulertest.TestPod("again", schedulertest.Labelled("app", "0"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "0")), plugins.DefaultProfile())
+	got := refusalsOf(t, s, schedulertest.TestPod("again", schedulertest.Labelled("app", "0"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app=0")), plugins.DefaultProfile())
 	for i := range s.NodeInfos {
 		same := s.NodeInfos[i].Node.Labels[corev1.LabelTopologyZone] == s.NodeInfos[first.Node].Node.Labels[corev1.LabelTopologyZone]
 		if (got[s.NodeInfos[i].Name] != "") != same {

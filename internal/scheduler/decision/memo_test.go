@@ -16,16 +16,16 @@ import (
 func TestScratch(t *testing.T) {
 	s := snapshot.NewSnapshot()
 	for _, n := range []int{0, 1, 8, 3, 100, 99, 101, 5} {
-		if got := s.Scratch(n); len(got) != n {
+		if got := s.ScratchBuffer(n); len(got) != n {
 			t.Errorf("%d numbers, want %d", len(got), n)
 		}
-		if got := s.Totals(n); len(got) != n {
+		if got := s.TotalsBuffer(n); len(got) != n {
 			t.Errorf("%d sums, want %d", len(got), n)
 		}
-		if got := s.List(n); len(got) != 0 || cap(got) < n {
+		if got := s.NodeBuffer(n); len(got) != 0 || cap(got) < n {
 			t.Errorf("a list of %d with room for %d, want room for %d", len(got), cap(got), n)
 		}
-		marks := s.Marks(n)
+		marks := s.FlagBuffer(n)
 		if len(marks) != n {
 			t.Errorf("%d marks, want %d", len(marks), n)
 		}
@@ -36,7 +36,7 @@ func TestScratch(t *testing.T) {
 			marks[i] = true
 		}
 	}
-	a, b := s.Scratch(4), s.Totals(4)
+	a, b := s.ScratchBuffer(4), s.TotalsBuffer(4)
 	a[0], b[0] = 1, 2
 	if a[0] != 1 {
 		t.Error("numbers and sums share memory")

@@ -171,37 +171,37 @@ func TestFilters(t *testing.T) {
 		"PodTopologySpread": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2")), schedulertest.TestNode("d")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green), schedulertest.TestPod("2", schedulertest.OnNode("b"), green), schedulertest.TestPod("3", schedulertest.OnNode("c"), green), schedulertest.TestPod("4", schedulertest.OnNode("c"), green, schedulertest.Namespace("other"))},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color", "green")), want: map[string]string{"a": skewText, "b": skewText, "d": missingText},
+			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color=green")), want: map[string]string{"a": skewText, "b": skewText, "d": missingText},
 		},
 		"PodTopologySpread, pods on their way out do not count": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2"))},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green, terminating)},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color", "green")),
+			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color=green")),
 		},
 		"PodTopologySpread, too few domains": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2"))},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green), schedulertest.TestPod("2", schedulertest.OnNode("c"), green)},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color", "green", minDomains(3))), want: map[string]string{"a": skewText, "c": skewText},
+			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color=green", minDomains(3))), want: map[string]string{"a": skewText, "c": skewText},
 		},
 		"PodTopologySpread, nodes the pod does not select do not count": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1"), schedulertest.NodeLabel("x", "y")), schedulertest.TestNode("b", schedulertest.Zone("2"))},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green)},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Selecting("x", "y"), schedulertest.Spread(zoneKey, 1, hard, "color", "green")), want: map[string]string{"b": affinityText},
+			pod:     schedulertest.TestPod("p", green, schedulertest.Selecting("x", "y"), schedulertest.Spread(zoneKey, 1, hard, "color=green")), want: map[string]string{"b": affinityText},
 		},
 		"PodTopologySpread, unless told to": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1"), schedulertest.NodeLabel("x", "y")), schedulertest.TestNode("b", schedulertest.Zone("2"))},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green)},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Selecting("x", "y"), schedulertest.Spread(zoneKey, 1, hard, "color", "green", ignoreAffinity)), want: map[string]string{"a": skewText, "b": affinityText},
+			pod:     schedulertest.TestPod("p", green, schedulertest.Selecting("x", "y"), schedulertest.Spread(zoneKey, 1, hard, "color=green", ignoreAffinity)), want: map[string]string{"a": skewText, "b": affinityText},
 		},
 		"PodTopologySpread, tainted nodes": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2"), schedulertest.Taint("k", "", corev1.TaintEffectNoSchedule))},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green)},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color", "green", honorTaints)), want: map[string]string{"b": taintText},
+			pod:     schedulertest.TestPod("p", green, schedulertest.Spread(zoneKey, 1, hard, "color=green", honorTaints)), want: map[string]string{"b": taintText},
 		},
 		"PodTopologySpread, match label keys": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green, schedulertest.Labelled("hash", "old"))},
-			pod:     schedulertest.TestPod("p", green, schedulertest.Labelled("hash", "new"), schedulertest.Spread(host, 1, hard, "color", "green", keys("hash"))),
+			pod:     schedulertest.TestPod("p", green, schedulertest.Labelled("hash", "new"), schedulertest.Spread(host, 1, hard, "color=green", keys("hash"))),
 		},
 		"InterPodAffinity": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2")), schedulertest.TestNode("d")},
@@ -412,7 +412,7 @@ func TestScores(t *testing.T) {
 			rule: plugins.PodTopologySpreadName, weight: 2, nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")},
 			running: []*corev1.Pod{schedulertest.TestPod("1", schedulertest.OnNode("a"), green), schedulertest.TestPod("2", schedulertest.OnNode("a"), green), schedulertest.TestPod("3", schedulertest.OnNode("b"), green)},
 			// Counts 2, 1, 0 times log(5), rounded: 3, 2, 0; then 100*(3+0-s)/3.
-			pod: schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, soft, "color", "green")), want: map[string]int64{"a": 0, "b": 33, "c": 100},
+			pod: schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, soft, "color=green")), want: map[string]int64{"a": 0, "b": 33, "c": 100},
 		},
 		"topology spread of a service's pods": {
 			rule: plugins.PodTopologySpreadName, weight: 2, nodes: []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2"))},

@@ -146,7 +146,7 @@ func TestPreempt(t *testing.T) {
 		"one of a crowded domain goes": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2"), schedulertest.Cordoned)},
 			running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), green, schedulertest.Priority(2)), schedulertest.TestPod("2", schedulertest.OnNode("a"), green, schedulertest.Priority(1))),
-			pod:     urgent(green, schedulertest.Spread(corev1.LabelTopologyZone, 2, corev1.DoNotSchedule, "color", "green")), node: "a", victims: []string{"2"},
+			pod:     urgent(green, schedulertest.Spread(corev1.LabelTopologyZone, 2, corev1.DoNotSchedule, "color=green")), node: "a", victims: []string{"2"},
 		},
 		"a pod that is on its way out is a victim like any other": {
 			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.Terminating)), pod: urgent(schedulertest.RequestingCPU("1")), node: "a", victims: []string{"1"},
@@ -201,7 +201,7 @@ func TestPreempt(t *testing.T) {
 			message: "0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
 		},
 		"a node without the topology key": {
-			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), green)), pod: urgent(green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color", "green")),
+			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), green)), pod: urgent(green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")),
 			message: "0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
 		},
 		"the friend of whom there is none": {
@@ -237,11 +237,11 @@ func TestPreempt(t *testing.T) {
 			pod: urgent(schedulertest.RequestingCPU("1"), func(p *corev1.Pod) { p.Spec.PreemptionPolicy = ptr.To(corev1.PreemptLowerPriority) }), node: "a", victims: []string{"1"},
 		},
 		"victims are still leaving": {
-			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.LeavingPreempted)), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
+			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.TerminatingByPreemption)), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
 			message: "not eligible due to a terminating pod on the nominated node.",
 		},
 		"never goes before still leaving": {
-			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.LeavingPreempted)), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a"), schedulertest.NeverPreempting),
+			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.TerminatingByPreemption)), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a"), schedulertest.NeverPreempting),
 			message: "not eligible due to preemptionPolicy=Never.",
 		},
 		"somebody leaves the nominated node for other reasons": {
@@ -260,20 +260,20 @@ func TestPreempt(t *testing.T) {
 			node: "a", victims: []string{"1"},
 		},
 		"an equal leaves the nominated node": {
-			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2"), schedulertest.LeavingPreempted, schedulertest.Priority(10)), schedulertest.TestPod("2", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2"))), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
+			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2"), schedulertest.TerminatingByPreemption, schedulertest.Priority(10)), schedulertest.TestPod("2", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2"))), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
 			node: "a", victims: []string{"2"},
 		},
 		"somebody leaves another node than the nominated one": {
-			nodes: two, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.LeavingPreempted, schedulertest.Priority(5))), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
+			nodes: two, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.TerminatingByPreemption, schedulertest.Priority(5))), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
 			node: "a", victims: []string{"1"},
 		},
 		"somebody leaves the nominated node, which the pod may not run on any more": {
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Cordoned), schedulertest.TestNode("b")},
-			running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.LeavingPreempted), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
+			running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.TerminatingByPreemption), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")),
 			node: "b", victims: []string{"2"},
 		},
 		"the nominated node is gone": {
-			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")), schedulertest.TestPod("2", schedulertest.OnNode("z"), schedulertest.LeavingPreempted)), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("z")),
+			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")), schedulertest.TestPod("2", schedulertest.OnNode("z"), schedulertest.TerminatingByPreemption)), pod: urgent(schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("z")),
 			node: "a", victims: []string{"1"},
 		},
 
@@ -459,8 +459,8 @@ func TestDefaultPreemptionArguments(t *testing.T) {
 	}
 }
 
-// So many candidates are looked at, beginning somewhere; those that break budgets are not enough.
-func TestPreemptLooksAtEnoughNodes(t *testing.T) {
+// Preemption stops at the minimum number of candidates, but only if one of them violates no disruption budget.
+func TestPreemptChecksEnoughNodes(t *testing.T) {
 	for name, test := range map[string]struct {
 		nodes                int
 		percentage, absolute int
@@ -479,7 +479,7 @@ func TestPreemptLooksAtEnoughNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := snapshot.NewSnapshot()
-			for _, n := range schedulertest.NodesNamed(test.nodes) {
+			for _, n := range schedulertest.TestNodes(test.nodes) {
 				s.SetNode(n)
 			}
 			profile := plugins.DefaultProfile()
@@ -496,11 +496,11 @@ func TestPreemptLooksAtEnoughNodes(t *testing.T) {
 			if !IsUnschedulable(err) {
 				t.Fatal(err)
 			}
-			near, err := TopologyFor(s, d.Pod, profile)
+			topo, err := TopologyFor(s, d.Pod, profile)
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, _, err := d.candidates(near, []*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")})
+			found, _, err := d.candidates(topo, []*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")})
 			if err != nil || len(found) != test.want {
 				t.Errorf("%d candidates, want %d; %v", len(found), test.want, err)
 			}

@@ -143,10 +143,10 @@ func (d *Decision) check(topo *topology, node int32) *plugins.Refusal {
 // priority, have arrived: the pod must fit in either case, for it cannot be known whether they will.
 func (d *Decision) CheckWithNominated(topo *topology, node int32) *plugins.Refusal {
 	s := d.Snapshot
-	if coming := d.nominatedBefore(node); len(coming) > 0 {
+	if nominated := d.nominatedBefore(node); len(nominated) > 0 {
 		var refusal *plugins.Refusal
 		s.Simulate(func(sim *snapshot.Simulation) {
-			for _, p := range coming {
+			for _, p := range nominated {
 				sim.Add(p)
 			}
 			refusal = d.check(topo, node)
@@ -159,13 +159,13 @@ func (d *Decision) CheckWithNominated(topo *topology, node int32) *plugins.Refus
 }
 
 // nominatedBefore are the pods nominated to a node that go before this one.
-func (d *Decision) nominatedBefore(node int32) (coming []*snapshot.PodEntry) {
+func (d *Decision) nominatedBefore(node int32) (nominated []*snapshot.PodEntry) {
 	for _, p := range d.Snapshot.NominatedPods[node] {
 		if p.Info.Pod.UID != d.Pod.Pod.UID && snapshot.PriorityOf(p.Info.Pod) >= snapshot.PriorityOf(d.Pod.Pod) && d.Snapshot.PodEntries[p.Info.Pod.UID] == nil {
-			coming = append(coming, &snapshot.PodEntry{Info: p.Info, Node: node})
+			nominated = append(nominated, &snapshot.PodEntry{Info: p.Info, Node: node})
 		}
 	}
-	return coming
+	return nominated
 }
 
 // overrideNominated refuses the nodes that have room only until the pods nominated to them arrive. A node that is refused anyway
@@ -222,21 +222,21 @@ func (d *Decision) scoreNamedNodes(topo *topology, list []int32, totals []int64)
 	for i, node := range list {
 		d.limitedScores[node] = map[string]int64{}
 		for x := range t.scorers {
-			score := t.scorers[x].weight * min(max(t.scorers[x].of(node), 0), plugins.MaxScore)
+			score := t.scorers[x].weight * min(max(t.scorers[x].score(node), 0), plugins.MaxScore)
 			d.limitedScores[node][t.scorers[x].name] = score
 			totals[i] += score
 		}
 	}
 	for x := range t.normalized {
-		scale := &t.normalized[x]
+		scorer := &t.normalized[x]
 		raw, largest := make([]int64, len(list)), int64(0)
 		for i, node := range list {
-			raw[i] = scale.of(node)
+			raw[i] = scorer.score(node)
 			largest = max(largest, raw[i])
 		}
 		for i, node := range list {
-			score := scale.weight * scale.normalization.Normalize(raw[i], largest)
-			d.limitedScores[node][scale.name] = score
+			score := scorer.weight * scorer.normalization.Normalize(raw[i], largest)
+			d.limitedScores[node][scorer.name] = score
 			totals[i] += score
 		}
 	}
@@ -274,7 +274,7 @@ func (d *Decision) byAllNodes(topo *topology) {
 	s, t := d.Snapshot, d.Table
 	d.topology = memoOf(s).topologyRecord(len(t.cells))
 	first := d.Profile.FirstTopologyPlugin()
-	list := s.List(len(t.cells))
+	list := s.NodeBuffer(len(t.cells))
 	refused := false
 	for node := range t.cells {
 		code := t.cells[node].refusal
@@ -298,7 +298,7 @@ func (d *Decision) byAllNodes(topo *topology) {
 	if len(list) == 0 {
 		return
 	}
-	totals := s.Totals(len(list))
+	totals := s.TotalsBuffer(len(list))
 	for i, node := range list {
 		totals[i] = t.weightedScores[node]
 	}
@@ -314,16 +314,16 @@ func (d *Decision) byAllNodes(topo *topology) {
 
 func (d *Decision) addNormalizedScores(list []int32, totals []int64) {
 	for x := range d.Table.normalized {
-		scale := &d.Table.normalized[x]
-		if scale.nonzero == 0 {
+		scorer := &d.Table.normalized[x]
+		if scorer.nonzero == 0 {
 			continue
 		}
 		var largest int64
 		for _, node := range list {
-			largest = max(largest, scale.raw[node])
+			largest = max(largest, scorer.raw[node])
 		}
 		for i, node := range list {
-			totals[i] += scale.weight * scale.normalization.Normalize(scale.raw[node], largest)
+			totals[i] += scorer.weight * scorer.normalization.Normalize(scorer.raw[node], largest)
 		}
 	}
 }
@@ -349,9 +349,9 @@ func (d *Decision) addTopologyScores(topo *topology, list []int32, totals []int6
 }
 
 // ClaimBlocksNode reports whether a held claim keeps the pod from a node that nothing else keeps it from.
-func ClaimBlocksNode(q *plugins.PodDevices, d *Decision, held int) bool {
+func ClaimBlocksNode(q *plugins.PodDevices, d *Decision, claim int) bool {
 	verdicts, _ := d.Explain()
 	return slices.ContainsFunc(verdicts, func(v Verdict) bool {
-		return v.Refusal == plugins.ClaimNotAvailable && q.Unavailable(held, d.Snapshot.NodeNumbers[v.Node])
+		return v.Refusal == plugins.ClaimNotAvailable && q.Unavailable(claim, d.Snapshot.NodeNumbers[v.Node])
 	})
 }

@@ -65,7 +65,7 @@ func TestSchedule(t *testing.T) {
 		},
 		"spreading is asked before affinity": {
 			[]*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2"))}, []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), green), schedulertest.TestPod("y", schedulertest.OnNode("a"), green), schedulertest.TestPod("z", schedulertest.OnNode("b"), schedulertest.Labelled("color", "blue"))},
-			schedulertest.TestPod("p", green, schedulertest.Spread(z, 1, corev1.DoNotSchedule, "color", "green"), schedulertest.WithAntiAffinity(z, "color", "green"), schedulertest.WithAntiAffinity(z, "color", "blue")), "", 0, "a: PodTopologySpread, b: InterPodAffinity",
+			schedulertest.TestPod("p", green, schedulertest.Spread(z, 1, corev1.DoNotSchedule, "color=green"), schedulertest.WithAntiAffinity(z, "color", "green"), schedulertest.WithAntiAffinity(z, "color", "blue")), "", 0, "a: PodTopologySpread, b: InterPodAffinity",
 			"0/2 nodes are available: 1 node(s) didn't match pod anti-affinity rules, 1 node(s) didn't match pod topology spread constraints.",
 		},
 		"a node of several reasons": {
@@ -159,11 +159,11 @@ func TestSchedule(t *testing.T) {
 func TestScheduleGoesAround(t *testing.T) {
 	for name, o := range map[string][]schedulertest.PodOption{
 		"by tree":       {schedulertest.RequestingCPU("100m")},
-		"by neighbours": {schedulertest.RequestingCPU("100m"), schedulertest.Labelled("color", "green"), schedulertest.Spread(corev1.LabelHostname, 5, corev1.ScheduleAnyway, "color", "green")},
-		"among few":     {schedulertest.RequestingCPU("100m"), schedulertest.RequiresNodes(schedulertest.Named("node-00000"), schedulertest.Named("node-00001"), schedulertest.Named("node-00002"))},
+		"by neighbours": {schedulertest.RequestingCPU("100m"), schedulertest.Labelled("color", "green"), schedulertest.Spread(corev1.LabelHostname, 5, corev1.ScheduleAnyway, "color=green")},
+		"among named":   {schedulertest.RequestingCPU("100m"), schedulertest.RequiresNodes(schedulertest.Named("node-00000"), schedulertest.Named("node-00001"), schedulertest.Named("node-00002"))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, schedulertest.NodesNamed(3))
+			s := cluster(t, schedulertest.TestNodes(3))
 			var order []string
 			for i := range 9 {
 				info := infoOf(t, schedulertest.TestPod(fmt.Sprint("p", i), o...))
@@ -181,10 +181,10 @@ func TestScheduleGoesAround(t *testing.T) {
 	}
 }
 
-// TestScheduleRoadsMeet takes random decisions on all roads that lead there: the tree, the look at all nodes, and, told the names of all
-// nodes, the look at few. They find the same nodes and the same winner.
-func TestScheduleRoadsMeet(t *testing.T) {
-	roads := map[string]int{}
+// TestSchedulePathsAgree makes random decisions in all three ways: by the tree, by scoring all nodes, and among named nodes when all nodes
+// are named. All must find the same feasible nodes and choose the same one.
+func TestSchedulePathsAgree(t *testing.T) {
+	paths := map[string]int{}
 	for seed := range uint64(25) {
 		w := newWorld(t, 500+seed)
 		for i := range 6 {
@@ -203,32 +203,32 @@ func TestScheduleRoadsMeet(t *testing.T) {
 			if d.Table == nil || d.Limited != nil {
 				continue
 			}
-			near, nearErr := TopologyFor(w.snapshot, info, worldProfile)
-			if nearErr != nil {
-				t.Fatal(nearErr)
+			topo, topoErr := TopologyFor(w.snapshot, info, worldProfile)
+			if topoErr != nil {
+				t.Fatal(topoErr)
 			}
 			all := &Decision{Pod: info, Nodes: d.Nodes, Snapshot: w.snapshot, Profile: worldProfile, NodeNumber: snapshot.NoValue, Table: d.Table, SkipAffinity: d.SkipAffinity}
-			all.byAllNodes(near)
-			few := &Decision{Pod: info, Nodes: d.Nodes, Snapshot: w.snapshot, Profile: worldProfile, NodeNumber: snapshot.NoValue, Table: &table{filters: d.Table.filters, scorers: d.Table.scorers, normalized: d.Table.normalized, limitedToNames: true}, SkipAffinity: d.SkipAffinity}
+			all.byAllNodes(topo)
+			named := &Decision{Pod: info, Nodes: d.Nodes, Snapshot: w.snapshot, Profile: worldProfile, NodeNumber: snapshot.NoValue, Table: &table{filters: d.Table.filters, scorers: d.Table.scorers, normalized: d.Table.normalized, limitedToNames: true}, SkipAffinity: d.SkipAffinity}
 			for i := range w.snapshot.NodeInfos {
 				if w.snapshot.NodeInfos[i].Node != nil {
-					few.Table.nodeNames = append(few.Table.nodeNames, w.snapshot.NodeInfos[i].Name)
+					named.Table.nodeNames = append(named.Table.nodeNames, w.snapshot.NodeInfos[i].Name)
 				}
 			}
-			few.amongNamedNodes(near)
-			if near.inactive() && d.Table.normalizedScoresEqual() {
-				roads["tree"]++
+			named.amongNamedNodes(topo)
+			if topo.inactive() && d.Table.normalizedScoresEqual() {
+				paths["tree"]++
 			} else {
-				roads["neighbours"]++
+				paths["all nodes"]++
 			}
-			for road, other := range map[string]*Decision{"neighbours": all, "few": few} {
+			for path, other := range map[string]*Decision{"all nodes": all, "named": named} {
 				if other.Feasible != d.Feasible || other.NodeNumber != d.NodeNumber {
-					t.Fatalf("seed %d, pod %s: by %s node %d of %d, want %d of %d", seed, pod.Name, road, other.NodeNumber, other.Feasible, d.NodeNumber, d.Feasible)
+					t.Fatalf("seed %d, pod %s: by %s node %d of %d, want %d of %d", seed, pod.Name, path, other.NodeNumber, other.Feasible, d.NodeNumber, d.Feasible)
 				}
 				for node := range w.snapshot.NodeInfos {
 					a, b := d.refusalAt(int32(node)), other.refusalAt(int32(node))
 					if w.snapshot.NodeInfos[node].Node != nil && (a == nil) != (b == nil) {
-						t.Fatalf("seed %d, pod %s: by %s node %d is refused for %v, want %v", seed, pod.Name, road, node, b, a)
+						t.Fatalf("seed %d, pod %s: by %s node %d is refused for %v, want %v", seed, pod.Name, path, node, b, a)
 					}
 				}
 			}
@@ -237,8 +237,8 @@ func TestScheduleRoadsMeet(t *testing.T) {
 			}
 		}
 	}
-	if roads["tree"] < 100 || roads["neighbours"] < 100 {
-		t.Errorf("roads taken: %v", roads)
+	if paths["tree"] < 100 || paths["all nodes"] < 100 {
+		t.Errorf("paths taken: %v", paths)
 	}
 }
 

@@ -70,15 +70,15 @@ func (d *Decision) Suggestions() []Suggestion {
 		}
 		return 1
 	})
-	var told []Suggestion
+	var suggestions []Suggestion
 	for _, c := range all[:min(len(all), maxSuggestions)] {
 		change := Suggestion{Node: c.node, Others: c.others}
 		for _, st := range c.steps {
 			change.Steps = append(change.Steps, st.text)
 		}
-		told = append(told, change)
+		suggestions = append(suggestions, change)
 	}
-	return told
+	return suggestions
 }
 
 type candidateSuggestion struct {
@@ -183,9 +183,9 @@ func missingSelection(n *snapshot.NodeSelection, node int32) []step {
 	best := []step{{kind: "affinity", text: "change the pod's node affinity, which no node can match", size: hardSize}}
 	for i := range n.Terms {
 		t := &n.Terms[i]
-		lacks := append(missingLabels(slices.Concat(n.NodeSelector, t.Requirements), node), missingFields(t, n.Snapshot, node)...)
-		if i == 0 || len(lacks) < len(best) {
-			best = lacks
+		missing := append(missingLabels(slices.Concat(n.NodeSelector, t.Requirements), node), missingFields(t, n.Snapshot, node)...)
+		if i == 0 || len(missing) < len(best) {
+			best = missing
 		}
 	}
 	if len(n.Terms) == 0 {
@@ -208,18 +208,18 @@ func missingFields(t *snapshot.SelectionTerm, s *snapshot.Snapshot, node int32) 
 }
 
 // missingLabels are the labels a node lacks, or has too much, to meet all demands: one step for each label, however much is demanded of it.
-func missingLabels(demands []snapshot.Requirement, node int32) (steps []step) {
+func missingLabels(requirements []snapshot.Requirement, node int32) (steps []step) {
 	seen := map[string]bool{}
-	for i := range demands {
-		key := demands[i].Column.Key
+	for i := range requirements {
+		key := requirements[i].Column.Key
 		if seen[key] {
 			continue
 		}
 		seen[key] = true
 		var same []*snapshot.Requirement
 		met := true
-		for j := range demands[i:] {
-			if r := &demands[i+j]; r.Column.Key == key {
+		for j := range requirements[i:] {
+			if r := &requirements[i+j]; r.Column.Key == key {
 				same, met = append(same, r), met && r.Matches(node)
 			}
 		}
@@ -235,41 +235,41 @@ func missingLabels(demands []snapshot.Requirement, node int32) (steps []step) {
 }
 
 // changeLabelForAll is one label that meets several demands.
-func changeLabelForAll(key string, demands []*snapshot.Requirement) step {
-	wanted := func(value string) bool {
-		return !slices.ContainsFunc(demands, func(r *snapshot.Requirement) bool { return !r.Wants(value) })
+func changeLabelForAll(key string, requirements []*snapshot.Requirement) step {
+	matches := func(value string) bool {
+		return !slices.ContainsFunc(requirements, func(r *snapshot.Requirement) bool { return !r.MatchesValue(value) })
 	}
 	var values []string
-	absent, open, excluded := true, true, 0
-	for _, r := range demands {
+	removable, anyValue, excluded := true, true, 0
+	for _, r := range requirements {
 		if r.Operator == corev1.NodeSelectorOpNotIn {
 			excluded += len(r.Values)
 		}
 	}
-	for _, r := range demands {
+	for _, r := range requirements {
 		switch r.Operator {
 		case corev1.NodeSelectorOpNotIn:
 			continue
 		case corev1.NodeSelectorOpDoesNotExist:
-			open = false
+			anyValue = false
 			continue
 		case corev1.NodeSelectorOpIn:
-			values, open = append(values, r.Values...), false
+			values, anyValue = append(values, r.Values...), false
 		case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
-			open = false
-			values = append(values, beyond(r, excluded)...)
+			anyValue = false
+			values = append(values, valuesBeyond(r, excluded)...)
 		}
-		absent = false
+		removable = false
 	}
 	slices.Sort(values)
-	values = slices.DeleteFunc(slices.Compact(values), func(value string) bool { return !wanted(value) })
+	values = slices.DeleteFunc(slices.Compact(values), func(value string) bool { return !matches(value) })
 	text := ""
 	switch {
-	case absent:
+	case removable:
 		text = fmt.Sprintf("remove the node's label %s", key)
 	case len(values) > 0:
 		text = fmt.Sprintf("label the node %s=%s", key, strings.Join(values, " or "))
-	case open:
+	case anyValue:
 		text = fmt.Sprintf("label the node %s with what the pod does not exclude", key)
 	default:
 		return step{kind: "affinity", text: "change the pod's node affinity, which no node can match", size: hardSize}
@@ -278,7 +278,7 @@ func changeLabelForAll(key string, demands []*snapshot.Requirement) step {
 }
 
 // beyond are the numbers next to a limit, as many as it takes to find one among them that is not excluded. Labels are never negative.
-func beyond(r *snapshot.Requirement, excluded int) (values []string) {
+func valuesBeyond(r *snapshot.Requirement, excluded int) (values []string) {
 	limit, err := strconv.ParseInt(strings.Join(r.Values, ""), 10, 64)
 	if err != nil {
 		return nil

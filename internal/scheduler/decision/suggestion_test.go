@@ -181,7 +181,7 @@ func TestSmallestChanges(t *testing.T) {
 			want: []string{"a +0: move the pods whose anti-affinity forbids this one out of the node's domain"},
 		},
 		{
-			what: "spreading", pod: schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "db")),
+			what: "spreading", pod: schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app=db")),
 			nodes:   []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2"), schedulertest.Cordoned), schedulertest.TestNode("c")},
 			running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.Labelled("app", "db"))},
 			want: []string{
@@ -271,7 +271,7 @@ func randomObstacles(random *rand.Rand) *obstacles {
 	for _, option := range []schedulertest.PodOption{
 		schedulertest.Selecting(pick("disk", "color"), pick("ssd", "red")), schedulertest.Port(80, "", corev1.ProtocolTCP), schedulertest.Requesting("example.com/gpu", pick("1", "3")), schedulertest.Tolerating(corev1.Toleration{Key: "k", Operator: corev1.TolerationOpExists}),
 		schedulertest.WithAffinity(corev1.LabelHostname, "app", pick("web", "db", "nobody")), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", pick("web", "db")),
-		schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web"),
+		schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app=web"),
 		schedulertest.RequiresNodes([]corev1.NodeSelectorTerm{
 			schedulertest.Expression("disk", corev1.NodeSelectorOpNotIn, pick("ssd", "hdd")), schedulertest.Expression("size", corev1.NodeSelectorOpGt, "5"), schedulertest.Expression("size", corev1.NodeSelectorOpLt, "5"), schedulertest.Expression("size", corev1.NodeSelectorOpExists),
 			schedulertest.Expression("size", corev1.NodeSelectorOpDoesNotExist), schedulertest.Named("n0"), schedulertest.Expression("color", corev1.NodeSelectorOpIn, "red", "blue"),
@@ -449,11 +449,11 @@ func TestTheFewestStepsComeFirst(t *testing.T) {
 		// Alone in its cluster, no node needs fewer steps than the first that is told, but for what the others have to do with it.
 		if o.pod.Spec.Affinity == nil && len(o.pod.Spec.TopologySpreadConstraints) == 0 && !slices.ContainsFunc(o.running, func(p *corev1.Pod) bool { return p.Spec.Affinity != nil }) {
 			for _, n := range o.nodes {
-				alone, err := Schedule(cluster(t, []*corev1.Node{n}, slices.DeleteFunc(slices.Clone(o.running), func(p *corev1.Pod) bool { return p.Spec.NodeName != n.Name })...), infoOf(t, o.pod), plugins.DefaultProfile())
+				single, err := Schedule(cluster(t, []*corev1.Node{n}, slices.DeleteFunc(slices.Clone(o.running), func(p *corev1.Pod) bool { return p.Spec.NodeName != n.Name })...), infoOf(t, o.pod), plugins.DefaultProfile())
 				if err == nil {
 					continue
 				}
-				if own := alone.Suggestions(); len(own[0].Steps) < len(changes[0].Steps) {
+				if own := single.Suggestions(); len(own[0].Steps) < len(changes[0].Steps) {
 					t.Fatalf("seed %d, round %d: %s needs only %v, told was %v", seed, round, n.Name, own[0].Steps, changes[0].Steps)
 				}
 			}
@@ -549,7 +549,7 @@ func TestRemedyTogetherHelps(t *testing.T) {
 			demands = append(demands, r)
 		}
 		helps := func(value string) bool {
-			return !slices.ContainsFunc(demands, func(r *snapshot.Requirement) bool { return !r.Wants(value) })
+			return !slices.ContainsFunc(demands, func(r *snapshot.Requirement) bool { return !r.MatchesValue(value) })
 		}
 		absentHelps := !slices.ContainsFunc(demands, func(r *snapshot.Requirement) bool {
 			return r.Operator != corev1.NodeSelectorOpNotIn && r.Operator != corev1.NodeSelectorOpDoesNotExist

@@ -50,7 +50,7 @@ type table struct {
 	history      []cellChange
 	historyStart uint64
 
-	followed uint64
+	syncedTo uint64
 	images   plugins.ImageVersions
 	lastUsed uint64
 }
@@ -63,7 +63,7 @@ type boundFilter struct {
 type boundScorer struct {
 	name   string
 	weight int64
-	of     func(int32) int64
+	score  func(int32) int64
 }
 
 // normalizedScorer has numbers that mean something only beside those of the other nodes.
@@ -83,12 +83,12 @@ type cellChange struct {
 // newTable asks the profile's plugins about a pod. A Refusal is against all nodes.
 func (m *memo) newTable(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile) (*table, *plugins.Refusal) {
 	t := &table{profile: profile, noRecord: m.NoRecord, refusals: []*plugins.Refusal{nil, nil}, pluginOrder: []int{-1, -1}, refused: []int32{0, 0}}
-	for order, rule := range profile.Filters {
-		if rule == nil {
+	for order, plugin := range profile.Filters {
+		if plugin == nil {
 			continue // PodTopologySpread or InterPodAffinity
 		}
-		done := m.timing(rule, "PreFilter")
-		f, refusal := rule.Filter(s, p)
+		done := m.timing(plugin, "PreFilter")
+		f, refusal := plugin.Filter(s, p)
 		done(refusal)
 		if refusal != nil {
 			return nil, refusal
@@ -104,17 +104,17 @@ func (m *memo) newTable(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plug
 		}
 		t.volatile = t.volatile || f.Volatile
 	}
-	for _, rule := range profile.Scorers {
-		done := m.timing(rule.Plugin, "PreScore")
-		x := rule.Plugin.Score(s, p)
+	for _, plugin := range profile.Scorers {
+		done := m.timing(plugin.Plugin, "PreScore")
+		x := plugin.Plugin.Score(s, p)
 		done(nil)
 		if x.Err != nil && t.scoreError == nil {
-			t.scoreError = fmt.Errorf("running PreScore plugin %q: %w", rule.Plugin.Name(), x.Err)
+			t.scoreError = fmt.Errorf("running PreScore plugin %q: %w", plugin.Plugin.Name(), x.Err)
 		}
-		if x.Of == nil {
+		if x.Score == nil {
 			continue
 		}
-		bound := boundScorer{name: rule.Plugin.Name(), weight: rule.Weight, of: x.Of}
+		bound := boundScorer{name: plugin.Plugin.Name(), weight: plugin.Weight, score: x.Score}
 		if x.Normalization == plugins.NotNormalized {
 			t.scorers = append(t.scorers, bound)
 		} else {
@@ -126,11 +126,11 @@ func (m *memo) newTable(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plug
 }
 
 // timing measures a rule, if anybody wants to know.
-func (m *memo) timing(rule plugins.Plugin, point string) func(*plugins.Refusal) {
+func (m *memo) timing(plugin plugins.Plugin, point string) func(*plugins.Refusal) {
 	if m.Timed == nil {
 		return func(*plugins.Refusal) {}
 	}
-	return m.Timed(rule.Name(), point)
+	return m.Timed(plugin.Name(), point)
 }
 
 // tableFor returns the table of a pod, up to date with the snapshot.
@@ -143,7 +143,7 @@ func tableFor(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profil
 	if cacheable {
 		if t := m.tables[key]; t != nil {
 			t.lastUsed = s.UseClock
-			t.follow(s)
+			t.sync(s)
 			return t, nil
 		}
 	}
@@ -197,17 +197,17 @@ func (t *table) fill(s *snapshot.Snapshot) {
 		t.weightedScores[node] = t.weightedScore(c)
 		t.updateNormalized(s, node)
 	}
-	t.followed = s.ChangesEnd()
+	t.syncedTo = s.ChangesEnd()
 }
 
 // follow brings the table up to date with the nodes changed since it was last used.
-func (t *table) follow(s *snapshot.Snapshot) {
-	if t.followed < s.ChangesFrom || s.ChangesEnd()-t.followed > uint64(len(s.NodeInfos)) || !t.images.Current(s) {
+func (t *table) sync(s *snapshot.Snapshot) {
+	if t.syncedTo < s.ChangesFrom || s.ChangesEnd()-t.syncedTo > uint64(len(s.NodeInfos)) || !t.images.Current(s) {
 		t.images.Refresh(s)
 		t.fill(s)
 		return
 	}
-	for _, node := range s.Changes[t.followed-s.ChangesFrom:] {
+	for _, node := range s.Changes[t.syncedTo-s.ChangesFrom:] {
 		for int(node) >= len(t.cells) {
 			t.cells, t.weightedScores = append(t.cells, cell{refusal: nodeAbsent}), append(t.weightedScores, 0)
 			t.refused[nodeAbsent]++
@@ -218,7 +218,7 @@ func (t *table) follow(s *snapshot.Snapshot) {
 		}
 		t.update(s, node)
 	}
-	t.followed = s.ChangesEnd()
+	t.syncedTo = s.ChangesEnd()
 }
 
 func (t *table) update(s *snapshot.Snapshot, node int32) {
@@ -253,7 +253,7 @@ func (t *table) evaluate(s *snapshot.Snapshot, node int32) (c cell) {
 		}
 	}
 	for i := range t.scorers {
-		c.scores[i] = uint8(min(max(t.scorers[i].of(node), 0), plugins.MaxScore))
+		c.scores[i] = uint8(min(max(t.scorers[i].score(node), 0), plugins.MaxScore))
 	}
 	return c
 }
@@ -292,7 +292,7 @@ func (t *table) updateNormalized(s *snapshot.Snapshot, node int32) {
 		x := &t.normalized[i]
 		var raw int64
 		if s.Exists[node] {
-			raw = x.of(node)
+			raw = x.score(node)
 		}
 		if x.raw[node] != 0 {
 			x.nonzero--
@@ -346,7 +346,7 @@ func (t *table) key(s *snapshot.Snapshot, node int32) int64 {
 	return orderKey(t.weightedScores[node], s.LastPlacement[node])
 }
 
-func orderKey(score int64, served uint32) int64 { return score<<32 | int64(^served) }
+func orderKey(score int64, lastPlacement uint32) int64 { return score<<32 | int64(^lastPlacement) }
 
 func (x *tree) grow(t *table, s *snapshot.Snapshot) {
 	n := len(t.cells)

@@ -342,7 +342,7 @@ func TestTablesFilledAnew(t *testing.T) {
 		"a node more, among which the image is worth less": {func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("e")) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, append(schedulertest.NodesNamed(3), schedulertest.TestNode("d", schedulertest.NodeImage("pause:latest", 900<<20))))
+			s := cluster(t, append(schedulertest.TestNodes(3), schedulertest.TestNode("d", schedulertest.NodeImage("pause:latest", 900<<20))))
 			info := infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 			x, _ := tableFor(s, info, worldProfile)
 			before := x.historyStart
@@ -360,7 +360,7 @@ func TestTablesFilledAnew(t *testing.T) {
 
 // What a table was can be told for so many changes, and no longer.
 func TestTableHistory(t *testing.T) {
-	s := cluster(t, schedulertest.NodesNamed(2))
+	s := cluster(t, schedulertest.TestNodes(2))
 	info := infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 	x, _ := tableFor(s, info, worldProfile)
 	if _, ok := x.restore(x.position() + 1); ok {
@@ -374,7 +374,7 @@ func TestTableHistory(t *testing.T) {
 			schedulertest.Cordoned(n)
 		}
 		s.SetNode(n)
-		x.follow(s)
+		x.sync(s)
 	}
 	for i := range 2*maxHistory - 1 {
 		flip(i)
@@ -395,7 +395,7 @@ func TestTableHistory(t *testing.T) {
 	before := x.position()
 	s.SetPod(infoOf(t, schedulertest.TestPod("q", schedulertest.OnNode("node-00001"))))
 	s.DeletePod("q")
-	x.follow(s)
+	x.sync(s)
 	if x.position() != before {
 		t.Errorf("%d changes more", x.position()-before)
 	}

@@ -27,60 +27,60 @@ func topologyOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *pl
 	return n
 }
 
-// A pod whose neighbours have no say takes the short way; nobody who has a say may be overlooked.
-func TestNeighbourhoodQuiet(t *testing.T) {
+// Topology is inactive exactly when no constraint or term, of the pod or of pods on nodes, can filter or score a node.
+func TestTopologyInactive(t *testing.T) {
 	host, x := corev1.LabelHostname, schedulertest.Labelled("app", "x")
 	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
 	unkeyed := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Unlabelled(host)), schedulertest.TestNode("b")}
-	about := schedulertest.AboutPods(host, "app", "x")
+	about := schedulertest.PodTerm(host, "app", "x")
 	for _, test := range []struct {
-		what    string
-		nodes   []*corev1.Node
-		running []*corev1.Pod
-		pod     *corev1.Pod
-		quiet   bool // nothing to filter by, nothing to score by
-		alone   bool // affinity keeps it from nowhere
+		what           string
+		nodes          []*corev1.Node
+		running        []*corev1.Pod
+		pod            *corev1.Pod
+		inactive       bool // nothing to filter by, nothing to score by
+		filtersNothing bool // affinity rejects no node
 	}{
-		{"no wishes on either side", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", x), true, true},
-		{"a hard constraint", nodes, nil, schedulertest.TestPod("p", schedulertest.Spread(host, 1, schedulertest.SpreadHard, "app", "x")), false, true},
-		{"a soft constraint", nodes, nil, schedulertest.TestPod("p", schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app", "x")), false, true},
-		{"it wants somebody near", nodes, nil, schedulertest.TestPod("p", x, schedulertest.NearTerm(about)), false, false},
-		{"it wants somebody away who is there", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.AwayTerm(about)), false, false},
-		{"it wants somebody away who is not", nodes, nil, schedulertest.TestPod("p", schedulertest.AwayTerm(about)), true, false},
-		{"it wants somebody away who is in no domain", unkeyed, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.AwayTerm(about)), true, false},
-		{"somebody wants it away", nodes, schedulertest.PodsOn("a", schedulertest.AwayTerm(about)), schedulertest.TestPod("p", x), false, false},
-		{"somebody in no domain wants it away", unkeyed, schedulertest.PodsOn("a", schedulertest.AwayTerm(about)), schedulertest.TestPod("p", x), false, true},
-		{"somebody wants others away", nodes, schedulertest.PodsOn("a", schedulertest.AwayTerm(about)), schedulertest.TestPod("p"), true, true},
-		{"somebody wants it near", nodes, schedulertest.PodsOn("a", schedulertest.NearTerm(about), x), schedulertest.TestPod("p", x), false, true},
-		{"it likes somebody who is there", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.LikesTerm(1, about)), false, true},
-		{"it likes somebody who is not", nodes, nil, schedulertest.TestPod("p", schedulertest.LikesTerm(1, about)), true, true},
-		{"it dislikes somebody who is there", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.DislikesTerm(1, about)), false, true},
-		{"somebody likes it", nodes, schedulertest.PodsOn("a", schedulertest.LikesTerm(1, about)), schedulertest.TestPod("p", x), false, true},
-		{"somebody dislikes it", nodes, schedulertest.PodsOn("a", schedulertest.DislikesTerm(1, about)), schedulertest.TestPod("p", x), false, true},
+		{"no constraints and no terms", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", x), true, true},
+		{"a hard constraint", nodes, nil, schedulertest.TestPod("p", schedulertest.Spread(host, 1, schedulertest.SpreadHard, "app=x")), false, true},
+		{"a soft constraint", nodes, nil, schedulertest.TestPod("p", schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app=x")), false, true},
+		{"required affinity", nodes, nil, schedulertest.TestPod("p", x, schedulertest.RequiredAffinity(about)), false, false},
+		{"required anti-affinity to a running pod", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(about)), false, false},
+		{"required anti-affinity, no such pod", nodes, nil, schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(about)), true, false},
+		{"required anti-affinity to a pod in no domain", unkeyed, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(about)), true, false},
+		{"anti-affinity of a running pod", nodes, schedulertest.PodsOn("a", schedulertest.RequiredAntiAffinity(about)), schedulertest.TestPod("p", x), false, false},
+		{"anti-affinity of a running pod in no domain", unkeyed, schedulertest.PodsOn("a", schedulertest.RequiredAntiAffinity(about)), schedulertest.TestPod("p", x), false, true},
+		{"anti-affinity of a running pod to other pods", nodes, schedulertest.PodsOn("a", schedulertest.RequiredAntiAffinity(about)), schedulertest.TestPod("p"), true, true},
+		{"required affinity of a running pod", nodes, schedulertest.PodsOn("a", schedulertest.RequiredAffinity(about), x), schedulertest.TestPod("p", x), false, true},
+		{"preferred affinity to a running pod", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.PreferredAffinity(1, about)), false, true},
+		{"preferred affinity, no such pod", nodes, nil, schedulertest.TestPod("p", schedulertest.PreferredAffinity(1, about)), true, true},
+		{"preferred anti-affinity to a running pod", nodes, schedulertest.PodsOn("a", x), schedulertest.TestPod("p", schedulertest.PreferredAntiAffinity(1, about)), false, true},
+		{"preferred affinity of a running pod", nodes, schedulertest.PodsOn("a", schedulertest.PreferredAffinity(1, about)), schedulertest.TestPod("p", x), false, true},
+		{"preferred anti-affinity of a running pod", nodes, schedulertest.PodsOn("a", schedulertest.PreferredAntiAffinity(1, about)), schedulertest.TestPod("p", x), false, true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			s := cluster(t, test.nodes, test.running...)
 			n := topologyOf(t, s, test.pod, plugins.DefaultProfile())
-			if n.inactive() != test.quiet || n.Affinity.FiltersNothing() != test.alone {
-				t.Errorf("quiet is %t, alone is %t, want %t, %t", n.inactive(), n.Affinity.FiltersNothing(), test.quiet, test.alone)
+			if n.inactive() != test.inactive || n.Affinity.FiltersNothing() != test.filtersNothing {
+				t.Errorf("inactive is %t, filtersNothing is %t, want %t, %t", n.inactive(), n.Affinity.FiltersNothing(), test.inactive, test.filtersNothing)
 			}
 			for _, p := range test.running {
 				s.DeletePod(p.UID)
 			}
-			// What was learned of the pod stays; only who is there has changed.
+			// The cached state stays valid: only the counts have changed.
 			if again := topologyOf(t, s, test.pod, plugins.DefaultProfile()); again != n {
-				t.Error("what was learned is learned again")
+				t.Error("the state was computed again")
 			}
-			own := len(test.pod.Spec.TopologySpreadConstraints) > 0 || test.what == "it wants somebody near"
+			own := len(test.pod.Spec.TopologySpreadConstraints) > 0 || test.what == "required affinity"
 			if n.inactive() == own {
-				t.Errorf("with nobody there, quiet is %t", n.inactive())
+				t.Errorf("without running pods, inactive is %t", n.inactive())
 			}
 		})
 	}
 }
 
-// What a profile does not want to hear is not said.
-func TestNeighbourhoodOfProfiles(t *testing.T) {
+// Extension points that a profile disables are not evaluated.
+func TestTopologyOfProfiles(t *testing.T) {
 	host, x := corev1.LabelHostname, schedulertest.Labelled("app", "x")
 	off := func(change func(*configv1.Plugins)) *plugins.Profile {
 		file := &configv1.Plugins{}
@@ -97,8 +97,8 @@ func TestNeighbourhoodOfProfiles(t *testing.T) {
 		}
 		return set
 	}
-	pod := schedulertest.TestPod("p", x, schedulertest.Spread(host, 1, schedulertest.SpreadHard, "app", "x"), schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app", "x"), schedulertest.AwayTerm(schedulertest.AboutPods(host, "app", "y")), schedulertest.LikesTerm(1, schedulertest.AboutPods(host, "app", "z")))
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.AwayTerm(schedulertest.AboutPods(host, "app", "x"))))...)
+	pod := schedulertest.TestPod("p", x, schedulertest.Spread(host, 1, schedulertest.SpreadHard, "app=x"), schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app=x"), schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "y")), schedulertest.PreferredAffinity(1, schedulertest.PodTerm(host, "app", "z")))
+	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "x"))))...)
 	for _, test := range []struct {
 		what    string
 		profile *plugins.Profile
@@ -119,7 +119,7 @@ func TestNeighbourhoodOfProfiles(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			s := s
 			if test.profile.Name == "own" { // several profiles of one name do not meet in one scheduler
-				s = cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.AwayTerm(schedulertest.AboutPods(host, "app", "x"))))...)
+				s = cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "x"))))...)
 			}
 			d, err := Schedule(s, infoOf(t, pod), test.profile)
 			if err != nil {
@@ -159,8 +159,8 @@ func TestNeighbourhoodOfProfiles(t *testing.T) {
 	}
 }
 
-// What is learned of pods is bounded, and forgotten when terms, namespaces or owners change.
-func TestNeighbourhoodsAreKeptAndForgotten(t *testing.T) {
+// Topology states are bounded in number, and invalidated when terms, namespaces or owners change.
+func TestTopologyIsCachedAndInvalidated(t *testing.T) {
 	profile := plugins.DefaultProfile()
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
 	first := topologyOf(t, s, schedulertest.TestPod("p", schedulertest.Labelled("app", "x")), profile)
@@ -206,11 +206,11 @@ func TestNeighbourhoodsAreKeptAndForgotten(t *testing.T) {
 	}
 }
 
-// A constraint that cannot be read keeps the pod from being scheduled at all.
-func TestNeighbourhoodThatCannotBeRead(t *testing.T) {
+// A constraint with an invalid selector fails scheduling.
+func TestTopologyWithInvalidSelector(t *testing.T) {
 	odd := schedulertest.SpreadSelector(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}})
 	for _, when := range []corev1.UnsatisfiableConstraintAction{schedulertest.SpreadHard, schedulertest.SpreadSoft} {
-		_, err := Schedule(cluster(t, []*corev1.Node{schedulertest.TestNode("a")}), infoOf(t, schedulertest.TestPod("p", schedulertest.Spread("zone", 1, when, "", "", odd))), plugins.DefaultProfile())
+		_, err := Schedule(cluster(t, []*corev1.Node{schedulertest.TestNode("a")}), infoOf(t, schedulertest.TestPod("p", schedulertest.Spread("zone", 1, when, "=", odd))), plugins.DefaultProfile())
 		if err == nil || IsUnschedulable(err) || !strings.Contains(err.Error(), "Odd") {
 			t.Errorf("%s: %v", when, err)
 		}
@@ -223,7 +223,7 @@ func TestAllNodesEqualEachNode(t *testing.T) {
 	codes := map[uint8]int{}
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 91))
-		nodes := schedulertest.NodesNamed(8, func(int) schedulertest.NodeOption {
+		nodes := schedulertest.TestNodes(8, func(int) schedulertest.NodeOption {
 			set := schedulertest.RandomLabels(r, []string{corev1.LabelTopologyZone, "rack"}, "1", "2", "3")
 			return func(n *corev1.Node) { maps.Copy(n.Labels, set) }
 		})
@@ -245,7 +245,7 @@ func TestAllNodesEqualEachNode(t *testing.T) {
 			case 1:
 				schedulertest.WithAntiAffinity(key(), "app", value())(pod)
 			default:
-				schedulertest.Spread(key(), int32(1+r.IntN(2)), schedulertest.SpreadHard, "app", value())(pod)
+				schedulertest.Spread(key(), int32(1+r.IntN(2)), schedulertest.SpreadHard, "app="+value())(pod)
 			}
 		}
 		n := topologyOf(t, s, pod, profile)
@@ -282,7 +282,7 @@ func TestNeighbourRefusals(t *testing.T) {
 		r := plugins.TopologyRefusals[code]
 		text := strings.Join(r.Reasons, ", ")
 		if r.Unresolvable {
-			text = schedulertest.Lasting + text
+			text = schedulertest.UnresolvablePrefix + text
 		}
 		if r.Plugin != want.rule || text != want.text {
 			t.Errorf("code %d: %s says %q, want %s, %q", code, r.Plugin, text, want.rule, want.text)
@@ -295,7 +295,7 @@ func TestNeighbourRefusals(t *testing.T) {
 
 // The arithmetic of one constraint at one node, at its limits.
 func TestSpreadLimitCheck(t *testing.T) {
-	column := &snapshot.LabelColumn{Of: []int32{0, 1, snapshot.NoValue, 2}, Values: []string{"1", "2", "3"}}
+	column := &snapshot.LabelColumn{ValueOf: []int32{0, 1, snapshot.NoValue, 2}, Values: []string{"1", "2", "3"}}
 	for _, test := range []struct {
 		what          string
 		pods          []int32

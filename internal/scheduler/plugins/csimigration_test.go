@@ -62,12 +62,12 @@ func TestVolumesAsNodesSeeThem(t *testing.T) {
 			left bool // this kind to its driver
 		}{
 			{"a node that tells nothing", nil, false},
-			{"a node without a note", schedulertest.DriversOn("a", nil), false},
-			{"a node with an empty note", schedulertest.DriversOn("a", nil, ""), false},
-			{"a node that has left another kind", schedulertest.DriversOn("a", nil, "kubernetes.io/other"), false},
-			{"a node that has left this kind", schedulertest.DriversOn("a", nil, test.plugin), true},
-			{"a node that has left several", schedulertest.DriversOn("a", nil, "kubernetes.io/other", test.plugin), true},
-			{"a node that only looks as if", schedulertest.DriversOn("a", nil, test.plugin+"x", "x"+test.plugin), false},
+			{"a node without a note", schedulertest.CSINodeWithDrivers("a", nil), false},
+			{"a node with an empty note", schedulertest.CSINodeWithDrivers("a", nil, ""), false},
+			{"a node that has left another kind", schedulertest.CSINodeWithDrivers("a", nil, "kubernetes.io/other"), false},
+			{"a node that has left this kind", schedulertest.CSINodeWithDrivers("a", nil, test.plugin), true},
+			{"a node that has left several", schedulertest.CSINodeWithDrivers("a", nil, "kubernetes.io/other", test.plugin), true},
+			{"a node that only looks as if", schedulertest.CSINodeWithDrivers("a", nil, test.plugin+"x", "x"+test.plugin), false},
 		} {
 			t.Run(what+"/"+node.what, func(t *testing.T) {
 				pv := schedulertest.StorageVolume("v", schedulertest.VolumeSource(test.source), schedulertest.VolumeLabel(corev1.LabelTopologyZone, "z"))
@@ -91,7 +91,7 @@ func TestVolumesAsNodesSeeThem(t *testing.T) {
 	}
 	// A volume of a driver is what it is.
 	pv := schedulertest.StorageVolume("v")
-	if got, err := snapshot.TranslateForNode(pv, schedulertest.DriversOn("a", nil, "kubernetes.io/aws-ebs")); got != pv || err != nil {
+	if got, err := snapshot.TranslateForNode(pv, schedulertest.CSINodeWithDrivers("a", nil, "kubernetes.io/aws-ebs")); got != pv || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 }

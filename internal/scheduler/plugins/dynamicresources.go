@@ -123,18 +123,18 @@ func checkClasses(s *snapshot.Snapshot, claim *resourcev1.ResourceClaim) *Refusa
 
 // AllocateOn finds devices for the open claims on a node, and for what the pod asks as extended resources.
 func (q *PodDevices) AllocateOn(s *snapshot.Snapshot, node int32) ([]snapshot.ClaimAllocation, *Refusal) {
-	open := q.unallocated
-	var extra *snapshot.ExtendedClaim
+	unallocated := q.unallocated
+	var extended *snapshot.ExtendedClaim
 	if q.Extended != nil {
 		var refusal *Refusal
-		if extra, refusal = q.Extended.on(s, node); refusal != nil {
+		if extended, refusal = q.Extended.claimOn(s, node); refusal != nil {
 			return nil, refusal
 		}
-		if extra != nil {
-			open = append(slices.Clip(open), extra.Claim)
+		if extended != nil {
+			unallocated = append(slices.Clip(unallocated), extended.Claim)
 		}
 	}
-	grants, refusal := q.allocate(s, node, open)
+	allocations, refusal := q.allocate(s, node, unallocated)
 	if refusal != nil {
 		return nil, refusal
 	}
@@ -143,21 +143,21 @@ func (q *PodDevices) AllocateOn(s *snapshot.Snapshot, node int32) ([]snapshot.Cl
 			return nil, ClaimNotAvailable
 		}
 	}
-	if extra != nil {
-		grants[len(open)-1].Extended = extra
+	if extended != nil {
+		allocations[len(unallocated)-1].Extended = extended
 	}
-	return grants, nil
+	return allocations, nil
 }
 
 // Unavailable reports whether a held claim keeps the pod from a node.
-func (q *PodDevices) Unavailable(held int, node int32) bool {
-	selection := q.selections[held]
-	return !q.usable[held] || selection != nil && !selection.Matches(node)
+func (q *PodDevices) Unavailable(claim int, node int32) bool {
+	selection := q.selections[claim]
+	return !q.usable[claim] || selection != nil && !selection.Matches(node)
 }
 
 // allocate finds devices for claims on a node.
-func (q *PodDevices) allocate(s *snapshot.Snapshot, node int32, open []*resourcev1.ResourceClaim) ([]snapshot.ClaimAllocation, *Refusal) {
-	if len(open) == 0 {
+func (q *PodDevices) allocate(s *snapshot.Snapshot, node int32, unallocated []*resourcev1.ResourceClaim) ([]snapshot.ClaimAllocation, *Refusal) {
+	if len(unallocated) == 0 {
 		return nil, nil
 	}
 	ctx := context.Background()
@@ -166,7 +166,7 @@ func (q *PodDevices) allocate(s *snapshot.Snapshot, node int32, open []*resource
 		defer cancel()
 		ctx = limited
 	}
-	results, err := q.allocator.Allocate(ctx, s.NodeInfos[node].Node, open)
+	results, err := q.allocator.Allocate(ctx, s.NodeInfos[node].Node, unallocated)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, &Refusal{Plugin: DynamicResourcesName, Err: fmt.Errorf("node %s: timed out trying to allocate devices", s.NodeInfos[node].Name)}
@@ -174,14 +174,14 @@ func (q *PodDevices) allocate(s *snapshot.Snapshot, node int32, open []*resource
 		return nil, Refuse(DynamicResourcesName, true, err.Error())
 	case err != nil:
 		return nil, &Refusal{Plugin: DynamicResourcesName, Err: err}
-	case len(results) != len(open):
+	case len(results) != len(unallocated):
 		return nil, cannotAllocate
 	}
-	grants := make([]snapshot.ClaimAllocation, len(open))
-	for i, claim := range open {
-		grants[i] = snapshot.ClaimAllocation{Claim: claim, Allocation: &results[i]}
+	allocations := make([]snapshot.ClaimAllocation, len(unallocated))
+	for i, claim := range unallocated {
+		allocations[i] = snapshot.ClaimAllocation{Claim: claim, Allocation: &results[i]}
 	}
-	return grants, nil
+	return allocations, nil
 }
 
 func (r *dynamicResources) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Refusal) {
@@ -211,20 +211,20 @@ func (r *dynamicResources) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scor
 	if len(q.unallocated) == 0 && q.Extended == nil {
 		return Scorer{}
 	}
-	var held int64
+	var allocatedScore int64
 	for _, claim := range q.Allocated {
-		held += subrequestScore(claim, claim.Status.Allocation)
+		allocatedScore += subrequestScore(claim, claim.Status.Allocation)
 	}
-	if held == 0 && !slices.ContainsFunc(q.unallocated, hasAlternatives) {
+	if allocatedScore == 0 && !slices.ContainsFunc(q.unallocated, hasAlternatives) {
 		return Scorer{}
 	}
-	return Scorer{Volatile: true, Normalization: HigherIsBetter, Of: func(node int32) (sum int64) {
-		grants, refusal := q.AllocateOn(s, node)
+	return Scorer{Volatile: true, Normalization: HigherIsBetter, Score: func(node int32) (sum int64) {
+		allocations, refusal := q.AllocateOn(s, node)
 		if refusal != nil {
 			return 0
 		}
-		sum = held
-		for _, g := range grants {
+		sum = allocatedScore
+		for _, g := range allocations {
 			sum += subrequestScore(g.Claim, g.Allocation)
 		}
 		return sum
@@ -236,14 +236,14 @@ func hasAlternatives(claim *resourcev1.ResourceClaim) bool {
 }
 
 func subrequestScore(claim *resourcev1.ResourceClaim, allocation *resourcev1.AllocationResult) (sum int64) {
-	given := map[string]bool{}
+	allocated := map[string]bool{}
 	for i := range allocation.Devices.Results {
-		given[allocation.Devices.Results[i].Request] = true
+		allocated[allocation.Devices.Results[i].Request] = true
 	}
 	for i := range claim.Spec.Devices.Requests {
 		request := &claim.Spec.Devices.Requests[i]
 		for n, sub := range request.FirstAvailable {
-			if given[resourceclaim.CreateSubRequestRef(request.Name, sub.Name)] {
+			if allocated[resourceclaim.CreateSubRequestRef(request.Name, sub.Name)] {
 				sum += int64(resourcev1.FirstAvailableDeviceRequestMaxSize - n)
 			}
 		}
@@ -299,8 +299,8 @@ func BindingConditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 		if len(r.BindingConditions) == 0 {
 			continue
 		}
-		conditions, told := deviceConditions(claim, r)
-		if !told {
+		conditions, found := deviceConditions(claim, r)
+		if !found {
 			return false, nil
 		}
 		for _, name := range r.BindingFailureConditions {
@@ -318,7 +318,7 @@ func BindingConditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 }
 
 // deviceConditions are what a driver has told of an allocated device.
-func deviceConditions(claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequestAllocationResult) (conditions []metav1.Condition, told bool) {
+func deviceConditions(claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequestAllocationResult) (conditions []metav1.Condition, found bool) {
 	for i := range claim.Status.Devices {
 		d := &claim.Status.Devices[i]
 		share := ""

@@ -14,7 +14,7 @@ import (
 )
 
 // classedResource is an extended resource a pod asks for, and the class that stands for it, if one does.
-type classedResource struct {
+type extendedResource struct {
 	name  corev1.ResourceName
 	class *resourcev1.DeviceClass
 }
@@ -22,7 +22,7 @@ type classedResource struct {
 // extendedDevices is what one pod asks for by names of extended resources.
 type extendedDevices struct {
 	pod       *corev1.Pod
-	resources []classedResource
+	resources []extendedResource
 	// Stale is a claim made for the pod when it was tried before. It goes before the pod is tried again.
 	Stale *resourcev1.ResourceClaim
 	// claims are made once for each set of resources that nodes do not offer themselves.
@@ -36,24 +36,24 @@ var (
 
 // newExtendedDevices reads what a pod asks for; nil when no class stands for any of it.
 func newExtendedDevices(s *snapshot.Snapshot, p *snapshot.PodInfo) *extendedDevices {
-	if !s.Devices.HaveClassFor(p.Request.Extended) {
+	if !s.Devices.HasClassFor(p.Request.Extended) {
 		return nil
 	}
 	e := &extendedDevices{pod: p.Pod, Stale: s.Devices.ExtendedClaimOf(p.Pod), claims: map[string]*snapshot.ExtendedClaim{}}
 	for _, a := range p.Request.Extended {
-		if a.Value > 0 && (snapshot.Extended(a.Resource) || strings.HasPrefix(string(a.Resource), resourcev1.ResourceDeviceClassPrefix)) {
-			e.resources = append(e.resources, classedResource{name: a.Resource, class: s.Devices.ClassFor(a.Resource)})
+		if a.Value > 0 && (snapshot.IsExtendedResource(a.Resource) || strings.HasPrefix(string(a.Resource), resourcev1.ResourceDeviceClassPrefix)) {
+			e.resources = append(e.resources, extendedResource{name: a.Resource, class: s.Devices.ClassFor(a.Resource)})
 		}
 	}
 	return e
 }
 
 // on is the claim that the pod needs on a node; nil when the node offers everything itself.
-func (e *extendedDevices) on(s *snapshot.Snapshot, node int32) (*snapshot.ExtendedClaim, *Refusal) {
+func (e *extendedDevices) claimOn(s *snapshot.Snapshot, node int32) (*snapshot.ExtendedClaim, *Refusal) {
 	if e.Stale != nil {
 		return nil, staleExtendedClaim
 	}
-	var missing []classedResource
+	var missing []extendedResource
 	key := ""
 	for _, r := range e.resources {
 		amount, listed := s.NodeInfos[node].Node.Status.Allocatable[r.name]
@@ -74,7 +74,7 @@ func (e *extendedDevices) on(s *snapshot.Snapshot, node int32) (*snapshot.Extend
 }
 
 // newExtendedClaim makes a claim for resources of a pod. Its name is not one the API server would take: it gives the claim another.
-func newExtendedClaim(pod *corev1.Pod, resources []classedResource) *snapshot.ExtendedClaim {
+func newExtendedClaim(pod *corev1.Pod, resources []extendedResource) *snapshot.ExtendedClaim {
 	requests, mappings := extendedRequests(pod, resources)
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: ptr.To(true)}
 	return &snapshot.ExtendedClaim{Mappings: mappings, Claim: &resourcev1.ResourceClaim{
@@ -88,9 +88,9 @@ func newExtendedClaim(pod *corev1.Pod, resources []classedResource) *snapshot.Ex
 
 // extendedRequests are the requests for resources of a pod, and who uses them. Containers that stay have requests of their own. Init
 // containers are done before later containers start: they use what those will have and, for the rest, one request among them all.
-func extendedRequests(pod *corev1.Pod, resources []classedResource) (requests []resourcev1.DeviceRequest, mappings []corev1.ContainerExtendedResourceRequest) {
+func extendedRequests(pod *corev1.Pod, resources []extendedResource) (requests []resourcev1.DeviceRequest, mappings []corev1.ContainerExtendedResourceRequest) {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	passes := func(i int) bool {
+	endsEarly := func(i int) bool {
 		policy := containers[i].RestartPolicy
 		return i < len(pod.Spec.InitContainers) && (policy == nil || *policy != corev1.ContainerRestartPolicyAlways)
 	}
@@ -100,7 +100,7 @@ func extendedRequests(pod *corev1.Pod, resources []classedResource) (requests []
 		}
 		own := make([]*resourcev1.DeviceRequest, len(containers))
 		for i := range containers {
-			if n := askedOf(&containers[i], r.name); n > 0 && !passes(i) {
+			if n := requestedOf(&containers[i], r.name); n > 0 && !endsEarly(i) {
 				own[i] = requestFor(i, &containers[i], r, n)
 				requests = append(requests, *own[i])
 				mappings = append(mappings, uses(i, own[i].Name))
@@ -109,8 +109,8 @@ func extendedRequests(pod *corev1.Pod, resources []classedResource) (requests []
 		var shared *resourcev1.DeviceRequest
 		var sharing []int
 		for i := range containers {
-			n := askedOf(&containers[i], r.name)
-			if n == 0 || !passes(i) {
+			n := requestedOf(&containers[i], r.name)
+			if n == 0 || !endsEarly(i) {
 				continue
 			}
 			for _, later := range own[i:] {
@@ -139,7 +139,7 @@ func extendedRequests(pod *corev1.Pod, resources []classedResource) (requests []
 }
 
 // askedOf is how much of a resource a container asks for.
-func askedOf(c *corev1.Container, name corev1.ResourceName) int64 {
+func requestedOf(c *corev1.Container, name corev1.ResourceName) int64 {
 	quantity := c.Resources.Requests[name]
 	n, whole := quantity.AsInt64()
 	if !whole {
@@ -149,15 +149,15 @@ func askedOf(c *corev1.Container, name corev1.ResourceName) int64 {
 }
 
 // requestFor asks for devices for one container. Its name tells the container's place and the resource's place among what it asks.
-func requestFor(i int, c *corev1.Container, r classedResource, count int64) *resourcev1.DeviceRequest {
-	place := 0
+func requestFor(i int, c *corev1.Container, r extendedResource, count int64) *resourcev1.DeviceRequest {
+	index := 0
 	for name := range c.Resources.Requests {
 		if name < r.name {
-			place++
+			index++
 		}
 	}
 	return &resourcev1.DeviceRequest{
-		Name: fmt.Sprintf("container-%d-request-%d", i, place),
+		Name: fmt.Sprintf("container-%d-request-%d", i, index),
 		Exactly: &resourcev1.ExactDeviceRequest{
 			DeviceClassName: r.class.Name, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: count,
 		},

@@ -28,14 +28,14 @@ func TestClassFor(t *testing.T) {
 		want           string
 	}{
 		{"no class", "example.com/gpu", nil, ""},
-		{"a class for nothing", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "", 0)}, ""},
-		{"a class for it", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "example.com/gpu", 0)}, "a"},
-		{"a class for another", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "example.com/nic", 0)}, ""},
-		{"the newer of two", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "example.com/gpu", time.Hour), schedulertest.ClassStandingFor("b", "example.com/gpu", 0)}, "b"},
-		{"of the same age, the first by name", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("b", "example.com/gpu", 0), schedulertest.ClassStandingFor("a", "example.com/gpu", 0)}, "a"},
-		{"its own name", "deviceclass.resource.kubernetes.io/a", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "example.com/gpu", 0)}, "a"},
-		{"the own name of a class that is not there", "deviceclass.resource.kubernetes.io/b", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "", 0)}, ""},
-		{"a resource of nodes", "cpu", []*resourcev1.DeviceClass{schedulertest.ClassStandingFor("a", "example.com/gpu", 0)}, ""},
+		{"a class for nothing", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "", 0)}, ""},
+		{"a class for it", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "example.com/gpu", 0)}, "a"},
+		{"a class for another", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "example.com/nic", 0)}, ""},
+		{"the newer of two", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "example.com/gpu", time.Hour), schedulertest.ClassForExtendedResource("b", "example.com/gpu", 0)}, "b"},
+		{"of the same age, the first by name", "example.com/gpu", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("b", "example.com/gpu", 0), schedulertest.ClassForExtendedResource("a", "example.com/gpu", 0)}, "a"},
+		{"its own name", "deviceclass.resource.kubernetes.io/a", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "example.com/gpu", 0)}, "a"},
+		{"the own name of a class that is not there", "deviceclass.resource.kubernetes.io/b", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "", 0)}, ""},
+		{"a resource of nodes", "cpu", []*resourcev1.DeviceClass{schedulertest.ClassForExtendedResource("a", "example.com/gpu", 0)}, ""},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			d := snapshot.NewDeviceObjects()
@@ -60,7 +60,7 @@ func TestExtendedResourcesFromDevices(t *testing.T) {
 	stale.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: "p", UID: "p", Controller: ptr.To(true)}}
 	other := stale.DeepCopy()
 	other.OwnerReferences[0].UID = "q"
-	standing := schedulertest.ClassStandingFor("class", "example.com/gpu", 0)
+	standing := schedulertest.ClassForExtendedResource("class", "example.com/gpu", 0)
 	// Node a offers two itself; b has two devices, c one and d none.
 	for what, test := range map[string]struct {
 		objects []metav1.Object
@@ -85,7 +85,7 @@ func TestExtendedResourcesFromDevices(t *testing.T) {
 			objects: []metav1.Object{standing}, pod: schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "0")), want: map[string]string{},
 		},
 		"taken by a claim": {
-			objects: []metav1.Object{standing, schedulertest.ClaimHolding("x", "c", "device-0")}, pod: schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")),
+			objects: []metav1.Object{standing, schedulertest.AllocatedClaim("x", "c", "device-0")}, pod: schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")),
 			want: map[string]string{"c": "cannot allocate all claims", "d": "cannot allocate all claims"},
 		},
 		"nodes that offer it count themselves": {
@@ -93,7 +93,7 @@ func TestExtendedResourcesFromDevices(t *testing.T) {
 			want: map[string]string{"a": elsewhere, "d": "cannot allocate all claims"},
 		},
 		"the class's own name": {
-			objects: []metav1.Object{schedulertest.ClassStandingFor("class", "", 0)}, pod: schedulertest.TestPod("p", schedulertest.Requesting("deviceclass.resource.kubernetes.io/class", "2")),
+			objects: []metav1.Object{schedulertest.ClassForExtendedResource("class", "", 0)}, pod: schedulertest.TestPod("p", schedulertest.Requesting("deviceclass.resource.kubernetes.io/class", "2")),
 			want: map[string]string{"a": "cannot allocate all claims", "c": "cannot allocate all claims", "d": "cannot allocate all claims"},
 		},
 		"a resource nobody stands for": {
@@ -130,7 +130,7 @@ func TestExtendedResourcesFromDevices(t *testing.T) {
 func TestClassesComeAndGo(t *testing.T) {
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
 	s.SetObject(schedulertest.DeviceSlice("a", 1))
-	class := schedulertest.ClassStandingFor("class", "example.com/gpu", 0)
+	class := schedulertest.ClassForExtendedResource("class", "example.com/gpu", 0)
 	for round := range 3 {
 		if got := filterReasons(t, s, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), DefaultProfile()); got["a"] == "" {
 			t.Fatalf("round %d: fits without a class", round)
@@ -144,7 +144,7 @@ func TestClassesComeAndGo(t *testing.T) {
 }
 
 func TestExtendedRequests(t *testing.T) {
-	class := schedulertest.ClassStandingFor("class", "example.com/gpu", 0)
+	class := schedulertest.ClassForExtendedResource("class", "example.com/gpu", 0)
 	type container struct {
 		name  string
 		count string // "" asks for none
@@ -186,7 +186,7 @@ func TestExtendedRequests(t *testing.T) {
 			for _, c := range test.main {
 				pod.Spec.Containers = append(pod.Spec.Containers, made(c))
 			}
-			requests, mappings := extendedRequests(pod, []classedResource{{name: schedulertest.Gpu, class: class}})
+			requests, mappings := extendedRequests(pod, []extendedResource{{name: schedulertest.Gpu, class: class}})
 			var gotRequests, gotUses []string
 			for _, r := range requests {
 				gotRequests = append(gotRequests, fmt.Sprintf("%s=%d", r.Name, r.Exactly.Count))
@@ -220,9 +220,9 @@ func TestDevicesInScores(t *testing.T) {
 	each := schedulertest.DeviceSlice("each", 2)
 	each.Spec.NodeName, each.Spec.PerDeviceNodeSelection = nil, ptr.To(true)
 	each.Spec.Devices[0].NodeName, each.Spec.Devices[1].AllNodes = ptr.To("a"), ptr.To(true)
-	none := schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0)
+	none := schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0)
 	none.Spec.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: `device.driver == "other"`}}}
-	class := schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0)
+	class := schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0)
 	for _, test := range []struct {
 		what    string
 		objects []metav1.Object
@@ -230,7 +230,7 @@ func TestDevicesInScores(t *testing.T) {
 	}{
 		{"no class", []metav1.Object{schedulertest.DeviceSlice("a", 4)}, [2]int64{0, 0}},
 		{"devices of one node", []metav1.Object{class, schedulertest.DeviceSlice("a", 4)}, [2]int64{75, 0}},
-		{"some are taken", []metav1.Object{class, schedulertest.DeviceSlice("a", 4), schedulertest.ClaimHolding("x", "a", "device-0", "device-1")}, [2]int64{25, 0}},
+		{"some are taken", []metav1.Object{class, schedulertest.DeviceSlice("a", 4), schedulertest.AllocatedClaim("x", "a", "device-0", "device-1")}, [2]int64{25, 0}},
 		{"devices of every node", []metav1.Object{class, schedulertest.DeviceSlice("a", 1), everywhere}, [2]int64{50, 0}},
 		{"devices of a zone", []metav1.Object{class, inZone}, [2]int64{0, 50}},
 		{"devices that say where they are", []metav1.Object{class, each}, [2]int64{50, 0}},
@@ -242,7 +242,7 @@ func TestDevicesInScores(t *testing.T) {
 				s.SetObject(o)
 			}
 			score := rule.(ScorePlugin).Score(s, infoOf(t, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1"))))
-			if got := [2]int64{score.Of(0), score.Of(1)}; got != test.want {
+			if got := [2]int64{score.Score(0), score.Score(1)}; got != test.want {
 				t.Errorf("scores %v, want %v", got, test.want)
 			}
 		})
@@ -251,7 +251,7 @@ func TestDevicesInScores(t *testing.T) {
 
 // waitingClaim is an allocated claim whose device has conditions; nil conditions are those of a driver that has told nothing.
 func waitingClaim(name string, age time.Duration, conditions map[string]metav1.ConditionStatus) *resourcev1.ResourceClaim {
-	claim := schedulertest.ClaimHolding(name, "a", "device-0")
+	claim := schedulertest.AllocatedClaim(name, "a", "device-0")
 	r := &claim.Status.Allocation.Devices.Results[0]
 	r.BindingConditions, r.BindingFailureConditions = []string{"Attached", "Cool"}, []string{"Broken"}
 	claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now().Add(-age)}
@@ -365,7 +365,7 @@ func TestExtendedRequestsAreAsTheModelSays(t *testing.T) {
 				pod.Spec.Containers = append(pod.Spec.Containers, c)
 			}
 		}
-		requests, mappings := extendedRequests(pod, []classedResource{{name: schedulertest.Gpu, class: schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0)}})
+		requests, mappings := extendedRequests(pod, []extendedResource{{name: schedulertest.Gpu, class: schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0)}})
 		counts, total := map[string]int64{}, int64(0)
 		for _, r := range requests {
 			if counts[r.Name] != 0 || r.Exactly.Count <= 0 || r.Exactly.DeviceClassName != "class" || r.Exactly.AllocationMode != resourcev1.DeviceAllocationModeExactCount {
@@ -400,7 +400,7 @@ func TestExtendedRequestsOfSeveralResources(t *testing.T) {
 	const nic = corev1.ResourceName("example.com/nic")
 	pod := schedulertest.TestPod("p", schedulertest.Requesting(nic, "1"), schedulertest.Requesting(schedulertest.Gpu, "2"), schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("1Gi"))
 	pod.Spec.InitContainers = []corev1.Container{{Name: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{nic: resource.MustParse("3")}}}}
-	requests, mappings := extendedRequests(pod, []classedResource{{schedulertest.Gpu, schedulertest.ClassStandingFor("gpus", "", 0)}, {nic, schedulertest.ClassStandingFor("nics", "", 0)}})
+	requests, mappings := extendedRequests(pod, []extendedResource{{schedulertest.Gpu, schedulertest.ClassForExtendedResource("gpus", "", 0)}, {nic, schedulertest.ClassForExtendedResource("nics", "", 0)}})
 	var got []string
 	for _, r := range requests {
 		got = append(got, fmt.Sprintf("%s=%d of %s", r.Name, r.Exactly.Count, r.Exactly.DeviceClassName))
@@ -426,7 +426,7 @@ func TestAskedOf(t *testing.T) {
 		if test.quantity != "" {
 			c.Resources.Requests = corev1.ResourceList{schedulertest.Gpu: resource.MustParse(test.quantity)}
 		}
-		if got := askedOf(c, schedulertest.Gpu); got != test.want {
+		if got := requestedOf(c, schedulertest.Gpu); got != test.want {
 			t.Errorf("%q: %d, want %d", test.quantity, got, test.want)
 		}
 	}
@@ -436,7 +436,7 @@ func TestAskedOf(t *testing.T) {
 func TestExtendedOn(t *testing.T) {
 	const nic = corev1.ResourceName("example.com/nic")
 	const own = corev1.ResourceName("deviceclass.resource.kubernetes.io/nics")
-	gpus, nics := schedulertest.ClassStandingFor("gpus", string(schedulertest.Gpu), 0), schedulertest.ClassStandingFor("nics", string(nic), 0)
+	gpus, nics := schedulertest.ClassForExtendedResource("gpus", string(schedulertest.Gpu), 0), schedulertest.ClassForExtendedResource("nics", string(nic), 0)
 	both := schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1"), schedulertest.Requesting(nic, "2"))
 	for _, test := range []struct {
 		what    string
@@ -462,7 +462,7 @@ func TestExtendedOn(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			s := knowing(t, []*corev1.Node{test.node}, test.classes)
 			e := newExtendedDevices(s, infoOf(t, test.pod))
-			claim, refusal := e.on(s, 0)
+			claim, refusal := e.claimOn(s, 0)
 			got := "-"
 			if refusal != nil {
 				got = strings.Join(refusal.Reasons, ", ")
@@ -479,7 +479,7 @@ func TestExtendedOn(t *testing.T) {
 				if c.Namespace != "default" || c.GenerateName != "p-extended-resources-" || !snapshot.IsExtendedResourceClaim(c) || !metav1.IsControlledBy(c, test.pod) || c.OwnerReferences[0].Kind != "Pod" || c.OwnerReferences[0].APIVersion != "v1" || c.OwnerReferences[0].Name != "p" {
 					t.Errorf("claim %+v", c.ObjectMeta)
 				}
-				if again, _ := e.on(s, 0); again != claim {
+				if again, _ := e.claimOn(s, 0); again != claim {
 					t.Error("the claim is made twice")
 				}
 			}
@@ -497,17 +497,17 @@ func TestExtendedClaimOf(t *testing.T) {
 		claim *resourcev1.ResourceClaim
 		found bool
 	}{
-		{"made for it", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("p"), schedulertest.StandingForExtended), true},
-		{"made for another", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("q"), schedulertest.StandingForExtended), false},
+		{"made for it", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim), true},
+		{"made for another", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("q"), schedulertest.ExtendedResourceClaim), false},
 		{"its own, for something else", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("p")), false},
-		{"not its controller", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("p"), schedulertest.StandingForExtended, func(c *resourcev1.ResourceClaim) { c.OwnerReferences[0].Controller = nil }), false},
-		{"nobody's", schedulertest.DevicesClaim("x", schedulertest.StandingForExtended), false},
+		{"not its controller", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim, func(c *resourcev1.ResourceClaim) { c.OwnerReferences[0].Controller = nil }), false},
+		{"nobody's", schedulertest.DevicesClaim("x", schedulertest.ExtendedResourceClaim), false},
 		{"said not to be", schedulertest.DevicesClaim("x", schedulertest.OwnedBy("p"), func(c *resourcev1.ResourceClaim) {
 			c.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "false"}
 		}), false},
 	} {
 		d := snapshot.NewDeviceObjects()
-		d.SetObject(schedulertest.DevicesClaim("other", schedulertest.OwnedBy("q"), schedulertest.StandingForExtended))
+		d.SetObject(schedulertest.DevicesClaim("other", schedulertest.OwnedBy("q"), schedulertest.ExtendedResourceClaim))
 		d.SetObject(test.claim)
 		if got := d.ExtendedClaimOf(pod); (got != nil) != test.found {
 			t.Errorf("%s: found %v", test.what, got)
@@ -571,7 +571,7 @@ func TestDeviceCountsAreAsTheModelSays(t *testing.T) {
 			}
 			return nil, nil, ptr.To(true), func(int) bool { return true }
 		}
-		holder := schedulertest.ClaimHolding("holder", "none")
+		holder := schedulertest.AllocatedClaim("holder", "none")
 		for i := range random.IntN(4) {
 			slice := schedulertest.ModelSlice(fmt.Sprint("pool", i), []string{"large", "small", "large", "large"}[:random.IntN(5)]...)
 			var on func(int) bool
@@ -587,13 +587,13 @@ func TestDeviceCountsAreAsTheModelSays(t *testing.T) {
 				}
 				taken := random.IntN(2) == 0
 				if taken {
-					schedulertest.Holds("r", slice.Spec.Pool.Name, device.Name)(holder)
+					schedulertest.AllocatedDevice("r", slice.Spec.Pool.Name, device.Name)(holder)
 				}
 				for node := range want {
 					if on(node) && *device.Attributes["model"].StringValue == "large" {
-						want[node].All++
+						want[node].Total++
 						if taken {
-							want[node].Taken++
+							want[node].Allocated++
 						}
 					}
 				}
@@ -613,7 +613,7 @@ func TestDeviceCountsAreAsTheModelSays(t *testing.T) {
 // Classes stand for what pods ask some of.
 func TestStandFor(t *testing.T) {
 	d := snapshot.NewDeviceObjects()
-	d.SetObject(schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0))
+	d.SetObject(schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
 	for _, test := range []struct {
 		rule    string
 		amounts []snapshot.Amount
@@ -624,7 +624,7 @@ func TestStandFor(t *testing.T) {
 		{"the class by its own name", []snapshot.Amount{{Resource: "deviceclass.resource.kubernetes.io/class", Value: 1}}, true},
 		{"a class that is not there", []snapshot.Amount{{Resource: "deviceclass.resource.kubernetes.io/other", Value: 1}}, false},
 	} {
-		if got := d.HaveClassFor(test.amounts); got != test.want {
+		if got := d.HasClassFor(test.amounts); got != test.want {
 			t.Errorf("%s: %t", test.rule, got)
 		}
 	}

@@ -39,74 +39,74 @@ func TestDynamicResourcesFilter(t *testing.T) {
 		what  string
 		known schedulertest.Objects
 		pod   *corev1.Pod
-		want  schedulertest.Says
+		want  schedulertest.Verdicts
 	}{
-		{"a pod without claims", nil, schedulertest.TestPod("p"), schedulertest.Says{}},
-		{"a claim that is missing", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": `never: could not find ResourceClaim "default/x"`}},
-		{"a claim of another namespace", schedulertest.Objects{func() *resourcev1.ResourceClaim { c := one.DeepCopy(); c.Namespace = "other"; return c }()}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"*": `never: could not find ResourceClaim "default/one"`}},
-		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.LeavingDevices)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": `never: resourceclaim "x" is being deleted`}},
-		{"a claim not made yet", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), schedulertest.Says{"*": `never: pod "default/p": ResourceClaim not created yet`}},
-		{"a claim that was not needed after all", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "-")), schedulertest.Says{}},
-		{"a claim made for the pod", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.Exactly("r", "class", 2, ""), schedulertest.OwnedBy("p"))}, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d")), schedulertest.Says{"a": none, "c": none}},
-		{"a claim made for another pod", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"))}, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d")), schedulertest.Says{"*": "never: ResourceClaim default/p-d was not created for Pod default/p (Pod is not owner)"}},
-		{"a claim another pod owns, asked for by name", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"c": none}},
-		{"neither a name nor a template", nil, schedulertest.TestPod("p", func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "d"}} }), schedulertest.Says{"*": `never: pod "default/p", spec.resourceClaim "d": none of the supported fields are set`}},
-		{"a class that is missing", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "other", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": "never: request r: device class other does not exist"}},
-		{"the first class that is missing", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r1", "class", 1, ""), schedulertest.Exactly("r2", "other", 1, ""), schedulertest.Exactly("r3", "third", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": "never: request r2: device class other does not exist"}},
-		{"the first alternative whose class is missing", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.FirstOf("r", schedulertest.NewAlternative("s1", "class", 1, ""), schedulertest.NewAlternative("s2", "other", 1, ""), schedulertest.NewAlternative("s3", "third", 1, "")))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": "never: request r/s2: device class other does not exist"}},
-		{"a request for no class", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": "error: request r: unsupported request type"}},
-		{"a request of a kind we do not know", schedulertest.Objects{schedulertest.DevicesClaim("x", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: "r"}} })}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"*": "never: resource claim default/x, request r: unknown request type"}},
-		{"a class that is missing does not matter to who has devices", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "other", 1, ""), schedulertest.Holds("r", "a", "device-0"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{}},
-		{"the first claim that is wrong", schedulertest.Objects{one}, schedulertest.TestPod("p", schedulertest.Claiming("one"), schedulertest.Claiming("x"), schedulertest.Claiming("y")), schedulertest.Says{"*": `never: could not find ResourceClaim "default/x"`}},
+		{"a pod without claims", nil, schedulertest.TestPod("p"), schedulertest.Verdicts{}},
+		{"a claim that is missing", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": `never: could not find ResourceClaim "default/x"`}},
+		{"a claim of another namespace", schedulertest.Objects{func() *resourcev1.ResourceClaim { c := one.DeepCopy(); c.Namespace = "other"; return c }()}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"*": `never: could not find ResourceClaim "default/one"`}},
+		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.ClaimBeingDeleted)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": `never: resourceclaim "x" is being deleted`}},
+		{"a claim not made yet", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), schedulertest.Verdicts{"*": `never: pod "default/p": ResourceClaim not created yet`}},
+		{"a claim that was not needed after all", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "-")), schedulertest.Verdicts{}},
+		{"a claim made for the pod", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.Exactly("r", "class", 2, ""), schedulertest.OwnedBy("p"))}, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"a claim made for another pod", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"))}, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d")), schedulertest.Verdicts{"*": "never: ResourceClaim default/p-d was not created for Pod default/p (Pod is not owner)"}},
+		{"a claim another pod owns, asked for by name", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"c": none}},
+		{"neither a name nor a template", nil, schedulertest.TestPod("p", func(p *corev1.Pod) { p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "d"}} }), schedulertest.Verdicts{"*": `never: pod "default/p", spec.resourceClaim "d": none of the supported fields are set`}},
+		{"a class that is missing", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "other", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": "never: request r: device class other does not exist"}},
+		{"the first class that is missing", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r1", "class", 1, ""), schedulertest.Exactly("r2", "other", 1, ""), schedulertest.Exactly("r3", "third", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": "never: request r2: device class other does not exist"}},
+		{"the first alternative whose class is missing", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.FirstOf("r", schedulertest.NewAlternative("s1", "class", 1, ""), schedulertest.NewAlternative("s2", "other", 1, ""), schedulertest.NewAlternative("s3", "third", 1, "")))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": "never: request r/s2: device class other does not exist"}},
+		{"a request for no class", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": "error: request r: unsupported request type"}},
+		{"a request of a kind we do not know", schedulertest.Objects{schedulertest.DevicesClaim("x", func(c *resourcev1.ResourceClaim) { c.Spec.Devices.Requests = []resourcev1.DeviceRequest{{Name: "r"}} })}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"*": "never: resource claim default/x, request r: unknown request type"}},
+		{"a class that is missing does not matter to who has devices", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "other", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{}},
+		{"the first claim that is wrong", schedulertest.Objects{one}, schedulertest.TestPod("p", schedulertest.Claiming("one"), schedulertest.Claiming("x"), schedulertest.Claiming("y")), schedulertest.Verdicts{"*": `never: could not find ResourceClaim "default/x"`}},
 
-		{"one device", schedulertest.Objects{one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"c": none}},
-		{"as many as a node has", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 2, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "c": none}},
-		{"more than any node has", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 3, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "b": none, "c": none}},
-		{"two claims of one device each", schedulertest.Objects{one, schedulertest.DevicesClaim("two", schedulertest.Exactly("r", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("one"), schedulertest.Claiming("two")), schedulertest.Says{"a": none, "c": none}},
-		{"two requests of one device each", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r1", "class", 1, ""), schedulertest.Exactly("r2", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "c": none}},
-		{"a request that selects", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, schedulertest.ModelIs("large")))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "c": none}},
-		{"a class that selects", schedulertest.Objects{schedulertest.DeviceClass("large", schedulertest.ModelIs("large")), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "large", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "c": none}},
-		{"who selects is served though others would take anything", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r1", "class", 1, ""), schedulertest.Exactly("r2", "class", 1, schedulertest.ModelIs("small")))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "c": none}},
+		{"one device", schedulertest.Objects{one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"c": none}},
+		{"as many as a node has", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 2, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"more than any node has", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 3, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "b": none, "c": none}},
+		{"two claims of one device each", schedulertest.Objects{one, schedulertest.DevicesClaim("two", schedulertest.Exactly("r", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("one"), schedulertest.Claiming("two")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"two requests of one device each", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r1", "class", 1, ""), schedulertest.Exactly("r2", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"a request that selects", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, schedulertest.ModelIs("large")))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"a class that selects", schedulertest.Objects{schedulertest.DeviceClass("large", schedulertest.ModelIs("large")), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "large", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"who selects is served though others would take anything", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r1", "class", 1, ""), schedulertest.Exactly("r2", "class", 1, schedulertest.ModelIs("small")))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "c": none}},
 		{"all devices of a node", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 0, ""), func(c *resourcev1.ResourceClaim) {
 			c.Spec.Devices.Requests[0].Exactly.AllocationMode = resourcev1.DeviceAllocationModeAll
-		})}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"c": none}},
-		{"an alternative that can be had", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.FirstOf("r", schedulertest.NewAlternative("s1", "class", 3, ""), schedulertest.NewAlternative("s2", "class", 1, schedulertest.ModelIs("large"))))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": none, "c": none}},
+		})}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"c": none}},
+		{"an alternative that can be had", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.FirstOf("r", schedulertest.NewAlternative("s1", "class", 3, ""), schedulertest.NewAlternative("s2", "class", 1, schedulertest.ModelIs("large"))))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": none, "c": none}},
 		{"a device that is tainted", schedulertest.Objects{func() *resourcev1.ResourceSlice {
 			s := schedulertest.ModelSlice("a", "small")
 			s.Spec.Devices[0].Taints = []resourcev1.DeviceTaint{{Key: "k", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
 			return s
-		}(), one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"a": none, "c": none}},
+		}(), one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"a": none, "c": none}},
 		{"a pool that is not complete", schedulertest.Objects{func() *resourcev1.ResourceSlice {
 			s := schedulertest.ModelSlice("a", "small")
 			s.Spec.Pool.ResourceSliceCount = 2
 			return s
-		}(), one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"a": none, "c": none}},
+		}(), one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"a": none, "c": none}},
 		{"devices of every node", schedulertest.Objects{func() *resourcev1.ResourceSlice {
 			s := schedulertest.ModelSlice("x", "small")
 			s.Spec.NodeName, s.Spec.AllNodes = nil, ptr.To(true)
 			return s
-		}(), one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{}},
+		}(), one}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{}},
 		{"devices of a zone", schedulertest.Objects{func() *resourcev1.ResourceSlice {
 			s := schedulertest.ModelSlice("x", "small")
 			s.Spec.NodeName, s.Spec.NodeSelector = nil, &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{schedulertest.Expression(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "za")}}
 			return s
-		}(), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 2, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"c": none}},
+		}(), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 2, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"c": none}},
 
-		{"a device somebody has", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"))}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"a": none, "c": none}},
-		{"a device somebody watches", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), func(c *resourcev1.ResourceClaim) { c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true) })}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"c": none}},
-		{"a device of that name of another driver", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), func(c *resourcev1.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Driver = "other" })}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"c": none}},
-		{"what a claim on its way out holds is still held", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), schedulertest.LeavingDevices)}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Says{"a": none, "c": none}},
+		{"a device somebody has", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"))}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"a": none, "c": none}},
+		{"a device somebody watches", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), func(c *resourcev1.ResourceClaim) { c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true) })}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"c": none}},
+		{"a device of that name of another driver", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), func(c *resourcev1.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Driver = "other" })}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"c": none}},
+		{"what a claim on its way out holds is still held", schedulertest.Objects{one, schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ClaimBeingDeleted)}, schedulertest.TestPod("p", schedulertest.Claiming("one")), schedulertest.Verdicts{"a": none, "c": none}},
 
-		{"devices it has, of one node", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("b"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": elsewhere, "c": elsewhere}},
-		{"devices it has, of every node", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-0"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{}},
-		{"devices it has and others use too", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-0"), schedulertest.UsedBy("q", "s"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{}},
-		{"devices it has, of two nodes", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a")), schedulertest.DevicesClaim("y", schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("b"))}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), schedulertest.Says{"a": elsewhere, "b": elsewhere, "c": elsewhere}},
-		{"devices it has that wait", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("b"), schedulertest.Awaits(time.Minute))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": elsewhere, "c": elsewhere}},
-		{"devices it has that are ready", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "b", "device-0"), schedulertest.Awaits(time.Hour, "Attached"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{}},
-		{"devices it has that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "b", "device-0"), schedulertest.Awaits(0, "Attached", "Broken"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": elsewhere, "b": elsewhere, "c": elsewhere}},
-		{"devices it has that waited too long", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("b"), schedulertest.Awaits(601*time.Second))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Says{"a": elsewhere, "b": elsewhere, "c": elsewhere}},
-		{"devices it has and devices to find", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("b")), one}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("one")), schedulertest.Says{"a": elsewhere, "c": none}},
-		{"what cannot be found is told first", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a")), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 2, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), schedulertest.Says{"a": none, "b": elsewhere, "c": none}},
+		{"devices it has, of one node", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("b"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": elsewhere, "c": elsewhere}},
+		{"devices it has, of every node", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{}},
+		{"devices it has and others use too", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.ReservedFor("q", "s"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{}},
+		{"devices it has, of two nodes", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a")), schedulertest.DevicesClaim("y", schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("b"))}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), schedulertest.Verdicts{"a": elsewhere, "b": elsewhere, "c": elsewhere}},
+		{"devices it has that wait", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("b"), schedulertest.BindingCondition(time.Minute))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": elsewhere, "c": elsewhere}},
+		{"devices it has that are ready", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.BindingCondition(time.Hour, "Attached"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{}},
+		{"devices it has that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.BindingCondition(0, "Attached", "Broken"))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": elsewhere, "b": elsewhere, "c": elsewhere}},
+		{"devices it has that waited too long", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("b"), schedulertest.BindingCondition(601*time.Second))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.Verdicts{"a": elsewhere, "b": elsewhere, "c": elsewhere}},
+		{"devices it has and devices to find", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("b")), one}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("one")), schedulertest.Verdicts{"a": elsewhere, "c": none}},
+		{"what cannot be found is told first", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a")), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 2, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), schedulertest.Verdicts{"a": none, "b": elsewhere, "c": none}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			if got := heard(t, threeNodes(t, test.known...), devicesRule(t), test.pod); !maps.Equal(got, test.want) {
@@ -129,7 +129,7 @@ func TestPendingClaims(t *testing.T) {
 		t.Fatalf("grants %+v, %v", grants, refusal)
 	}
 	s.Devices.AssumeAllocations(grants)
-	if got := heard(t, s, rule, schedulertest.TestPod("q", schedulertest.Claiming("one"))); !maps.Equal(got, schedulertest.Says{"*": "never: resource claim default/one is in the process of being allocated"}) {
+	if got := heard(t, s, rule, schedulertest.TestPod("q", schedulertest.Claiming("one"))); !maps.Equal(got, schedulertest.Verdicts{"*": "never: resource claim default/one is in the process of being allocated"}) {
 		t.Errorf("who shares the claim is told %v", got)
 	}
 	if got := heard(t, s, rule, schedulertest.TestPod("q", schedulertest.Claiming("two"))); got["a"] == "" || got["b"] != "" {
@@ -144,7 +144,7 @@ func TestPendingClaims(t *testing.T) {
 func TestDynamicResourcesScore(t *testing.T) {
 	large, small := schedulertest.NewAlternative("l", "class", 1, schedulertest.ModelIs("large")), schedulertest.NewAlternative("s", "class", 1, "")
 	chosen := func(name string, sub string) *resourcev1.ResourceClaim {
-		return schedulertest.DevicesClaim(name, schedulertest.FirstOf("r", large, small), schedulertest.Holds("r/"+sub, "z", "device-9"))
+		return schedulertest.DevicesClaim(name, schedulertest.FirstOf("r", large, small), schedulertest.AllocatedDevice("r/"+sub, "z", "device-9"))
 	}
 	for _, test := range []struct {
 		what  string
@@ -167,11 +167,11 @@ func TestDynamicResourcesScore(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			s := threeNodes(t, test.known...)
 			scorer := devicesRule(t).Score(s, infoOf(t, test.pod))
-			if (scorer.Of == nil) != (test.want == nil) {
-				t.Fatalf("something is said: %t", scorer.Of != nil)
+			if (scorer.Score == nil) != (test.want == nil) {
+				t.Fatalf("something is said: %t", scorer.Score != nil)
 			}
 			for node, want := range test.want {
-				if got := scorer.Of(s.NodeNumbers[node]); got != want || scorer.Normalization != HigherIsBetter {
+				if got := scorer.Score(s.NodeNumbers[node]); got != want || scorer.Normalization != HigherIsBetter {
 					t.Errorf("%s gets %d, want %d", node, got, want)
 				}
 			}
@@ -185,7 +185,7 @@ func TestDynamicResourcesHints(t *testing.T) {
 	other := schedulertest.DevicesClaim("other", schedulertest.Exactly("r", "class", 1, ""))
 	has := func(c *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
 		c = c.DeepCopy()
-		schedulertest.Holds("r", "a", "device-0")(c)
+		schedulertest.AllocatedDevice("r", "a", "device-0")(c)
 		return c
 	}
 	update := func(old, now *resourcev1.ResourceClaim) Event {
@@ -209,7 +209,7 @@ func TestDynamicResourcesHints(t *testing.T) {
 		{"a claim of its name that is another object", schedulertest.Objects{mine}, pod, Event{Resource: ResourceClaimResource, Action: Add, New: schedulertest.DevicesClaim("mine", func(c *resourcev1.ResourceClaim) { c.UID = "new" })}, false},
 		{"its claim has devices", schedulertest.Objects{has(mine)}, pod, update(mine, has(mine)), true},
 		{"its claim has a finalizer", schedulertest.Objects{finalized}, pod, update(mine, finalized), false},
-		{"its claim is used by another pod", schedulertest.Objects{mine}, pod, update(mine, schedulertest.DevicesClaim("mine", schedulertest.UsedBy("q"))), true},
+		{"its claim is used by another pod", schedulertest.Objects{mine}, pod, update(mine, schedulertest.DevicesClaim("mine", schedulertest.ReservedFor("q"))), true},
 		{"its claim has lost its devices", schedulertest.Objects{mine}, pod, update(has(mine), mine), true},
 		{"another claim has devices", schedulertest.Objects{mine, has(other)}, pod, update(other, has(other)), false},
 		{"another claim has lost its devices", schedulertest.Objects{mine, other}, pod, update(has(other), other), true},
@@ -219,13 +219,13 @@ func TestDynamicResourcesHints(t *testing.T) {
 		{"another claim without devices is gone", schedulertest.Objects{mine}, pod, gone(other), false},
 		{"its own claim without devices is gone", nil, pod, gone(mine), false},
 		{"a claim with devices is gone, while its own is missing", nil, pod, gone(has(other)), true},
-		{"the claim of an earlier attempt is gone", nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), gone(schedulertest.DevicesClaim("p-x", schedulertest.OwnedBy("p"), schedulertest.StandingForExtended)), true},
-		{"the claim of another pod's attempt is gone", nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), gone(schedulertest.DevicesClaim("q-x", schedulertest.OwnedBy("q"), schedulertest.StandingForExtended)), false},
+		{"the claim of an earlier attempt is gone", nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), gone(schedulertest.DevicesClaim("p-x", schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim)), true},
+		{"the claim of another pod's attempt is gone", nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), gone(schedulertest.DevicesClaim("q-x", schedulertest.OwnedBy("q"), schedulertest.ExtendedResourceClaim)), false},
 		{"a claim of its own for something else is gone", nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), gone(schedulertest.DevicesClaim("p-x", schedulertest.OwnedBy("p"))), false},
-		{"its claim was made", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.OwnedBy("p"))}, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d")), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), New: schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d"))}, true},
-		{"its claim was made, and we do not know it yet", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d")), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), New: schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d"))}, false},
-		{"one of two claims was made", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.OwnedBy("p"))}, schedulertest.TestPod("p"), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p"), New: schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "p-d"), schedulertest.ClaimingMade("e", ""))}, false},
-		{"its claim turned out not to be needed", nil, schedulertest.TestPod("p"), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p"), New: schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "-"))}, true},
+		{"its claim was made", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.OwnedBy("p"))}, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d")), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), New: schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d"))}, true},
+		{"its claim was made, and we do not know it yet", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d")), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), New: schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d"))}, false},
+		{"one of two claims was made", schedulertest.Objects{schedulertest.DevicesClaim("p-d", schedulertest.OwnedBy("p"))}, schedulertest.TestPod("p"), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p"), New: schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "p-d"), schedulertest.ClaimFromTemplate("e", ""))}, false},
+		{"its claim turned out not to be needed", nil, schedulertest.TestPod("p"), Event{Resource: TargetPod, Action: UpdatePodClaims, Old: schedulertest.TestPod("p"), New: schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "-"))}, true},
 		{"its labels", schedulertest.Objects{mine}, pod, Event{Resource: TargetPod, Action: UpdatePodLabel, Old: pod, New: pod}, false},
 		{"a node", nil, pod, Event{Resource: NodeResource, Action: Add, New: schedulertest.TestNode("n")}, true},
 		{"a node's labels", nil, pod, Event{Resource: NodeResource, Action: UpdateNodeLabel, Old: schedulertest.TestNode("n"), New: schedulertest.TestNode("n")}, true},
@@ -356,20 +356,20 @@ func TestDevicesAreAsTheModelSays(t *testing.T) {
 func TestFilterTimeout(t *testing.T) {
 	s := threeNodes(t, schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")))
 	rule := newDynamicResources(&configv1.DynamicResourcesArgs{FilterTimeout: &metav1.Duration{Duration: 1}})
-	want := schedulertest.Says{"a": "error: node a: timed out trying to allocate devices", "b": "error: node b: timed out trying to allocate devices", "c": "error: node c: timed out trying to allocate devices"}
+	want := schedulertest.Verdicts{"a": "error: node a: timed out trying to allocate devices", "b": "error: node b: timed out trying to allocate devices", "c": "error: node c: timed out trying to allocate devices"}
 	if got := heard(t, s, rule, schedulertest.TestPod("p", schedulertest.Claiming("x"))); !maps.Equal(got, want) {
 		t.Errorf("says %v", got)
 	}
 }
 
 func TestWantsDevices(t *testing.T) {
-	s := knowing(t, nil, schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0)})
+	s := knowing(t, nil, schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0)})
 	for _, test := range []struct {
 		what string
 		pod  *corev1.Pod
 		want bool
 	}{
-		{"nothing", schedulertest.TestPod("p"), false}, {"a claim", schedulertest.TestPod("p", schedulertest.Claiming("x")), true}, {"a claim not made", schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), true},
+		{"nothing", schedulertest.TestPod("p"), false}, {"a claim", schedulertest.TestPod("p", schedulertest.Claiming("x")), true}, {"a claim not made", schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), true},
 		{"what a class stands for", schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), true}, {"none of it", schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "0")), false},
 		{"what no class stands for", schedulertest.TestPod("p", schedulertest.Requesting("example.com/nic", "1")), false}, {"a class by its own name", schedulertest.TestPod("p", schedulertest.Requesting("deviceclass.resource.kubernetes.io/class", "1")), true},
 		{"cpu", schedulertest.TestPod("p", schedulertest.RequestingCPU("1")), false},

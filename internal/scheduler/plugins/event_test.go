@@ -91,7 +91,7 @@ func TestWaysOfPods(t *testing.T) {
 				Resources: &corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(given)}}}}
 		}
 	}
-	beside := func(cpu string) schedulertest.PodOption {
+	sidecar := func(cpu string) schedulertest.PodOption {
 		return func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "side", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}}}
 		}
@@ -114,8 +114,8 @@ func TestWaysOfPods(t *testing.T) {
 		"a label that is gone":                     {o(schedulertest.Labelled("a", "b")), nil, UpdatePodLabel},
 		"an empty set of labels":                   {nil, o(func(p *corev1.Pod) { p.Labels = map[string]string{} }), UpdateOther},
 		"a toleration":                             {nil, o(schedulertest.ToleratesAll), UpdatePodToleration},
-		"its last gate":                            {o(schedulertest.GatedBy("x")), nil, UpdatePodGates},
-		"one of its gates":                         {o(schedulertest.GatedBy("x", "y")), o(schedulertest.GatedBy("x")), UpdateOther},
+		"its last gate":                            {o(schedulertest.WithSchedulingGates("x")), nil, UpdatePodGates},
+		"one of its gates":                         {o(schedulertest.WithSchedulingGates("x", "y")), o(schedulertest.WithSchedulingGates("x")), UpdateOther},
 		"less processor":                           {o(schedulertest.RequestingCPU("2")), o(schedulertest.RequestingCPU("1")), UpdatePodScaleDown},
 		"more processor":                           {o(schedulertest.RequestingCPU("1")), o(schedulertest.RequestingCPU("2")), UpdateOther},
 		"as much, written otherwise":               {o(schedulertest.RequestingCPU("1")), o(schedulertest.RequestingCPU("1000m")), UpdateOther},
@@ -128,21 +128,21 @@ func TestWaysOfPods(t *testing.T) {
 		"something new":                            {nil, o(schedulertest.Requesting(gpu, "2")), UpdateOther},
 		"nothing of something":                     {o(schedulertest.Requesting(gpu, "1")), nil, UpdatePodScaleDown},
 		"something for something else":             {o(schedulertest.Requesting(gpu, "1")), o(schedulertest.Requesting("example.com/fpga", "1")), UpdatePodScaleDown},
-		"less in a sidecar":                        {o(beside("2")), o(beside("1")), UpdatePodScaleDown},
+		"less in a sidecar":                        {o(sidecar("2")), o(sidecar("1")), UpdatePodScaleDown},
 		"less asked, not yet given back":           {o(schedulertest.OnNode("n"), resized("2", "2")), o(schedulertest.OnNode("n"), resized("1", "2")), UpdateOther},
 		"less given":                               {o(schedulertest.OnNode("n"), resized("1", "2")), o(schedulertest.OnNode("n"), resized("1", "1")), UpdatePodScaleDown},
-		"less beside its containers":               {o(over("2")), o(over("1")), UpdatePodScaleDown},
-		"less in one container, more in another":   {o(schedulertest.RequestingCPU("2"), beside("1")), o(schedulertest.RequestingCPU("1"), beside("2")), UpdateOther},
+		"less overhead":                            {o(over("2")), o(over("1")), UpdatePodScaleDown},
+		"less in one container, more in another":   {o(schedulertest.RequestingCPU("2"), sidecar("1")), o(schedulertest.RequestingCPU("1"), sidecar("2")), UpdateOther},
 		"a toleration for another":                 {o(schedulertest.ToleratesAll), o(schedulertest.Tolerating(corev1.Toleration{Key: "x"})), UpdateOther},
 		"a toleration less":                        {o(schedulertest.ToleratesAll), nil, UpdatePodToleration},
-		"a gate":                                   {nil, o(schedulertest.GatedBy("x")), UpdateOther},
+		"a gate":                                   {nil, o(schedulertest.WithSchedulingGates("x")), UpdateOther},
 		"no claim for its extended resources":      {o(extended("x")), nil, UpdatePodClaims},
 		"a claim made for it":                      {nil, o(statuses("a")), UpdatePodClaims},
 		"the same claims":                          {o(statuses("a", "b")), o(statuses("a", "b")), UpdateOther},
 		"a claim less":                             {o(statuses("a", "b")), o(statuses("a")), UpdatePodClaims},
 		"a claim for its extended resources":       {nil, o(extended("x")), UpdatePodClaims},
 		"another claim for its extended resources": {o(extended("x")), o(extended("y")), UpdatePodClaims},
-		"all at once":                              {o(schedulertest.GatedBy("x"), schedulertest.RequestingCPU("2")), o(schedulertest.Labelled("a", "b"), schedulertest.ToleratesAll, schedulertest.RequestingCPU("1"), statuses("a")), UpdatePodLabel | UpdatePodToleration | UpdatePodGates | UpdatePodScaleDown | UpdatePodClaims},
+		"all at once":                              {o(schedulertest.WithSchedulingGates("x"), schedulertest.RequestingCPU("2")), o(schedulertest.Labelled("a", "b"), schedulertest.ToleratesAll, schedulertest.RequestingCPU("1"), statuses("a")), UpdatePodLabel | UpdatePodToleration | UpdatePodGates | UpdatePodScaleDown | UpdatePodClaims},
 	} {
 		if got := PodUpdateActions(schedulertest.TestPod("p", test.old...), schedulertest.TestPod("p", test.now...)); got != test.want {
 			t.Errorf("%s: %b, want %b", name, got, test.want)
@@ -239,7 +239,7 @@ func TestChangesAddUp(t *testing.T) {
 		change      schedulertest.PodOption
 		there, back Action
 	}{
-		{schedulertest.Labelled("a", "b"), UpdatePodLabel, UpdatePodLabel}, {schedulertest.ToleratesAll, UpdatePodToleration, UpdatePodToleration}, {schedulertest.GatedBy("g"), 0, UpdatePodGates}, {schedulertest.RequestingCPU("1"), 0, UpdatePodScaleDown},
+		{schedulertest.Labelled("a", "b"), UpdatePodLabel, UpdatePodLabel}, {schedulertest.ToleratesAll, UpdatePodToleration, UpdatePodToleration}, {schedulertest.WithSchedulingGates("g"), 0, UpdatePodGates}, {schedulertest.RequestingCPU("1"), 0, UpdatePodScaleDown},
 		{schedulertest.RequestingMemory("1Gi"), 0, UpdatePodScaleDown}, {schedulertest.Requesting("example.com/gpu", "1"), 0, UpdatePodScaleDown}, {schedulertest.InPhase(corev1.PodRunning), 0, 0}, {schedulertest.Priority(3), 0, 0},
 		{func(p *corev1.Pod) { p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x"}} }, UpdatePodClaims, UpdatePodClaims},
 	}

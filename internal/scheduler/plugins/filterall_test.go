@@ -83,7 +83,7 @@ func neighbourRefusals(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, prof
 		}
 		text := strings.Join(r.Reasons, ", ")
 		if r.Unresolvable {
-			text = schedulertest.Lasting + text
+			text = schedulertest.UnresolvablePrefix + text
 		}
 		all[s.NodeInfos[node].Name] = text
 	}
@@ -120,10 +120,10 @@ func neighbourScores(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profil
 	}
 	scores := map[string]int64{}
 	for i, node := range x.Nodes {
-		if x.Totals[i] != weight*record.Of(node) {
-			t.Errorf("%s: the total is %d, the record %d", s.NodeInfos[node].Name, x.Totals[i], record.Of(node))
+		if x.Totals[i] != weight*record.ScoreOf(node) {
+			t.Errorf("%s: the total is %d, the record %d", s.NodeInfos[node].Name, x.Totals[i], record.ScoreOf(node))
 		}
-		scores[s.NodeInfos[node].Name] = record.Of(node)
+		scores[s.NodeInfos[node].Name] = record.ScoreOf(node)
 	}
 	return scores
 }

@@ -40,11 +40,11 @@ func (imageLocality) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 	if len(names) == 0 {
 		return Scorer{}
 	}
-	most := maxImageThreshold * int64(len(names))
+	maxSize := maxImageThreshold * int64(len(names))
 	// Mostly no node holds any of them; that is found out once, not node by node.
 	var version uint64
 	known := false
-	return Scorer{Of: func(node int32) int64 {
+	return Scorer{Score: func(node int32) int64 {
 		if version != s.ImagesVersion {
 			version = s.ImagesVersion
 			known = slices.ContainsFunc(names, func(name string) bool { return s.Images[name] != nil })
@@ -52,16 +52,16 @@ func (imageLocality) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 		if !known {
 			return 0
 		}
-		held := s.NodeInfos[node].Images
+		nodeImages := s.NodeInfos[node].Images
 		var sum int64
 		for _, name := range names {
-			if _, has := held[name]; has {
+			if _, has := nodeImages[name]; has {
 				i := s.Images[name]
 				sum += int64(float64(i.Size) * (float64(i.Nodes) / float64(s.NodeCount)))
 			}
 		}
-		sum = min(max(sum, minImageThreshold), most)
-		return MaxScore * (sum - minImageThreshold) / (most - minImageThreshold)
+		sum = min(max(sum, minImageThreshold), maxSize)
+		return MaxScore * (sum - minImageThreshold) / (maxSize - minImageThreshold)
 	}}
 }
 

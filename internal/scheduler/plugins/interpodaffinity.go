@@ -43,16 +43,16 @@ type AffinityState struct {
 
 // preferredTerm adds weight for each pod of a domain, or takes it away. Either counter or holder is set.
 type preferredTerm struct {
-	counter *snapshot.Counter
-	holder  *snapshot.ExistingTerm
-	weight  int64
+	counter  *snapshot.Counter
+	existing *snapshot.ExistingTerm
+	weight   int64
 }
 
 func (t *preferredTerm) counts() (pods []int32, column *snapshot.LabelColumn, total int) {
 	if t.counter != nil {
 		return t.counter.Pods, t.counter.Column, t.counter.Total
 	}
-	return t.holder.Pods, t.holder.Column, t.holder.Total
+	return t.existing.Pods, t.existing.Column, t.existing.Total
 }
 
 // State reads a pod's affinity.
@@ -85,24 +85,24 @@ func (r *interPodAffinity) State(s *snapshot.Snapshot, p *snapshot.PodInfo) (a A
 // addExisting adds the terms that pods on nodes have about the pod.
 func (r *interPodAffinity) addExisting(s *snapshot.Snapshot, pod *corev1.Pod, a *AffinityState) {
 	scoreExisting := !r.ignoreExistingPreferred || len(a.Preferred) > 0
-	s.ExistingTermIndex.Candidates(pod, func(h *snapshot.ExistingTerm) {
-		if !s.Matches(&h.Term, pod) {
+	s.ExistingTermIndex.Candidates(pod, func(existing *snapshot.ExistingTerm) {
+		if !s.Matches(&existing.Term, pod) {
 			return
 		}
-		switch h.Key.Kind {
+		switch existing.Key.Kind {
 		case snapshot.RequiredAntiAffinityTerm:
-			a.existingAntiAffinity = append(a.existingAntiAffinity, h)
+			a.existingAntiAffinity = append(a.existingAntiAffinity, existing)
 		case snapshot.RequiredAffinityTerm:
 			if scoreExisting && r.hardWeight > 0 {
-				a.Preferred = append(a.Preferred, preferredTerm{holder: h, weight: r.hardWeight})
+				a.Preferred = append(a.Preferred, preferredTerm{existing: existing, weight: r.hardWeight})
 			}
 		case snapshot.PreferredAffinityTerm:
 			if scoreExisting {
-				a.Preferred = append(a.Preferred, preferredTerm{holder: h, weight: h.Key.Weight})
+				a.Preferred = append(a.Preferred, preferredTerm{existing: existing, weight: existing.Key.Weight})
 			}
 		case snapshot.PreferredAntiAffinityTerm:
 			if scoreExisting {
-				a.Preferred = append(a.Preferred, preferredTerm{holder: h, weight: -h.Key.Weight})
+				a.Preferred = append(a.Preferred, preferredTerm{existing: existing, weight: -existing.Key.Weight})
 			}
 		}
 	})
@@ -119,14 +119,14 @@ func (a *AffinityState) DisableScore() { a.Preferred = nil }
 func (a *AffinityState) Inactive() bool {
 	return len(a.required) == 0 &&
 		!slices.ContainsFunc(a.antiAffinity, func(c *snapshot.Counter) bool { return c.Total > 0 }) &&
-		!slices.ContainsFunc(a.existingAntiAffinity, func(h *snapshot.ExistingTerm) bool { return h.Total > 0 }) &&
+		!slices.ContainsFunc(a.existingAntiAffinity, func(existing *snapshot.ExistingTerm) bool { return existing.Total > 0 }) &&
 		!slices.ContainsFunc(a.Preferred, func(t preferredTerm) bool { _, _, total := t.counts(); return total > 0 })
 }
 
 // FiltersNothing reports whether no affinity, neither the pod's own nor that of pods on nodes, keeps the pod from any node.
 func (a *AffinityState) FiltersNothing() bool {
-	return len(a.required)+len(a.antiAffinity) == 0 && !slices.ContainsFunc(a.existingAntiAffinity, func(h *snapshot.ExistingTerm) bool {
-		return slices.ContainsFunc(h.Pods, func(pods int32) bool { return pods > 0 })
+	return len(a.required)+len(a.antiAffinity) == 0 && !slices.ContainsFunc(a.existingAntiAffinity, func(existing *snapshot.ExistingTerm) bool {
+		return slices.ContainsFunc(existing.Pods, func(pods int32) bool { return pods > 0 })
 	})
 }
 
@@ -165,8 +165,8 @@ func (a *AffinityState) antiAffinityViolated(node int32) bool {
 }
 
 func (a *AffinityState) existingAntiAffinityViolated(node int32) bool {
-	return slices.ContainsFunc(a.existingAntiAffinity, func(h *snapshot.ExistingTerm) bool {
-		pods, _ := snapshot.PodsInDomain(h.Pods, h.Column, node)
+	return slices.ContainsFunc(a.existingAntiAffinity, func(existing *snapshot.ExistingTerm) bool {
+		pods, _ := snapshot.PodsInDomain(existing.Pods, existing.Column, node)
 		return pods > 0
 	})
 }
@@ -208,9 +208,9 @@ func (a *AffinityState) Filter(list []int32, refusals []uint8) []int32 {
 			list = removeDomainsWithPods(list, refusals, c.Pods, c.Column, AntiAffinityMismatch)
 		}
 	}
-	for _, h := range a.existingAntiAffinity {
-		if h.Total > 0 {
-			list = removeDomainsWithPods(list, refusals, h.Pods, h.Column, ExistingAntiAffinityMismatch)
+	for _, existing := range a.existingAntiAffinity {
+		if existing.Total > 0 {
+			list = removeDomainsWithPods(list, refusals, existing.Pods, existing.Column, ExistingAntiAffinityMismatch)
 		}
 	}
 	return list
@@ -220,7 +220,7 @@ func (a *AffinityState) Filter(list []int32, refusals []uint8) []int32 {
 func removeDomainsWithPods(list []int32, refusals []uint8, pods []int32, column *snapshot.LabelColumn, code uint8) []int32 {
 	kept := list[:0]
 	for _, node := range list {
-		if domain := column.Of[node]; domain != snapshot.NoValue && int(domain) < len(pods) && pods[domain] > 0 {
+		if domain := column.ValueOf[node]; domain != snapshot.NoValue && int(domain) < len(pods) && pods[domain] > 0 {
 			refusals[node] = code
 		} else {
 			kept = append(kept, node)
@@ -232,27 +232,27 @@ func removeDomainsWithPods(list []int32, refusals []uint8, pods []int32, column 
 // AddScores scores nodes. It reports false when no term counts any pod.
 func (a *AffinityState) AddScores(s *snapshot.Snapshot, x Scoring) bool {
 	list, totals := x.Nodes, x.Totals
-	raw := s.Scratch(len(list))
+	raw := s.ScratchBuffer(len(list))
 	clear(raw)
-	any := false
+	matched := false
 	for t := range a.Preferred {
 		pods, column, total := a.Preferred[t].counts()
 		if total == 0 {
 			continue
 		}
-		any = true
-		worth := a.Preferred[t].weight
+		matched = true
+		weight := a.Preferred[t].weight
 		for i, node := range list {
-			if domain := column.Of[node]; domain != snapshot.NoValue && int(domain) < len(pods) {
-				raw[i] += worth * int64(pods[domain])
+			if domain := column.ValueOf[node]; domain != snapshot.NoValue && int(domain) < len(pods) {
+				raw[i] += weight * int64(pods[domain])
 			}
 		}
 	}
-	if !any {
+	if !matched {
 		return false
 	}
-	kept := x.Record.ByNode(len(s.NodeInfos))
-	clear(kept)
+	recorded := x.Record.ByNode(len(s.NodeInfos))
+	clear(recorded)
 	least, most := int64(math.MaxInt64), int64(math.MinInt64)
 	for i := range list {
 		least, most = min(least, raw[i]), max(most, raw[i])
@@ -266,8 +266,8 @@ func (a *AffinityState) AddScores(s *snapshot.Snapshot, x Scoring) bool {
 		}
 		score := int64(float64(MaxScore) * (float64(raw[i]-least) / float64(most-least)))
 		totals[i] += x.Weight * score
-		if kept != nil {
-			kept[node] = uint8(score)
+		if recorded != nil {
+			recorded[node] = uint8(score)
 		}
 	}
 	return true
@@ -291,13 +291,13 @@ func (r *interPodAffinity) podHelps(s *snapshot.Snapshot, pod *corev1.Pod, old, 
 		return true
 	}
 	wanted := func(p *corev1.Pod) bool { return p != nil && s.MatchesAll(info.Affinity, p) }
-	feared := func(p *corev1.Pod) bool { return p != nil && s.MatchesAny(info.AntiAffinity, p) }
-	if !wanted(before) && wanted(after) || feared(before) && !feared(after) {
+	avoided := func(p *corev1.Pod) bool { return p != nil && s.MatchesAny(info.AntiAffinity, p) }
+	if !wanted(before) && wanted(after) || avoided(before) && !avoided(after) {
 		return true
 	}
 	if before != nil && after == nil {
-		gone, err := snapshot.NewPodInfo(before)
-		return err != nil || s.MatchesAny(gone.AntiAffinity, pod)
+		deleted, err := snapshot.NewPodInfo(before)
+		return err != nil || s.MatchesAny(deleted.AntiAffinity, pod)
 	}
 	return false
 }

@@ -31,18 +31,18 @@ func TestInterPodAffinityFilter(t *testing.T) {
 	everything := &metav1.LabelSelector{}
 	checkNeighbours(t, InterPodAffinityName, []spreadRow{
 		{"no terms, no say", nodes, schedulertest.PodsOn("a b", db), schedulertest.TestPod("p", db), refused("", "")},
-		{"near one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"near one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "c d")},
-		{"near nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"near one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"near one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"near one of its own namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.Namespace("other"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"near one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"near one who has ended", nodes, schedulertest.PodsOn("a", db, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"near two kinds: one pod must be both", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("a", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(host, "tier", "x")), refused(schedulertest.NearReason, "a b c d")},
-		{"near two kinds: one pod is both", nodes, schedulertest.PodsOn("a", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "b c d")},
-		{"near two kinds in two domains: each must have one that is both", nodes, schedulertest.PodsOn("a c", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "b d")},
-		{"near, by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity("rack", "app", "db")), refused(schedulertest.NearReason, "a b c d")},
+		{"affinity one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
+		{"affinity one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "c d")},
+		{"affinity nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
+		{"affinity one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
+		{"affinity one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
+		{"affinity one of its own namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.Namespace("other"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
+		{"affinity one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
+		{"affinity one who has ended", nodes, schedulertest.PodsOn("a", db, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
+		{"affinity two kinds: one pod must be both", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("a", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(host, "tier", "x")), refused(schedulertest.NearReason, "a b c d")},
+		{"affinity two kinds: one pod is both", nodes, schedulertest.PodsOn("a", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "b c d")},
+		{"affinity two kinds in two domains: each must have one that is both", nodes, schedulertest.PodsOn("a c", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "b d")},
+		{"affinity, by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity("rack", "app", "db")), refused(schedulertest.NearReason, "a b c d")},
 		{"the first of its kind may go where the key is", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "d")},
 		{"the first of its kind, all keys", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "d")},
 		{"the second of its kind may not", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "c d")},
@@ -51,16 +51,16 @@ func TestInterPodAffinityFilter(t *testing.T) {
 		{"who matches one of its two terms is not", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "a b c d")},
 		{"one matches one term only: the pod is the first", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", db, schedulertest.Labelled("tier", "x"), schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "d")},
 
-		{"away from one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a")},
-		{"away from one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b")},
-		{"away from one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused("", "")},
-		{"away from nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
-		{"away from its own kind, of which there is none", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
-		{"away from two kinds: either keeps it away", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db"), schedulertest.WithAntiAffinity(host, "tier", "x")), refused(schedulertest.AwayReason, "a c")},
-		{"away from two kinds in two domains", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "tier", "x"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b c")},
-		{"away from one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
-		{"away from one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a")},
-		{"away by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity("rack", "app", "db")), refused("", "")},
+		{"antiAffinity from one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a")},
+		{"antiAffinity from one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b")},
+		{"antiAffinity from one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused("", "")},
+		{"antiAffinity from nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
+		{"antiAffinity from its own kind, of which there is none", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
+		{"antiAffinity from two kinds: either keeps it antiAffinity", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db"), schedulertest.WithAntiAffinity(host, "tier", "x")), refused(schedulertest.AwayReason, "a c")},
+		{"antiAffinity from two kinds in two domains", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "tier", "x"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b c")},
+		{"antiAffinity from one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
+		{"antiAffinity from one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a")},
+		{"antiAffinity by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity("rack", "app", "db")), refused("", "")},
 
 		{"one there wants none of it", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a")},
 		{"one there wants none of it in its zone", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a b")},
@@ -69,17 +69,17 @@ func TestInterPodAffinityFilter(t *testing.T) {
 		{"one there without the key wants none of it", nodes, schedulertest.PodsOn("d", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused("", "")},
 		{"two there want none of it", nodes, schedulertest.PodsOn("a c", schedulertest.WithAntiAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a c")},
 		{"one there has two terms", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a b")},
-		{"one there wants to be near it: nobody is refused", nodes, schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused("", "")},
+		{"one there wants to be affinity it: nobody is refused", nodes, schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused("", "")},
 		{"its own wish is named before others'", nodes, schedulertest.PodsOn("a", db, schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db, schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.AwayReason, "b": schedulertest.UnwelcomeReason}},
-		{"what it wants to be near is named before what it wants away from", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("c", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"near and away on one node", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("a", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.AwayReason, "b": schedulertest.NearReason, "c": schedulertest.NearReason, "d": schedulertest.NearReason}},
+		{"what it wants to be affinity is named before what it wants antiAffinity from", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("c", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
+		{"affinity and antiAffinity on one node", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("a", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.AwayReason, "b": schedulertest.NearReason, "c": schedulertest.NearReason, "d": schedulertest.NearReason}},
 
-		{"an empty selector is about all pods of the namespace", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.AwayTerm(schedulertest.AboutPods(host, "", "", schedulertest.WithSelector(everything)))), refused(schedulertest.AwayReason, "a")},
-		{"an empty selector is not about pods of others", nodes, schedulertest.PodsOn("a", web, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.AwayTerm(schedulertest.AboutPods(host, "", "", schedulertest.WithSelector(everything)))), refused("", "")},
-		{"no selector is about nobody", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.AwayTerm(schedulertest.AboutPods(host, "", "", schedulertest.WithSelector(nil)))), refused("", "")},
-		{"near nobody at all", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", web, schedulertest.NearTerm(schedulertest.AboutPods(host, "", "", schedulertest.WithSelector(nil)))), refused(schedulertest.NearReason, "a b c d")},
-		{"one there wants to be alone", nodes, schedulertest.PodsOn("a", web, schedulertest.AwayTerm(schedulertest.AboutPods(host, "", "", schedulertest.WithSelector(everything)))), schedulertest.TestPod("p"), refused(schedulertest.UnwelcomeReason, "a")},
-		{"soft wishes refuse nobody", nodes, schedulertest.PodsOn("a", db, schedulertest.DislikesTerm(100, schedulertest.AboutPods(host, "app", "web"))), schedulertest.TestPod("p", web, schedulertest.DislikesTerm(100, schedulertest.AboutPods(host, "app", "db")), schedulertest.LikesTerm(100, schedulertest.AboutPods(host, "app", "none"))), refused("", "")},
+		{"an empty selector is about all pods of the namespace", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), refused(schedulertest.AwayReason, "a")},
+		{"an empty selector is not about pods of others", nodes, schedulertest.PodsOn("a", web, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), refused("", "")},
+		{"no selector is about nobody", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(nil)))), refused("", "")},
+		{"affinity nobody at all", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", web, schedulertest.RequiredAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(nil)))), refused(schedulertest.NearReason, "a b c d")},
+		{"one there wants to be alone", nodes, schedulertest.PodsOn("a", web, schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), schedulertest.TestPod("p"), refused(schedulertest.UnwelcomeReason, "a")},
+		{"soft wishes refuse nobody", nodes, schedulertest.PodsOn("a", db, schedulertest.PreferredAntiAffinity(100, schedulertest.PodTerm(host, "app", "web"))), schedulertest.TestPod("p", web, schedulertest.PreferredAntiAffinity(100, schedulertest.PodTerm(host, "app", "db")), schedulertest.PreferredAffinity(100, schedulertest.PodTerm(host, "app", "none"))), refused("", "")},
 		{"an empty value is a domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("")), schedulertest.TestNode("b", schedulertest.Zone("")), schedulertest.TestNode("c")}, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b")},
 		{"two nodes of one host name are one domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel(host, "h")), schedulertest.TestNode("b", schedulertest.NodeLabel(host, "h")), schedulertest.TestNode("c")}, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a b")},
 	})
@@ -120,7 +120,7 @@ func TestInterPodAffinityNamespaces(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			profile := DefaultProfile()
-			pod := schedulertest.TestPod("p", schedulertest.AwayTerm(schedulertest.AboutPods(host, "app", "db", test.more...)))
+			pod := schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "db", test.more...)))
 			make := func() *snapshot.Snapshot {
 				s := cluster(t, nodes)
 				for _, n := range namespaces {
@@ -177,8 +177,8 @@ func TestInterPodAffinityFollowsNamespaces(t *testing.T) {
 	host := corev1.LabelHostname
 	profile := DefaultProfile()
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.Labelled("app", "db"), schedulertest.Namespace("team")))
-	own := schedulertest.TestPod("p", schedulertest.AwayTerm(schedulertest.AboutPods(host, "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))))
-	theirs := schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.AwayTerm(schedulertest.AboutPods(host, "app", "web", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))))
+	own := schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))))
+	theirs := schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "web", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))))
 	s.SetPod(infoOf(t, theirs))
 	newcomer := schedulertest.TestPod("q", schedulertest.Labelled("app", "web"), schedulertest.Namespace("team"))
 	for _, step := range []struct {
@@ -212,9 +212,9 @@ func TestInterPodAffinityScore(t *testing.T) {
 	host, zoneKey := corev1.LabelHostname, corev1.LabelTopologyZone
 	db, web := schedulertest.Labelled("app", "db"), schedulertest.Labelled("app", "web")
 	nodes := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2")), schedulertest.TestNode("d")}
-	dbHost, dbZone, webHost := schedulertest.AboutPods(host, "app", "db"), schedulertest.AboutPods(zoneKey, "app", "db"), schedulertest.AboutPods(host, "app", "web")
+	dbHost, dbZone, webHost := schedulertest.PodTerm(host, "app", "db"), schedulertest.PodTerm(zoneKey, "app", "db"), schedulertest.PodTerm(host, "app", "web")
 	const defaults, ignoring, noHard, hardTen = "", `{"ignorePreferredTermsOfExistingPods":true}`, `{"hardPodAffinityWeight":0}`, `{"hardPodAffinityWeight":10}`
-	even := map[string]int64{"a": 0, "b": 0, "c": 0, "d": 0}
+	allZero := map[string]int64{"a": 0, "b": 0, "c": 0, "d": 0}
 	for _, test := range []struct {
 		what, arguments string
 		running         []*corev1.Pod
@@ -222,43 +222,43 @@ func TestInterPodAffinityScore(t *testing.T) {
 		want            map[string]int64
 	}{
 		{"no wishes, no say", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", web), nil},
-		{"nobody who is liked is there", defaults, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), nil},
-		{"nobody who is liked is there, though spreading has a say", defaults, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", web, schedulertest.LikesTerm(5, dbHost), schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app", "web")), nil},
-		{"one who is liked", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
-		{"one who is liked, in its zone", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbZone)), map[string]int64{"a": 100, "b": 100, "c": 0, "d": 0}},
-		{"two and one", defaults, schedulertest.PodsOn("a a c", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 50, "d": 0}},
-		{"three and one is cut off", defaults, schedulertest.PodsOn("a a a c", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 33, "d": 0}},
-		{"one who is liked where the key is not", defaults, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbZone)), nil},
-		{"one who is disliked", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.DislikesTerm(5, dbHost)), map[string]int64{"a": 0, "b": 100, "c": 100, "d": 100}},
-		{"one who is disliked more", defaults, schedulertest.PodsOn("a a c", db), schedulertest.TestPod("p", schedulertest.DislikesTerm(5, dbHost)), map[string]int64{"a": 0, "b": 100, "c": 50, "d": 100}},
-		{"liked and disliked", defaults, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", web)), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost), schedulertest.DislikesTerm(5, webHost)), map[string]int64{"a": 100, "b": 50, "c": 0, "d": 50}},
-		{"weights", defaults, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", web)), schedulertest.TestPod("p", schedulertest.LikesTerm(8, dbHost), schedulertest.LikesTerm(2, webHost)), map[string]int64{"a": 100, "b": 0, "c": 25, "d": 0}},
-		{"two terms about one pod add up", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.LikesTerm(2, dbHost), schedulertest.LikesTerm(2, dbZone)), map[string]int64{"a": 100, "b": 50, "c": 0, "d": 0}},
-		{"what is everywhere alike says nothing, but is said", defaults, schedulertest.PodsOn("a b c d", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), even},
-		{"liked and disliked alike", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost), schedulertest.DislikesTerm(5, dbHost)), even},
-		{"one of another namespace is not meant", defaults, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), nil},
-		{"one of a namespace that is named is", defaults, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.LikesTerm(5, schedulertest.AboutPods(host, "app", "db", schedulertest.OfNamespaces("other")))), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
-		{"a namespace that is named twice counts once", defaults, slices.Concat(schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.PodsOn("c", web)), schedulertest.TestPod("p", schedulertest.LikesTerm(5, schedulertest.AboutPods(host, "app", "db", schedulertest.OfNamespaces("other", "other"))), schedulertest.LikesTerm(10, webHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
-		{"one of all namespaces is", defaults, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.LikesTerm(5, schedulertest.AboutPods(host, "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})))), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
-		{"one who is on its way out still counts", defaults, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.LikesTerm(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
+		{"nobody who is liked is there", defaults, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), nil},
+		{"nobody who is liked is there, though spreading has a say", defaults, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", web, schedulertest.PreferredAffinity(5, dbHost), schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app=web")), nil},
+		{"one who is liked", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
+		{"one who is liked, in its zone", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbZone)), map[string]int64{"a": 100, "b": 100, "c": 0, "d": 0}},
+		{"two and one", defaults, schedulertest.PodsOn("a a c", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 50, "d": 0}},
+		{"three and one is cut off", defaults, schedulertest.PodsOn("a a a c", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 33, "d": 0}},
+		{"one who is liked where the key is not", defaults, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbZone)), nil},
+		{"one who is disliked", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.PreferredAntiAffinity(5, dbHost)), map[string]int64{"a": 0, "b": 100, "c": 100, "d": 100}},
+		{"one who is disliked more", defaults, schedulertest.PodsOn("a a c", db), schedulertest.TestPod("p", schedulertest.PreferredAntiAffinity(5, dbHost)), map[string]int64{"a": 0, "b": 100, "c": 50, "d": 100}},
+		{"liked and disliked", defaults, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", web)), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost), schedulertest.PreferredAntiAffinity(5, webHost)), map[string]int64{"a": 100, "b": 50, "c": 0, "d": 50}},
+		{"weights", defaults, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", web)), schedulertest.TestPod("p", schedulertest.PreferredAffinity(8, dbHost), schedulertest.PreferredAffinity(2, webHost)), map[string]int64{"a": 100, "b": 0, "c": 25, "d": 0}},
+		{"two terms about one pod add up", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(2, dbHost), schedulertest.PreferredAffinity(2, dbZone)), map[string]int64{"a": 100, "b": 50, "c": 0, "d": 0}},
+		{"what is everywhere alike says nothing, but is said", defaults, schedulertest.PodsOn("a b c d", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), allZero},
+		{"liked and disliked alike", defaults, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost), schedulertest.PreferredAntiAffinity(5, dbHost)), allZero},
+		{"one of another namespace is not meant", defaults, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), nil},
+		{"one of a namespace that is named is", defaults, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespaces("other")))), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
+		{"a namespace that is named twice counts once", defaults, slices.Concat(schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.PodsOn("c", web)), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespaces("other", "other"))), schedulertest.PreferredAffinity(10, webHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
+		{"one of all namespaces is", defaults, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})))), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
+		{"one who is on its way out still counts", defaults, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.PreferredAffinity(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
 
-		{"one there likes it", defaults, schedulertest.PodsOn("a", schedulertest.LikesTerm(7, dbHost)), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
-		{"two there like it, by weight", defaults, slices.Concat(schedulertest.PodsOn("a", schedulertest.LikesTerm(8, dbHost)), schedulertest.PodsOn("c", schedulertest.LikesTerm(4, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 50, "d": 0}},
-		{"one there dislikes it", defaults, schedulertest.PodsOn("a", schedulertest.DislikesTerm(7, dbZone)), schedulertest.TestPod("p", db), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 100}},
-		{"one there likes others", defaults, schedulertest.PodsOn("a", schedulertest.LikesTerm(7, webHost)), schedulertest.TestPod("p", db), nil},
-		{"one there of another namespace likes its own", defaults, schedulertest.PodsOn("a", schedulertest.LikesTerm(7, dbHost), schedulertest.Namespace("other")), schedulertest.TestPod("p", db), nil},
-		{"one there needs it: worth 1", defaults, slices.Concat(schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), db), schedulertest.PodsOn("c", schedulertest.LikesTerm(4, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 25, "b": 0, "c": 100, "d": 0}},
-		{"one there needs it: worth 10", hardTen, slices.Concat(schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), db), schedulertest.PodsOn("c", schedulertest.LikesTerm(4, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 40, "d": 0}},
+		{"one there preferred it", defaults, schedulertest.PodsOn("a", schedulertest.PreferredAffinity(7, dbHost)), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
+		{"two there like it, by weight", defaults, slices.Concat(schedulertest.PodsOn("a", schedulertest.PreferredAffinity(8, dbHost)), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(4, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 50, "d": 0}},
+		{"one there preferredAnti it", defaults, schedulertest.PodsOn("a", schedulertest.PreferredAntiAffinity(7, dbZone)), schedulertest.TestPod("p", db), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 100}},
+		{"one there preferred others", defaults, schedulertest.PodsOn("a", schedulertest.PreferredAffinity(7, webHost)), schedulertest.TestPod("p", db), nil},
+		{"one there of another namespace preferred its own", defaults, schedulertest.PodsOn("a", schedulertest.PreferredAffinity(7, dbHost), schedulertest.Namespace("other")), schedulertest.TestPod("p", db), nil},
+		{"one there needs it: worth 1", defaults, slices.Concat(schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), db), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(4, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 25, "b": 0, "c": 100, "d": 0}},
+		{"one there needs it: worth 10", hardTen, slices.Concat(schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), db), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(4, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 40, "d": 0}},
 		{"one there needs it: worth nothing", noHard, schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), db), schedulertest.TestPod("p", db), nil},
 		{"one there needs it and another: each term by itself", defaults, schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(host, "tier", "x"), db), schedulertest.TestPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
-		{"its wishes and those of others add up", defaults, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.LikesTerm(10, webHost))), schedulertest.TestPod("p", web, schedulertest.LikesTerm(5, dbHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
-		{"one liked and disliked by others", defaults, slices.Concat(schedulertest.PodsOn("a", schedulertest.LikesTerm(5, dbHost)), schedulertest.PodsOn("a", schedulertest.DislikesTerm(5, dbHost)), schedulertest.PodsOn("c", schedulertest.LikesTerm(5, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}},
+		{"its wishes and those of others add up", defaults, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(10, webHost))), schedulertest.TestPod("p", web, schedulertest.PreferredAffinity(5, dbHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
+		{"one liked and disliked by others", defaults, slices.Concat(schedulertest.PodsOn("a", schedulertest.PreferredAffinity(5, dbHost)), schedulertest.PodsOn("a", schedulertest.PreferredAntiAffinity(5, dbHost)), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(5, dbHost))), schedulertest.TestPod("p", db), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}},
 
-		{"others' wishes are ignored by who has none", ignoring, schedulertest.PodsOn("a", schedulertest.LikesTerm(7, dbHost)), schedulertest.TestPod("p", db), nil},
+		{"others' wishes are ignored by who has none", ignoring, schedulertest.PodsOn("a", schedulertest.PreferredAffinity(7, dbHost)), schedulertest.TestPod("p", db), nil},
 		{"others' needs, too", ignoring, schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db"), db), schedulertest.TestPod("p", db), nil},
-		{"others' wishes count for who has one", ignoring, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("c", schedulertest.LikesTerm(10, dbHost))), schedulertest.TestPod("p", db, schedulertest.LikesTerm(5, webHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
-		{"others' wishes count for who dislikes somebody who is not there", ignoring, schedulertest.PodsOn("c", schedulertest.LikesTerm(10, dbHost)), schedulertest.TestPod("p", db, schedulertest.DislikesTerm(5, webHost)), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}},
-		{"needs of its own are no wishes", ignoring, slices.Concat(schedulertest.PodsOn("a b c d", web), schedulertest.PodsOn("c", schedulertest.LikesTerm(10, dbHost))), schedulertest.TestPod("p", db, schedulertest.WithAffinity(host, "app", "web")), nil},
+		{"others' wishes count for who has one", ignoring, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(10, dbHost))), schedulertest.TestPod("p", db, schedulertest.PreferredAffinity(5, webHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
+		{"others' wishes count for who preferredAnti somebody who is not there", ignoring, schedulertest.PodsOn("c", schedulertest.PreferredAffinity(10, dbHost)), schedulertest.TestPod("p", db, schedulertest.PreferredAntiAffinity(5, webHost)), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}},
+		{"needs of its own are no wishes", ignoring, slices.Concat(schedulertest.PodsOn("a b c d", web), schedulertest.PodsOn("c", schedulertest.PreferredAffinity(10, dbHost))), schedulertest.TestPod("p", db, schedulertest.WithAffinity(host, "app", "web")), nil},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			profile, err := NewProfile(ptr.To(schedulertest.ProfileWith(InterPodAffinityName, test.arguments)))
@@ -275,7 +275,7 @@ func TestInterPodAffinityScore(t *testing.T) {
 			check("at first sight", s)
 			check("the second time", s)
 			late := cluster(t, nodes)
-			if near, _, _, _ := affinityTerms(test.pod); len(near) == 0 {
+			if affinity, _, _, _ := affinityTerms(test.pod); len(affinity) == 0 {
 				if got := neighbourScores(t, late, test.pod, profile, InterPodAffinityName, 2); got != nil {
 					t.Errorf("with nobody there: %v", got)
 				}
@@ -315,7 +315,7 @@ func TestInterPodAffinityHints(t *testing.T) {
 	other := func(options ...schedulertest.PodOption) *corev1.Pod {
 		return schedulertest.TestPod("other", append([]schedulertest.PodOption{schedulertest.OnNode("n")}, options...)...)
 	}
-	reds := schedulertest.AboutPods(host, "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))
+	reds := schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))
 	s := cluster(t, nil)
 	s.SetNamespace(schedulertest.AffinityNamespace("red", map[string]string{"team": "red"}))
 	s.SetNamespace(schedulertest.AffinityNamespace("blue", map[string]string{"team": "blue"}))
@@ -349,14 +349,14 @@ func TestInterPodAffinityHints(t *testing.T) {
 		{"who feared others went", plain, rulePodWent(other(schedulertest.WithAntiAffinity(host, "app", "web"))), false},
 		{"who feared it from another namespace went", plain, rulePodWent(other(schedulertest.WithAntiAffinity(host, "app", "db"), schedulertest.Namespace("other"))), false},
 		{"who feared it among others went", plain, rulePodWent(other(schedulertest.WithAntiAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(zoneKey, "app", "db"))), true},
-		{"who disliked it went", plain, rulePodWent(other(schedulertest.DislikesTerm(100, schedulertest.AboutPods(host, "app", "db")))), false},
+		{"who disliked it went", plain, rulePodWent(other(schedulertest.PreferredAntiAffinity(100, schedulertest.PodTerm(host, "app", "db")))), false},
 		{"who feared it has other labels", plain, rulePodIs(other(schedulertest.WithAntiAffinity(host, "app", "db")), other(web, schedulertest.WithAntiAffinity(host, "app", "db"))), false},
 
-		{"who is wanted of a kind of namespaces came", schedulertest.TestPod("p", schedulertest.NearTerm(reds)), rulePodCame(other(db, schedulertest.Namespace("red"))), true},
-		{"who is wanted of another kind came", schedulertest.TestPod("p", schedulertest.NearTerm(reds)), rulePodCame(other(db, schedulertest.Namespace("blue"))), false},
-		{"who is feared of a kind of namespaces went", schedulertest.TestPod("p", schedulertest.AwayTerm(reds)), rulePodWent(other(db, schedulertest.Namespace("red"))), true},
-		{"who feared a kind of namespaces went", schedulertest.TestPod("p", db, schedulertest.Namespace("red")), rulePodWent(other(schedulertest.AwayTerm(reds))), true},
-		{"who feared another kind went", schedulertest.TestPod("p", db, schedulertest.Namespace("blue")), rulePodWent(other(schedulertest.AwayTerm(reds))), false},
+		{"who is wanted of a kind of namespaces came", schedulertest.TestPod("p", schedulertest.RequiredAffinity(reds)), rulePodCame(other(db, schedulertest.Namespace("red"))), true},
+		{"who is wanted of another kind came", schedulertest.TestPod("p", schedulertest.RequiredAffinity(reds)), rulePodCame(other(db, schedulertest.Namespace("blue"))), false},
+		{"who is feared of a kind of namespaces went", schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(reds)), rulePodWent(other(db, schedulertest.Namespace("red"))), true},
+		{"who feared a kind of namespaces went", schedulertest.TestPod("p", db, schedulertest.Namespace("red")), rulePodWent(other(schedulertest.RequiredAntiAffinity(reds))), true},
+		{"who feared another kind went", schedulertest.TestPod("p", db, schedulertest.Namespace("blue")), rulePodWent(other(schedulertest.RequiredAntiAffinity(reds))), false},
 
 		{"its own labels changed", plain, ruleItselfIs(schedulertest.TestPod("p"), plain), true},
 		{"it tolerates more", plain, ruleItselfIs(plain, schedulertest.TestPod("p", db, schedulertest.Toleration("k", schedulertest.TolExists, "", ""))), false},
@@ -409,14 +409,14 @@ func (m *affinityModel) about(owner *corev1.Pod, t *corev1.PodAffinityTerm, othe
 	return (known || owner != m.pod || wanted.Empty()) && wanted.Matches(set)
 }
 
-func affinityTerms(p *corev1.Pod) (near, away []corev1.PodAffinityTerm, likes, dislikes []corev1.WeightedPodAffinityTerm) {
+func affinityTerms(p *corev1.Pod) (affinity, antiAffinity []corev1.PodAffinityTerm, preferred, preferredAnti []corev1.WeightedPodAffinityTerm) {
 	if a := p.Spec.Affinity; a != nil && a.PodAffinity != nil {
-		near, likes = a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+		affinity, preferred = a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution
 	}
 	if a := p.Spec.Affinity; a != nil && a.PodAntiAffinity != nil {
-		away, dislikes = a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+		antiAffinity, preferredAnti = a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution, a.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution
 	}
-	return near, away, likes, dislikes
+	return affinity, antiAffinity, preferred, preferredAnti
 }
 
 // together reports whether two nodes are in one domain of a key.
@@ -431,12 +431,12 @@ func (m *affinityModel) nodeOf(p *corev1.Pod) *corev1.Node {
 }
 
 func (m *affinityModel) refusal(n *corev1.Node) string {
-	near, away, _, _ := affinityTerms(m.pod)
+	affinity, antiAffinity, _, _ := affinityTerms(m.pod)
 	all := func(p *corev1.Pod) bool {
-		return len(near) > 0 && !slices.ContainsFunc(near, func(t corev1.PodAffinityTerm) bool { return !m.about(m.pod, &t, p) })
+		return len(affinity) > 0 && !slices.ContainsFunc(affinity, func(t corev1.PodAffinityTerm) bool { return !m.about(m.pod, &t, p) })
 	}
 	present, keyed, anywhere := true, true, false
-	for _, t := range near {
+	for _, t := range affinity {
 		if _, has := n.Labels[t.TopologyKey]; !has {
 			keyed = false
 		}
@@ -450,10 +450,10 @@ func (m *affinityModel) refusal(n *corev1.Node) string {
 		}
 		present = present && there
 	}
-	if len(near) > 0 && (!keyed || !present && (anywhere || !all(m.pod))) {
+	if len(affinity) > 0 && (!keyed || !present && (anywhere || !all(m.pod))) {
 		return schedulertest.NearReason
 	}
-	for _, t := range away {
+	for _, t := range antiAffinity {
 		for _, p := range m.pods {
 			if m.about(m.pod, &t, p) && m.together(t.TopologyKey, n, m.nodeOf(p)) {
 				return schedulertest.AwayReason
@@ -473,7 +473,7 @@ func (m *affinityModel) refusal(n *corev1.Node) string {
 
 // scores are nil when nothing is said of any node at all.
 func (m *affinityModel) scores(feasible []*corev1.Node, hardWeight int64) map[string]int64 {
-	_, _, likes, dislikes := affinityTerms(m.pod)
+	_, _, preferred, preferredAnti := affinityTerms(m.pod)
 	raw, said := map[string]int64{}, false
 	add := func(about bool, t *corev1.PodAffinityTerm, p *corev1.Pod, weight int64) {
 		at := m.nodeOf(p)
@@ -488,10 +488,10 @@ func (m *affinityModel) scores(feasible []*corev1.Node, hardWeight int64) map[st
 		}
 	}
 	for _, p := range m.pods {
-		for _, x := range likes {
+		for _, x := range preferred {
 			add(m.about(m.pod, &x.PodAffinityTerm, p), &x.PodAffinityTerm, p, int64(x.Weight))
 		}
-		for _, x := range dislikes {
+		for _, x := range preferredAnti {
 			add(m.about(m.pod, &x.PodAffinityTerm, p), &x.PodAffinityTerm, p, -int64(x.Weight))
 		}
 		theirNear, _, theirLikes, theirDislikes := affinityTerms(p)
@@ -537,7 +537,7 @@ func TestInterPodAffinityEqualsModel(t *testing.T) {
 			})
 		}
 		termOf := func() corev1.PodAffinityTerm {
-			x := schedulertest.AboutPods(schedulertest.OneOf(r, corev1.LabelHostname, corev1.LabelTopologyZone, "rack"), "app", schedulertest.OneOf(r, "x", "y", "z"))
+			x := schedulertest.PodTerm(schedulertest.OneOf(r, corev1.LabelHostname, corev1.LabelTopologyZone, "rack"), "app", schedulertest.OneOf(r, "x", "y", "z"))
 			switch r.IntN(10) {
 			case 0:
 				x.LabelSelector = nil
@@ -561,13 +561,13 @@ func TestInterPodAffinityEqualsModel(t *testing.T) {
 			for range r.IntN(wishes + 1) {
 				switch x := termOf(); r.IntN(5) {
 				case 0:
-					schedulertest.NearTerm(x)(p)
+					schedulertest.RequiredAffinity(x)(p)
 				case 1:
-					schedulertest.AwayTerm(x)(p)
+					schedulertest.RequiredAntiAffinity(x)(p)
 				case 2, 3:
-					schedulertest.LikesTerm(int32(1+r.IntN(9)), x)(p)
+					schedulertest.PreferredAffinity(int32(1+r.IntN(9)), x)(p)
 				default:
-					schedulertest.DislikesTerm(int32(1+r.IntN(9)), x)(p)
+					schedulertest.PreferredAntiAffinity(int32(1+r.IntN(9)), x)(p)
 				}
 			}
 			return p

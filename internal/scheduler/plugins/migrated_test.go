@@ -26,11 +26,11 @@ func TestMovedVolumeOfEveryKind(t *testing.T) {
 				t.Error("the volume itself was changed")
 			}
 			// It counts for its driver where drivers are told of, and nowhere else.
-			known := schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimHas("v")), pv}
+			known := schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimBoundTo("v")), pv}
 			if test.driver != "" {
-				known = append(known, schedulertest.DriversOn("a", map[string]int32{test.driver: 0}))
+				known = append(known, schedulertest.CSINodeWithDrivers("a", map[string]int32{test.driver: 0}))
 			} else {
-				known = append(known, schedulertest.DriversOn("a", map[string]int32{schedulertest.CsiName: 0, schedulertest.EbsDriver: 0, "csi.vsphere.vmware.com": 0, "file.csi.azure.com": 0}))
+				known = append(known, schedulertest.CSINodeWithDrivers("a", map[string]int32{schedulertest.CsiName: 0, schedulertest.EbsDriver: 0, "csi.vsphere.vmware.com": 0, "file.csi.azure.com": 0}))
 			}
 			said := heard(t, knowing(t, schedulertest.TwoZones(), known), nodeVolumeLimits{}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")))
 			if _, full := said["a"]; full != (test.driver != "") || said["b"] != "" {
@@ -55,8 +55,8 @@ func TestMovedProvisioners(t *testing.T) {
 				t.Errorf("%s, %t", driver, counts)
 			}
 			// A volume still to be made: of a driver it counts everywhere, of a kind that moved where drivers are told of.
-			known := schedulertest.Objects{schedulertest.LateClass("late", test.provisioner), schedulertest.StorageClaim("c"), schedulertest.DriversOn("a", map[string]int32{test.driver: 0}), schedulertest.StorageDriver(test.driver, nil, ptr.To(true))}
-			want := schedulertest.Says{}
+			known := schedulertest.Objects{schedulertest.WaitForConsumerClass("late", test.provisioner), schedulertest.StorageClaim("c"), schedulertest.CSINodeWithDrivers("a", map[string]int32{test.driver: 0}), schedulertest.StorageDriver(test.driver, nil, ptr.To(true))}
+			want := schedulertest.Verdicts{}
 			if test.counts {
 				want["a"] = "no: node(s) exceed max volume count"
 			}
@@ -91,7 +91,7 @@ func TestInlineVolumesOfEveryKind(t *testing.T) {
 				counts = map[string]int32{test.driver: 0}
 			}
 			pod := schedulertest.TestPod("p", schedulertest.InlineVolumeSource(test.source))
-			got := heard(t, knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.DriversOn("a", counts)}), nodeVolumeLimits{}, pod)
+			got := heard(t, knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.CSINodeWithDrivers("a", counts)}), nodeVolumeLimits{}, pod)
 			if _, full := got["a"]; full != (test.driver != "") || got["b"] != "" {
 				t.Errorf("limits say %v", got)
 			}
@@ -99,7 +99,7 @@ func TestInlineVolumesOfEveryKind(t *testing.T) {
 				t.Errorf("may be attached: %t", may)
 			}
 			// A pod that runs counts in the same way.
-			running := knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.DriversOn("a", map[string]int32{schedulertest.EbsDriver: 1}), schedulertest.DriversOn("b", map[string]int32{schedulertest.EbsDriver: 1})}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.InlineVolumeSource(test.source)))
+			running := knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.CSINodeWithDrivers("a", map[string]int32{schedulertest.EbsDriver: 1}), schedulertest.CSINodeWithDrivers("b", map[string]int32{schedulertest.EbsDriver: 1})}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.InlineVolumeSource(test.source)))
 			got = heard(t, running, nodeVolumeLimits{}, schedulertest.TestPod("q", schedulertest.InlineVolumeSource(schedulertest.EbsDisk("vol-9", false))))
 			if _, full := got["a"]; full != (test.driver == schedulertest.EbsDriver) || got["b"] != "" {
 				t.Errorf("beside it limits say %v", got)
@@ -109,7 +109,7 @@ func TestInlineVolumesOfEveryKind(t *testing.T) {
 }
 
 func TestNamesOfClaims(t *testing.T) {
-	pod := schedulertest.TestPod("p", schedulertest.UsingClaim("x"), schedulertest.InlineVolumeSource(schedulertest.EbsDisk("d", false)), schedulertest.UsingOwn("v"), schedulertest.UsingClaim("x"))
+	pod := schedulertest.TestPod("p", schedulertest.UsingClaim("x"), schedulertest.InlineVolumeSource(schedulertest.EbsDisk("d", false)), schedulertest.UsingEphemeralVolume("v"), schedulertest.UsingClaim("x"))
 	if got := snapshot.ClaimNames(pod); !slices.Equal(got, []string{"x", "p-v", "x"}) {
 		t.Errorf("names %v", got)
 	}
@@ -118,7 +118,7 @@ func TestNamesOfClaims(t *testing.T) {
 		uses, names bool
 	}{
 		{nil, false, false}, {schedulertest.StorageClaim("x"), true, true}, {schedulertest.StorageClaim("p-v"), true, false}, {schedulertest.StorageClaim("y"), false, false},
-		{schedulertest.StorageClaim("x", schedulertest.ClaimIn("other")), false, false}, {schedulertest.StorageClaim("p-v", schedulertest.ClaimIn("other")), false, false},
+		{schedulertest.StorageClaim("x", schedulertest.ClaimNamespace("other")), false, false}, {schedulertest.StorageClaim("p-v", schedulertest.ClaimNamespace("other")), false, false},
 	} {
 		if got := snapshot.UsesClaim(pod, test.claim); got != test.uses {
 			t.Errorf("uses %v: %t", test.claim, got)
@@ -132,11 +132,11 @@ func TestNamesOfClaims(t *testing.T) {
 // A node's drivers may be told of before the node and after it is gone.
 func TestDriversBeforeTheirNode(t *testing.T) {
 	s := snapshot.NewSnapshot()
-	s.SetObject(schedulertest.DriversOn("a", map[string]int32{schedulertest.CsiName: 0}))
+	s.SetObject(schedulertest.CSINodeWithDrivers("a", map[string]int32{schedulertest.CsiName: 0}))
 	if s.NumNodes() != 0 {
 		t.Error("a node that is only spoken of counts")
 	}
-	for _, o := range (schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimHas("v")), schedulertest.StorageVolume("v")}) {
+	for _, o := range (schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimBoundTo("v")), schedulertest.StorageVolume("v")}) {
 		s.SetObject(o)
 	}
 	refused := func() bool {
@@ -151,7 +151,7 @@ func TestDriversBeforeTheirNode(t *testing.T) {
 	if !refused() {
 		t.Error("the limit is forgotten when the node goes and comes")
 	}
-	s.DeleteObject(schedulertest.DriversOn("a", nil))
+	s.DeleteObject(schedulertest.CSINodeWithDrivers("a", nil))
 	if refused() {
 		t.Error("the limit outlives the drivers")
 	}
@@ -159,7 +159,7 @@ func TestDriversBeforeTheirNode(t *testing.T) {
 	if len(s.NodeNumbers) != 0 {
 		t.Error("a node nobody speaks of is kept")
 	}
-	s.DeleteObject(schedulertest.DriversOn("never", nil))
+	s.DeleteObject(schedulertest.CSINodeWithDrivers("never", nil))
 	if len(s.NodeNumbers) != 0 {
 		t.Error("a node was made by forgetting it")
 	}

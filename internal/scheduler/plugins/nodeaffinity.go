@@ -65,18 +65,18 @@ func namedNodes(pod *corev1.Pod) (names []string, limited bool) {
 	terms := a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	for i := range terms {
 		var named []string
-		any := false
+		found := false
 		for _, f := range terms[i].MatchFields {
 			if f.Key != metav1.ObjectNameField || f.Operator != corev1.NodeSelectorOpIn {
 				continue
 			}
-			if !any {
-				named, any = slices.Clone(f.Values), true
+			if !found {
+				named, found = slices.Clone(f.Values), true
 			} else {
 				named = slices.DeleteFunc(named, func(name string) bool { return !slices.Contains(f.Values, name) })
 			}
 		}
-		if !any {
+		if !found {
 			return nil, false
 		}
 		names = append(names, named...)
@@ -111,7 +111,7 @@ func (r *nodeAffinity) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 			preferences = append(preferences, preference{s.SelectionTerm(t), int64(preferred[i].Weight)})
 		}
 	}
-	return Scorer{Normalization: HigherIsBetter, Of: func(node int32) (sum int64) {
+	return Scorer{Normalization: HigherIsBetter, Score: func(node int32) (sum int64) {
 		for i := range preferences {
 			if preferences[i].selection.Matches(s, node) {
 				sum += preferences[i].weight

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	featureReason    = schedulertest.Lasting + "node(s) didn't match Pod's required features"
+	featureReason    = schedulertest.UnresolvablePrefix + "node(s) didn't match Pod's required features"
 	featureHostUsers = "UserNamespacesHostNetworkSupport"
 	featureRestart   = "RestartAllContainersOnContainerExits"
 )
@@ -57,7 +57,7 @@ func TestNodeDeclaredFeaturesFilter(t *testing.T) {
 			want, texts := map[string]string{}, map[string]string{}
 			for _, name := range all {
 				if !slices.Contains(strings.Fields(test.fits), name) {
-					want[name], texts[name] = featureReason, strings.TrimPrefix(featureReason, schedulertest.Lasting)
+					want[name], texts[name] = featureReason, strings.TrimPrefix(featureReason, schedulertest.UnresolvablePrefix)
 				}
 			}
 			s := cluster(t, nodes)

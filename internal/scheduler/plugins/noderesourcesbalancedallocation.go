@@ -25,7 +25,7 @@ func (r *balancedAllocation) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Sc
 	if !slices.ContainsFunc(resources, func(x scoredResource) bool { return x.requested > 0 }) {
 		return Scorer{} // such pods would all gather on the best balanced node
 	}
-	return Scorer{Volatile: countsDevices(resources), Of: func(node int32) int64 {
+	return Scorer{Volatile: countsDevices(resources), Score: func(node int32) int64 {
 		with, without := balance(s, resources, node, true), balance(s, resources, node, false)
 		return MaxScore/2 + (MaxScore/2+with-without)/2
 	}}

@@ -80,7 +80,7 @@ func (r *NodeResourcesFit) Requests(s *snapshot.Snapshot, p *snapshot.PodInfo) [
 		}
 	}
 	for _, a := range q.Extended {
-		if snapshot.Extended(a.Resource) {
+		if snapshot.IsExtendedResource(a.Resource) {
 			group, _, _ := strings.Cut(string(a.Resource), "/")
 			if slices.Contains(r.ignored, string(a.Resource)) || slices.Contains(r.ignoredGroups, group) {
 				continue
@@ -96,15 +96,15 @@ func (r *NodeResourcesFit) Requests(s *snapshot.Snapshot, p *snapshot.PodInfo) [
 }
 
 func (r *NodeResourcesFit) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Refusal) {
-	wants := r.Requests(s, p)
+	requests := r.Requests(s, p)
 	// Refusals are made once for each combination of what is missing.
 	known := map[string]*Refusal{}
-	volatile := slices.ContainsFunc(wants, func(w ResourceRequest) bool { return w.devices })
+	volatile := slices.ContainsFunc(requests, func(w ResourceRequest) bool { return w.devices })
 	return Filter{Volatile: volatile, Check: func(node int32) *Refusal {
 		if s.Requested[snapshot.ResourcePods][node]+1 <= s.Allocatable[snapshot.ResourcePods][node] {
 			fits := true
-			for i := range wants {
-				if wants[i].Exceeds(s, node) {
+			for i := range requests {
+				if requests[i].Exceeds(s, node) {
 					fits = false
 					break
 				}
@@ -113,19 +113,19 @@ func (r *NodeResourcesFit) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Fi
 				return nil
 			}
 		}
-		return r.refusal(s, node, wants, known)
+		return r.refusal(s, node, requests, known)
 	}}, nil
 }
 
-func (r *NodeResourcesFit) refusal(s *snapshot.Snapshot, node int32, wants []ResourceRequest, known map[string]*Refusal) *Refusal {
+func (r *NodeResourcesFit) refusal(s *snapshot.Snapshot, node int32, requests []ResourceRequest, known map[string]*Refusal) *Refusal {
 	var buffer [16]byte
 	missing := buffer[:0]
 	unresolvable := byte(0)
 	if s.Requested[snapshot.ResourcePods][node]+1 > s.Allocatable[snapshot.ResourcePods][node] {
 		missing = append(missing, 0)
 	}
-	for i := range wants {
-		w := &wants[i]
+	for i := range requests {
+		w := &requests[i]
 		if w.Exceeds(s, node) {
 			missing = append(missing, byte(i+1))
 			if w.Amount > s.Allocatable[w.Resource][node] {
@@ -145,7 +145,7 @@ func (r *NodeResourcesFit) refusal(s *snapshot.Snapshot, node int32, wants []Res
 		if i == 0 {
 			reasons = append(reasons, "Too many pods")
 		} else {
-			reasons = append(reasons, "Insufficient "+string(wants[i-1].Name))
+			reasons = append(reasons, "Insufficient "+string(requests[i-1].Name))
 		}
 	}
 	refusal := Refuse(NodeResourcesFitName, unresolvable == 1, reasons...)
@@ -168,7 +168,7 @@ type scoredResource struct {
 func (x *scoredResource) usage(s *snapshot.Snapshot, node int32) (capacity, used int64) {
 	if capacity = s.Allocatable[x.resource][node]; capacity == 0 && x.devices != nil {
 		count := x.devices(node)
-		return count.All, count.Taken
+		return count.Total, count.Allocated
 	}
 	return capacity, x.used(node)
 }
@@ -179,7 +179,7 @@ func countsDevices(resources []scoredResource) bool {
 }
 
 // scoredResources are the resources a score looks at. assume makes containers without requests count.
-func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []configv1.ResourceSpec, assume bool) []scoredResource {
+func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []configv1.ResourceSpec, nonZero bool) []scoredResource {
 	var all []scoredResource
 	for _, spec := range resources {
 		name := corev1.ResourceName(spec.Name)
@@ -187,12 +187,12 @@ func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []conf
 		switch name {
 		case corev1.ResourceCPU:
 			x.resource, x.requested = snapshot.ResourceCPU, p.Request.MilliCPU
-			if assume {
+			if nonZero {
 				x.requested = p.Request.NonZeroMilliCPU
 			}
 		case corev1.ResourceMemory:
 			x.resource, x.requested = snapshot.ResourceMemory, p.Request.Memory
-			if assume {
+			if nonZero {
 				x.requested = p.Request.NonZeroMemory
 			}
 		case corev1.ResourceEphemeralStorage:
@@ -208,7 +208,7 @@ func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []conf
 			}
 		}
 		r := x.resource
-		if assume && r <= snapshot.ResourceMemory {
+		if nonZero && r <= snapshot.ResourceMemory {
 			x.used = func(node int32) int64 { return s.NonZeroRequested[r][node] }
 		} else {
 			x.used = func(node int32) int64 { return s.Requested[r][node] }
@@ -222,10 +222,10 @@ func (r *NodeResourcesFit) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scor
 	// As in upstream, what a pod asks for as a whole decides where it fits, but not which of those nodes is best.
 	resources := scoredResources(s, p.WithoutPodLevelResources(), r.resources, true)
 	if r.strategy == configv1.RequestedToCapacityRatio {
-		return Scorer{Volatile: countsDevices(resources), Of: func(node int32) int64 { return ratioScore(s, resources, r.shape, node) }}
+		return Scorer{Volatile: countsDevices(resources), Score: func(node int32) int64 { return ratioScore(s, resources, r.shape, node) }}
 	}
 	most := r.strategy == configv1.MostAllocated
-	return Scorer{Volatile: countsDevices(resources), Of: func(node int32) int64 {
+	return Scorer{Volatile: countsDevices(resources), Score: func(node int32) int64 {
 		var sum, weights int64
 		for i := range resources {
 			x := &resources[i]
@@ -339,8 +339,8 @@ func (r *NodeResourcesFit) nodeHelps(s *snapshot.Snapshot, pod *corev1.Pod, old,
 		return true
 	}
 	more := func(name corev1.ResourceName) bool {
-		is, was := asNode(now).Status.Allocatable[name], before.Status.Allocatable[name]
-		return is.Cmp(was) > 0
+		isNow, was := asNode(now).Status.Allocatable[name], before.Status.Allocatable[name]
+		return isNow.Cmp(was) > 0
 	}
 	return more(corev1.ResourcePods) || slices.ContainsFunc(r.Requests(one, info), func(w ResourceRequest) bool {
 		return w.devices && one.Allocatable[w.Resource][0] == 0 || more(w.Name)

@@ -42,27 +42,27 @@ func TestNodeResourcesFitFilter(t *testing.T) {
 		{"a device too much", roomy, "example.com/fpga=2", "example.com/fpga=1", short("example.com/fpga")},
 		{"huge pages", roomy, "hugepages-2Mi=62Mi", "hugepages-2Mi=4Mi", short("hugepages-2Mi")},
 		{"the last huge pages", roomy, "hugepages-2Mi=60Mi", "hugepages-2Mi=4Mi", ""},
-		{"more than the node has at all", "cpu=4 memory=8Gi", "", "cpu=5", schedulertest.Lasting + short("cpu")},
+		{"more than the node has at all", "cpu=4 memory=8Gi", "", "cpu=5", schedulertest.UnresolvablePrefix + short("cpu")},
 		{"as much as the node has at all, but not now", "cpu=4 memory=8Gi", "cpu=1", "cpu=4", short("cpu")},
-		{"more memory than the node has at all", "cpu=4 memory=8Gi", "", "memory=9Gi", schedulertest.Lasting + short("memory")},
-		{"more storage than the node has at all", "cpu=4 ephemeral-storage=1Gi", "", "ephemeral-storage=2Gi", schedulertest.Lasting + short("ephemeral-storage")},
-		{"more devices than the node has at all", roomy, "", "example.com/fpga=3", schedulertest.Lasting + short("example.com/fpga")},
-		{"something the node does not have", "cpu=4", "", "example.com/fpga=1", schedulertest.Lasting + short("example.com/fpga")},
+		{"more memory than the node has at all", "cpu=4 memory=8Gi", "", "memory=9Gi", schedulertest.UnresolvablePrefix + short("memory")},
+		{"more storage than the node has at all", "cpu=4 ephemeral-storage=1Gi", "", "ephemeral-storage=2Gi", schedulertest.UnresolvablePrefix + short("ephemeral-storage")},
+		{"more devices than the node has at all", roomy, "", "example.com/fpga=3", schedulertest.UnresolvablePrefix + short("example.com/fpga")},
+		{"something the node does not have", "cpu=4", "", "example.com/fpga=1", schedulertest.UnresolvablePrefix + short("example.com/fpga")},
 		{"nothing of something the node does not have", "cpu=4", "", "example.com/fpga=0", ""},
 		{"nothing of CPU on a full node", "cpu=1", "cpu=1", "cpu=0", ""},
-		{"two are short, one for good", "cpu=4 memory=8Gi", "memory=4Gi", "cpu=5 memory=5Gi", schedulertest.Lasting + short("cpu", "memory")},
+		{"two are short, one for good", "cpu=4 memory=8Gi", "memory=4Gi", "cpu=5 memory=5Gi", schedulertest.UnresolvablePrefix + short("cpu", "memory")},
 		{"all three in order", "cpu=1 memory=1Gi ephemeral-storage=1Gi", "cpu=1 memory=1Gi ephemeral-storage=1Gi", "cpu=1 memory=1Gi ephemeral-storage=1Gi", short("cpu", "memory", "ephemeral-storage")},
 		{"two devices", roomy, "example.com/fpga=2 other.org/nic=4", "other.org/nic=1 example.com/fpga=1", short("example.com/fpga", "other.org/nic")},
 		{"a prefixed resource of Kubernetes itself", "kubernetes.io/something=2", "kubernetes.io/something=2", "kubernetes.io/something=1", short("kubernetes.io/something")},
 		{"volumes as a resource", "attachable-volumes-x=1", "attachable-volumes-x=1", "attachable-volumes-x=1", short("attachable-volumes-x")},
 		{"a resource of no kind is not counted", "cpu=1", "something=5", "something=1", ""},
 		{"very large numbers", "memory=9223372036854775807", "memory=9223372036854775806", "memory=1", ""},
-		{"a node without any", "", "", "cpu=1m", schedulertest.Lasting + short("cpu")},
+		{"a node without any", "", "", "cpu=1m", schedulertest.UnresolvablePrefix + short("cpu")},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, "")
-			s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", test.has)}, schedulertest.FitPod("1", schedulertest.OnNode("n"), schedulertest.FitContainer("c", test.used)))
-			if got := pluginRefusals(t, rule, s, schedulertest.FitPod("p", schedulertest.FitContainer("c", test.asks)))["n"]; got != test.want {
+			s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)}, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used)))
+			if got := pluginRefusals(t, rule, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 				t.Errorf("refused %q, want %q", got, test.want)
 			}
 		})
@@ -80,7 +80,7 @@ func TestNodeResourcesFitCountsPods(t *testing.T) {
 		{"no place", "3", 3, "", "Too many pods"},
 		{"more than there should be", "3", 5, "", "Too many pods"},
 		{"a node for no pods", "0", 0, "", "Too many pods"},
-		{"no place and no room", "1", 1, "cpu=9", schedulertest.Lasting + "Too many pods, Insufficient cpu"},
+		{"no place and no room", "1", 1, "cpu=9", schedulertest.UnresolvablePrefix + "Too many pods, Insufficient cpu"},
 		{"no place and no room now", "1", 1, "cpu=4", "Too many pods, Insufficient cpu"},
 	} {
 		n := schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourcePods, test.pods))
@@ -88,7 +88,7 @@ func TestNodeResourcesFitCountsPods(t *testing.T) {
 		for i := range test.on {
 			s.SetPod(infoOf(t, schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("n"), schedulertest.RequestingCPU("1m"))))
 		}
-		if got := pluginRefusals(t, &NodeResourcesFit{}, s, schedulertest.FitPod("p", schedulertest.FitContainer("c", test.asks)))["n"]; got != test.want {
+		if got := pluginRefusals(t, &NodeResourcesFit{}, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
 	}
@@ -190,11 +190,11 @@ func TestNodeResourcesFitScore(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, test.arguments)
-			s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", test.has)})
+			s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
 			if test.used != "" {
-				s.SetPod(infoOf(t, schedulertest.FitPod("1", schedulertest.OnNode("n"), schedulertest.FitContainer("c", test.used))))
+				s.SetPod(infoOf(t, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used))))
 			}
-			if got := pluginScores(t, rule, s, schedulertest.FitPod("p", schedulertest.FitContainer("c", test.asks)))["n"]; got != test.want {
+			if got := pluginScores(t, rule, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 				t.Errorf("scores %d, want %d", got, test.want)
 			}
 		})
@@ -209,23 +209,23 @@ func TestNodeResourcesFitScoreOfWholePods(t *testing.T) {
 		pod  *corev1.Pod
 		want int64
 	}{
-		{"two containers that ask for nothing", schedulertest.FitPod("p", schedulertest.FitContainer("c", ""), schedulertest.FitContainer("c2", "")), (98 + 96) / 2},
-		{"one of two asks", schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=1000Mi"), schedulertest.FitContainer("c2", "")), (89 + 88) / 2},
-		{"one asks for CPU, the other for memory", schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1"), schedulertest.FitContainer("c2", "memory=1000Mi")), (89 + 88) / 2},
-		{"overhead is added", schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=1000Mi"), schedulertest.FitOverhead("cpu=1 memory=1000Mi")), 80},
-		{"a larger init container counts in place of the containers", schedulertest.FitPod("p", schedulertest.FitContainer("i", "cpu=5 memory=5000Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1000Mi")), 50},
-		{"a smaller init container does not count", schedulertest.FitPod("p", schedulertest.FitContainer("i", "cpu=500m memory=500Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1000Mi")), 90},
-		{"a sidecar is added", schedulertest.FitPod("p", schedulertest.FitContainer("s", "cpu=1 memory=1000Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1000Mi")), 80},
-		{"a pod that asks as a whole is scored by its containers", schedulertest.FitPod("p", schedulertest.FitWhole("cpu=8 memory=8000Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1000Mi")), 90},
-		{"a pod that asks as a whole, its containers for nothing", schedulertest.FitPod("p", schedulertest.FitWhole("cpu=8 memory=8000Mi"), schedulertest.FitContainer("c", "")), (99 + 98) / 2},
+		{"two containers that ask for nothing", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", ""), schedulertest.AddContainer("c2", "")), (98 + 96) / 2},
+		{"one of two asks", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1000Mi"), schedulertest.AddContainer("c2", "")), (89 + 88) / 2},
+		{"one asks for CPU, the other for memory", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1"), schedulertest.AddContainer("c2", "memory=1000Mi")), (89 + 88) / 2},
+		{"overhead is added", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1000Mi"), schedulertest.Overhead("cpu=1 memory=1000Mi")), 80},
+		{"a larger init container counts in place of the containers", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("i", "cpu=5 memory=5000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")), 50},
+		{"a smaller init container does not count", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("i", "cpu=500m memory=500Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")), 90},
+		{"a sidecar is added", schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("s", "cpu=1 memory=1000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")), 80},
+		{"a pod that asks as a whole is scored by its containers", schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=8 memory=8000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")), 90},
+		{"a pod that asks as a whole, its containers for nothing", schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=8 memory=8000Mi"), schedulertest.AddContainer("c", "")), (99 + 98) / 2},
 	} {
-		if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), cluster(t, []*corev1.Node{schedulertest.FitNode("n", has)}), test.pod)["n"]; got != test.want {
+		if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", has)}), test.pod)["n"]; got != test.want {
 			t.Errorf("%s: %d, want %d", test.what, got, test.want)
 		}
 	}
 	// On the node, however, a pod that asks as a whole counts as the whole.
-	s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", has)}, schedulertest.FitPod("1", schedulertest.OnNode("n"), schedulertest.FitWhole("cpu=4 memory=4000Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1000Mi")))
-	if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), s, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=1000Mi")))["n"]; got != 50 {
+	s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", has)}, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.PodLevelRequests("cpu=4 memory=4000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")))
+	if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")))["n"]; got != 50 {
 		t.Errorf("beside a pod that asks as a whole: %d, want 50", got)
 	}
 }
@@ -258,18 +258,18 @@ func TestBalancedAllocationScore(t *testing.T) {
 		{"the quotient is cut off towards nothing", "", "cpu=1000 memory=1000", "", "cpu=10 memory=20", 50 + (50+99-100)/2, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", test.has)})
+			s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
 			if test.used != "" {
-				s.SetPod(infoOf(t, schedulertest.FitPod("1", schedulertest.OnNode("n"), schedulertest.FitContainer("c", test.used))))
+				s.SetPod(infoOf(t, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used))))
 			}
-			scores := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, test.arguments), s, schedulertest.FitPod("p", schedulertest.FitContainer("c", test.asks)))
+			scores := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, test.arguments), s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))
 			if test.silent != (scores == nil) || scores["n"] != test.want {
 				t.Errorf("scores %v, want %d", scores, test.want)
 			}
 		})
 	}
-	whole := schedulertest.FitPod("p", schedulertest.FitWhole("cpu=2 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=2Gi"))
-	if got := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, ""), cluster(t, []*corev1.Node{schedulertest.FitNode("n", "cpu=4 memory=8Gi")}), whole)["n"]; got != 62 {
+	whole := schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=2 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=2Gi"))
+	if got := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, ""), cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "cpu=4 memory=8Gi")}), whole)["n"]; got != 62 {
 		t.Errorf("a pod that asks as a whole: %d, want 62", got)
 	}
 }
@@ -285,7 +285,7 @@ var fitNames = []corev1.ResourceName{schedulertest.FitCPU, schedulertest.FitMemo
 
 func (m *fitModel) used(name corev1.ResourceName, assume bool) (sum int64) {
 	for _, p := range m.pods {
-		sum += schedulertest.FitAssumed(p, name, assume)
+		sum += schedulertest.NonZeroRequest(p, name, assume)
 	}
 	return sum
 }
@@ -303,7 +303,7 @@ func (m *fitModel) refusal(p map[corev1.ResourceName]int64) string {
 		}
 	}
 	if slices.Sort(reasons[min(len(reasons), 1):]); forGood {
-		return schedulertest.Lasting + strings.Join(fitSorted(reasons), ", ")
+		return schedulertest.UnresolvablePrefix + strings.Join(fitSorted(reasons), ", ")
 	}
 	return strings.Join(fitSorted(reasons), ", ")
 }
@@ -315,7 +315,7 @@ func (m *fitModel) share(name corev1.ResourceName, p map[corev1.ResourceName]int
 	if m.has[name] == 0 {
 		return 0, 0, false
 	}
-	used := min(m.used(name, assume)+schedulertest.FitAssumed(p, name, assume), m.has[name])
+	used := min(m.used(name, assume)+schedulertest.NonZeroRequest(p, name, assume), m.has[name])
 	return float64(used) / float64(m.has[name]), used * 100 / m.has[name], true
 }
 
@@ -346,7 +346,7 @@ func TestResourceRulesEqualModel(t *testing.T) {
 	refused, forGood := 0, 0
 	for round := range 1200 {
 		m := fitModel{has: map[corev1.ResourceName]int64{corev1.ResourcePods: int64(1 + r.IntN(5))}}
-		node := schedulertest.FitNode("n", "")
+		node := schedulertest.NodeWithAllocatable("n", "")
 		node.Status.Allocatable[corev1.ResourcePods] = quantityOf("", m.has[corev1.ResourcePods])
 		for _, name := range fitNames {
 			if n := 2 * amounts[name][1+r.IntN(len(amounts[name])-1)]; !schedulertest.OneIn(r, 4) {
@@ -366,9 +366,9 @@ func TestResourceRulesEqualModel(t *testing.T) {
 		pod.Spec.Containers[0].Resources.Requests = list
 		said := fmt.Sprintf("seed %d, round %d: %v on %v with %v", seed, round, model, m.has, m.pods)
 		got := pluginRefusals(t, least, s, pod)["n"]
-		text, gone := strings.CutPrefix(got, schedulertest.Lasting)
+		text, gone := strings.CutPrefix(got, schedulertest.UnresolvablePrefix)
 		if got = strings.Join(fitSorted(strings.Split(text, ", ")), ", "); gone {
-			got = schedulertest.Lasting + got
+			got = schedulertest.UnresolvablePrefix + got
 		}
 		want := m.refusal(model)
 		if got != want {
@@ -377,7 +377,7 @@ func TestResourceRulesEqualModel(t *testing.T) {
 		if want != "" {
 			refused++
 		}
-		if strings.HasPrefix(want, schedulertest.Lasting) {
+		if strings.HasPrefix(want, schedulertest.UnresolvablePrefix) {
 			forGood++
 		}
 		score := func(weights map[corev1.ResourceName]int64, of func(used int64) int64, has func(name corev1.ResourceName) (int64, bool)) int64 {
@@ -396,7 +396,7 @@ func TestResourceRulesEqualModel(t *testing.T) {
 			if m.has[name] == 0 {
 				return 0, false
 			}
-			left := m.has[name] - min(m.used(name, true)+schedulertest.FitAssumed(model, name, true), m.has[name])
+			left := m.has[name] - min(m.used(name, true)+schedulertest.NonZeroRequest(model, name, true), m.has[name])
 			return left * 100 / m.has[name], true
 		}
 		taken := func(name corev1.ResourceName) (int64, bool) {
@@ -414,7 +414,7 @@ func TestResourceRulesEqualModel(t *testing.T) {
 		if silent := model[schedulertest.FitCPU] == 0 && model[schedulertest.FitMemory] == 0; silent != (scores == nil) {
 			t.Fatalf("%s: balance says %v", said, scores)
 		} else if !silent {
-			even := func(p map[corev1.ResourceName]int64) int64 {
+			balanceOf := func(p map[corev1.ResourceName]int64) int64 {
 				cpu, _, hasCPU := m.share(schedulertest.FitCPU, p, false)
 				memory, _, hasMemory := m.share(schedulertest.FitMemory, p, false)
 				if !hasCPU || !hasMemory {
@@ -422,7 +422,7 @@ func TestResourceRulesEqualModel(t *testing.T) {
 				}
 				return int64((1 - math.Abs(cpu-memory)/2) * 100)
 			}
-			if want := 50 + (50+even(model)-even(nil))/2; scores["n"] != want {
+			if want := 50 + (50+balanceOf(model)-balanceOf(nil))/2; scores["n"] != want {
 				t.Fatalf("%s: balance scores %d, want %d", said, scores["n"], want)
 			}
 		}
@@ -433,18 +433,18 @@ func TestResourceRulesEqualModel(t *testing.T) {
 }
 
 func TestNodeResourcesFitHints(t *testing.T) {
-	pod := schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=2 memory=2Gi"))
+	pod := schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=2 memory=2Gi"))
 	small, large := "cpu=1 memory=8Gi", "cpu=4 memory=8Gi"
-	fpgas := schedulertest.FitPod("p", schedulertest.FitContainer("c", "example.com/fpga=2"))
+	fpgas := schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "example.com/fpga=2"))
 	held := func(requests string) *corev1.Pod {
-		return schedulertest.FitPod("x", schedulertest.OnNode("n"), schedulertest.FitContainer("c", requests))
+		return schedulertest.PodWithoutContainers("x", schedulertest.OnNode("n"), schedulertest.AddContainer("c", requests))
 	}
 	waiting := func(requests string) *corev1.Pod {
-		return schedulertest.FitPod("p", schedulertest.FitContainer("c", requests))
+		return schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", requests))
 	}
-	fewer := func(text string) *corev1.Node { return testNodeWith(schedulertest.FitNode("n", text), "1") }
+	fewer := func(text string) *corev1.Node { return testNodeWith(schedulertest.NodeWithAllocatable("n", text), "1") }
 	class := func(name, stands string) *resourcev1.DeviceClass {
-		return schedulertest.ClassStandingFor(name, stands, 0)
+		return schedulertest.ClassForExtendedResource(name, stands, 0)
 	}
 	added := func(c *resourcev1.DeviceClass) Event {
 		return Event{Resource: DeviceClassResource, Action: Add, New: c}
@@ -464,31 +464,35 @@ func TestNodeResourcesFitHints(t *testing.T) {
 		{"a pod asks for less storage", pod, rulePodIs(held("ephemeral-storage=2Gi"), held("ephemeral-storage=1Gi")), false},
 		{"a pod asks for fewer devices", pod, rulePodIs(held("example.com/fpga=2"), held("example.com/fpga=1")), false},
 		{"a pod asks for fewer devices that are wanted", fpgas, rulePodIs(held("example.com/fpga=2"), held("example.com/fpga=1")), true},
-		{"a pod has other labels", pod, rulePodIs(held("cpu=2"), schedulertest.FitPod("x", schedulertest.OnNode("n"), schedulertest.FitContainer("c", "cpu=2"), schedulertest.Labelled("a", "b"))), false},
+		{"a pod has other labels", pod, rulePodIs(held("cpu=2"), schedulertest.PodWithoutContainers("x", schedulertest.OnNode("n"), schedulertest.AddContainer("c", "cpu=2"), schedulertest.Labelled("a", "b"))), false},
 		{"the pod itself asks for less", waiting("cpu=1"), ruleItselfIs(waiting("cpu=2"), waiting("cpu=1")), true},
 		{"the pod itself does not ask any more", waiting(""), ruleItselfIs(waiting("cpu=2"), waiting("")), true},
 		{"the pod itself asks for more", waiting("cpu=2"), ruleItselfIs(waiting("cpu=1"), waiting("cpu=2")), false},
-		{"the pod itself has other labels", pod, ruleItselfIs(pod, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=2 memory=2Gi"), schedulertest.Labelled("a", "b"))), false},
+		{"the pod itself has other labels", pod, ruleItselfIs(pod, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=2 memory=2Gi"), schedulertest.Labelled("a", "b"))), false},
 
-		{"a node that is large enough came", pod, ruleNodeCame(schedulertest.FitNode("n", large)), true},
-		{"a node exactly large enough came", pod, ruleNodeCame(schedulertest.FitNode("n", "cpu=2 memory=2Gi")), true},
-		{"a node that is too small came", pod, ruleNodeCame(schedulertest.FitNode("n", small)), false},
-		{"a node for no pods came", pod, ruleNodeCame(testNodeWith(schedulertest.FitNode("n", large), "0")), false},
-		{"a node without the device came", fpgas, ruleNodeCame(schedulertest.FitNode("n", large)), false},
-		{"a node with the device came", fpgas, ruleNodeCame(schedulertest.FitNode("n", "example.com/fpga=2")), true},
-		{"a node has grown enough", pod, ruleNodeIs(schedulertest.FitNode("n", small), schedulertest.FitNode("n", large)), true},
-		{"a node has grown, not enough", pod, ruleNodeIs(schedulertest.FitNode("n", small), schedulertest.FitNode("n", "cpu=1900m memory=9Gi")), false},
-		{"a node that was large enough has grown", pod, ruleNodeIs(schedulertest.FitNode("n", large), schedulertest.FitNode("n", "cpu=5 memory=8Gi")), true},
-		{"a node that was large enough has shrunk", pod, ruleNodeIs(schedulertest.FitNode("n", large), schedulertest.FitNode("n", "cpu=3 memory=8Gi")), false},
-		{"a node has grown in what is not wanted", pod, ruleNodeIs(schedulertest.FitNode("n", large), schedulertest.FitNode("n", large+" ephemeral-storage=9Gi")), false},
-		{"a node has grown in one and shrunk in the other", pod, ruleNodeIs(schedulertest.FitNode("n", large), schedulertest.FitNode("n", "cpu=3 memory=9Gi")), true},
-		{"a node takes more pods", pod, ruleNodeIs(fewer(large), schedulertest.FitNode("n", large)), true},
-		{"a node takes fewer pods", pod, ruleNodeIs(schedulertest.FitNode("n", large), fewer(large)), false},
-		{"a node takes more pods than none asks for", schedulertest.TestPod("p"), ruleNodeIs(fewer(large), schedulertest.FitNode("n", large)), true},
-		{"a node has grown, and nothing is asked", schedulertest.TestPod("p"), ruleNodeIs(schedulertest.FitNode("n", small), schedulertest.FitNode("n", large)), false},
-		{"a node has more devices", fpgas, ruleNodeIs(schedulertest.FitNode("n", "example.com/fpga=2"), schedulertest.FitNode("n", "example.com/fpga=3")), true},
-		{"a node has other labels", pod, ruleNodeIs(schedulertest.FitNode("n", large), func() *corev1.Node { n := schedulertest.FitNode("n", large); schedulertest.Zone("1")(n); return n }()), false},
-		{"a node went", pod, ruleNodeWent(schedulertest.FitNode("n", large)), false},
+		{"a node that is large enough came", pod, ruleNodeCame(schedulertest.NodeWithAllocatable("n", large)), true},
+		{"a node exactly large enough came", pod, ruleNodeCame(schedulertest.NodeWithAllocatable("n", "cpu=2 memory=2Gi")), true},
+		{"a node that is too small came", pod, ruleNodeCame(schedulertest.NodeWithAllocatable("n", small)), false},
+		{"a node for no pods came", pod, ruleNodeCame(testNodeWith(schedulertest.NodeWithAllocatable("n", large), "0")), false},
+		{"a node without the device came", fpgas, ruleNodeCame(schedulertest.NodeWithAllocatable("n", large)), false},
+		{"a node with the device came", fpgas, ruleNodeCame(schedulertest.NodeWithAllocatable("n", "example.com/fpga=2")), true},
+		{"a node has grown enough", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", small), schedulertest.NodeWithAllocatable("n", large)), true},
+		{"a node has grown, not enough", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", small), schedulertest.NodeWithAllocatable("n", "cpu=1900m memory=9Gi")), false},
+		{"a node that was large enough has grown", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", large), schedulertest.NodeWithAllocatable("n", "cpu=5 memory=8Gi")), true},
+		{"a node that was large enough has shrunk", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", large), schedulertest.NodeWithAllocatable("n", "cpu=3 memory=8Gi")), false},
+		{"a node has grown in what is not wanted", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", large), schedulertest.NodeWithAllocatable("n", large+" ephemeral-storage=9Gi")), false},
+		{"a node has grown in one and shrunk in the other", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", large), schedulertest.NodeWithAllocatable("n", "cpu=3 memory=9Gi")), true},
+		{"a node takes more pods", pod, ruleNodeIs(fewer(large), schedulertest.NodeWithAllocatable("n", large)), true},
+		{"a node takes fewer pods", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", large), fewer(large)), false},
+		{"a node takes more pods than none asks for", schedulertest.TestPod("p"), ruleNodeIs(fewer(large), schedulertest.NodeWithAllocatable("n", large)), true},
+		{"a node has grown, and nothing is asked", schedulertest.TestPod("p"), ruleNodeIs(schedulertest.NodeWithAllocatable("n", small), schedulertest.NodeWithAllocatable("n", large)), false},
+		{"a node has more devices", fpgas, ruleNodeIs(schedulertest.NodeWithAllocatable("n", "example.com/fpga=2"), schedulertest.NodeWithAllocatable("n", "example.com/fpga=3")), true},
+		{"a node has other labels", pod, ruleNodeIs(schedulertest.NodeWithAllocatable("n", large), func() *corev1.Node {
+			n := schedulertest.NodeWithAllocatable("n", large)
+			schedulertest.Zone("1")(n)
+			return n
+		}()), false},
+		{"a node went", pod, ruleNodeWent(schedulertest.NodeWithAllocatable("n", large)), false},
 
 		{"a class for the device came", fpgas, added(class("c", string(schedulertest.FitFPGA))), true},
 		{"a class for another device came", fpgas, added(class("c", string(schedulertest.FitNIC))), false},
@@ -516,7 +520,7 @@ func TestFreesSomeOf(t *testing.T) {
 	nothing := func(*corev1.Pod) {}
 	allocated := func(cpu string) schedulertest.PodOption {
 		return func(p *corev1.Pod) {
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResources: schedulertest.FitList("cpu=" + cpu)}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResources: schedulertest.ParseResources("cpu=" + cpu)}}
 		}
 	}
 	both := func(options ...schedulertest.PodOption) schedulertest.PodOption {
@@ -583,28 +587,28 @@ func TestImageLocalityScore(t *testing.T) {
 		pod   *corev1.Pod
 		want  map[string]int64
 	}{
-		{"nobody holds it", []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": 0, "b": 0}},
-		{"the only node holds it", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": worth(500, 1)}},
-		{"one of two holds it: half its size", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb)), schedulertest.TestNode("b")}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": worth(250, 1), "b": 0}},
-		{"one of three: a third", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 900*mb)), schedulertest.TestNode("b"), schedulertest.TestNode("c")}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": worth(300, 1), "b": 0, "c": 0}},
-		{"both hold it", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb)), schedulertest.TestNode("b", schedulertest.NodeImage("x:1", 500*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": worth(500, 1), "b": worth(500, 1)}},
-		{"a small one is worth nothing", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 23*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": 0}},
-		{"just more than small", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 33*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": 1}},
-		{"a large one is worth all", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 1000*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": 100}},
-		{"a larger one is not worth more", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 9*gb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": 100}},
-		{"one of the pod's two", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 1000*mb))}, schedulertest.FitPod("p", image("x:1"), image("y:1")), map[string]int64{"a": worth(1000, 2)}},
-		{"both of the pod's two add up", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb), schedulertest.NodeImage("y:1", 700*mb))}, schedulertest.FitPod("p", image("x:1"), image("y:1")), map[string]int64{"a": worth(1300, 2)}},
-		{"one large image may be worth more than one image's share", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 1500*mb))}, schedulertest.FitPod("p", image("x:1"), image("y:1")), map[string]int64{"a": worth(1500, 2)}},
-		{"an image used twice counts twice", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.FitPod("p", image("x:1"), image("x:1")), map[string]int64{"a": worth(1200, 2)}},
-		{"an init container's", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.FitPod("p", initImage("x:1"), image("y:1")), map[string]int64{"a": worth(600, 2)}},
-		{"a volume's", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.FitPod("p", volumeImage("x:1"), image("y:1")), map[string]int64{"a": worth(600, 2)}},
-		{"a volume that is no image does not count", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.FitPod("p", image("x:1"), schedulertest.UsingClaim("c")), map[string]int64{"a": worth(600, 1)}},
-		{"no tag is the latest", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:latest", 600*mb))}, schedulertest.FitPod("p", image("x")), map[string]int64{"a": worth(600, 1)}},
-		{"another tag is another image", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:2", 600*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": 0}},
-		{"a registry's port is no tag", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("host:5000/x:latest", 600*mb))}, schedulertest.FitPod("p", image("host:5000/x")), map[string]int64{"a": worth(600, 1)}},
-		{"a digest is its own name", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x@sha256:ab", 600*mb))}, schedulertest.FitPod("p", image("x@sha256:ab")), map[string]int64{"a": worth(600, 1)}},
-		{"the size is the first one's", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb)), schedulertest.TestNode("b", schedulertest.NodeImage("x:1", 900*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": worth(500, 1), "b": worth(500, 1)}},
-		{"a name twice on one node has the first's size", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb), schedulertest.NodeImage("x:1", 900*mb))}, schedulertest.FitPod("p", image("x:1")), map[string]int64{"a": worth(500, 1)}},
+		{"nobody holds it", []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": 0, "b": 0}},
+		{"the only node holds it", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(500, 1)}},
+		{"one of two holds it: half its size", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb)), schedulertest.TestNode("b")}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(250, 1), "b": 0}},
+		{"one of three: a third", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 900*mb)), schedulertest.TestNode("b"), schedulertest.TestNode("c")}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(300, 1), "b": 0, "c": 0}},
+		{"both hold it", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb)), schedulertest.TestNode("b", schedulertest.NodeImage("x:1", 500*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(500, 1), "b": worth(500, 1)}},
+		{"a small one is worth nothing", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 23*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": 0}},
+		{"just more than small", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 33*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": 1}},
+		{"a large one is worth all", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 1000*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": 100}},
+		{"a larger one is not worth more", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 9*gb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": 100}},
+		{"one of the pod's two", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 1000*mb))}, schedulertest.PodWithoutContainers("p", image("x:1"), image("y:1")), map[string]int64{"a": worth(1000, 2)}},
+		{"both of the pod's two add up", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb), schedulertest.NodeImage("y:1", 700*mb))}, schedulertest.PodWithoutContainers("p", image("x:1"), image("y:1")), map[string]int64{"a": worth(1300, 2)}},
+		{"one large image may be worth more than one image's share", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 1500*mb))}, schedulertest.PodWithoutContainers("p", image("x:1"), image("y:1")), map[string]int64{"a": worth(1500, 2)}},
+		{"an image used twice counts twice", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.PodWithoutContainers("p", image("x:1"), image("x:1")), map[string]int64{"a": worth(1200, 2)}},
+		{"an init container's", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.PodWithoutContainers("p", initImage("x:1"), image("y:1")), map[string]int64{"a": worth(600, 2)}},
+		{"a volume's", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.PodWithoutContainers("p", volumeImage("x:1"), image("y:1")), map[string]int64{"a": worth(600, 2)}},
+		{"a volume that is no image does not count", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 600*mb))}, schedulertest.PodWithoutContainers("p", image("x:1"), schedulertest.UsingClaim("c")), map[string]int64{"a": worth(600, 1)}},
+		{"no tag is the latest", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:latest", 600*mb))}, schedulertest.PodWithoutContainers("p", image("x")), map[string]int64{"a": worth(600, 1)}},
+		{"another tag is another image", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:2", 600*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": 0}},
+		{"a registry's port is no tag", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("host:5000/x:latest", 600*mb))}, schedulertest.PodWithoutContainers("p", image("host:5000/x")), map[string]int64{"a": worth(600, 1)}},
+		{"a digest is its own name", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x@sha256:ab", 600*mb))}, schedulertest.PodWithoutContainers("p", image("x@sha256:ab")), map[string]int64{"a": worth(600, 1)}},
+		{"the size is the first one's", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb)), schedulertest.TestNode("b", schedulertest.NodeImage("x:1", 900*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(500, 1), "b": worth(500, 1)}},
+		{"a name twice on one node has the first's size", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb), schedulertest.NodeImage("x:1", 900*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(500, 1)}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			if got := pluginScores(t, imageLocality{}, cluster(t, test.nodes), test.pod); !maps.Equal(got, test.want) {
@@ -612,7 +616,7 @@ func TestImageLocalityScore(t *testing.T) {
 			}
 		})
 	}
-	if got := pluginScores(t, imageLocality{}, cluster(t, []*corev1.Node{schedulertest.TestNode("a")}), schedulertest.FitPod("p")); got != nil {
+	if got := pluginScores(t, imageLocality{}, cluster(t, []*corev1.Node{schedulertest.TestNode("a")}), schedulertest.PodWithoutContainers("p")); got != nil {
 		t.Errorf("a pod without images: %v", got)
 	}
 }
@@ -654,7 +658,7 @@ func TestImageLocalityFollowsTheNodes(t *testing.T) {
 		got := map[string]int64{}
 		for i := range s.NodeInfos {
 			if s.NodeInfos[i].Node != nil {
-				got[s.NodeInfos[i].Name] = x.Of(int32(i))
+				got[s.NodeInfos[i].Name] = x.Score(int32(i))
 			}
 		}
 		if !maps.Equal(got, step.want) {
@@ -676,16 +680,16 @@ func TestNodeResourcesFitLeavesDevicesToOthers(t *testing.T) {
 		what, has, asks, want string
 	}{
 		{"the node offers none: devices may", "cpu=4", "example.com/fpga=9", ""},
-		{"the node offers some: they must do", "example.com/fpga=1", "example.com/fpga=2", schedulertest.Lasting + "Insufficient example.com/fpga"},
+		{"the node offers some: they must do", "example.com/fpga=1", "example.com/fpga=2", schedulertest.UnresolvablePrefix + "Insufficient example.com/fpga"},
 		{"the node offers enough", "example.com/fpga=2", "example.com/fpga=2", ""},
 		{"the node says that it has none: devices may", "example.com/fpga=0", "example.com/fpga=2", ""},
-		{"no class stands for it", "cpu=4", "other.org/nic=1", schedulertest.Lasting + "Insufficient other.org/nic"},
-		{"CPU is not a device's business", "cpu=1", "cpu=2 example.com/fpga=9", schedulertest.Lasting + "Insufficient cpu"},
+		{"no class stands for it", "cpu=4", "other.org/nic=1", schedulertest.UnresolvablePrefix + "Insufficient other.org/nic"},
+		{"CPU is not a device's business", "cpu=1", "cpu=2 example.com/fpga=9", schedulertest.UnresolvablePrefix + "Insufficient cpu"},
 	} {
-		s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", test.has)})
-		s.SetObject(schedulertest.ClassStandingFor("c", string(schedulertest.FitFPGA), 0))
+		s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
+		s.SetObject(schedulertest.ClassForExtendedResource("c", string(schedulertest.FitFPGA), 0))
 		rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, "")
-		pod := schedulertest.FitPod("p", schedulertest.FitContainer("c", test.asks))
+		pod := schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks))
 		if got := pluginRefusals(t, rule, s, pod)["n"]; got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
@@ -693,14 +697,14 @@ func TestNodeResourcesFitLeavesDevicesToOthers(t *testing.T) {
 		if devices := strings.Contains(test.asks, "fpga"); f.Volatile != devices {
 			t.Errorf("%s: volatile is %t", test.what, f.Volatile)
 		}
-		if helps := pluginHelps(t, DefaultProfile(), NodeResourcesFitName, s, pod, ruleNodeCame(schedulertest.FitNode("m", test.has))); helps != (test.want == "") {
+		if helps := pluginHelps(t, DefaultProfile(), NodeResourcesFitName, s, pod, ruleNodeCame(schedulertest.NodeWithAllocatable("m", test.has))); helps != (test.want == "") {
 			t.Errorf("%s: such a node helps is %t", test.what, helps)
 		}
 	}
 }
 
 func TestNodeResourcesFitIgnores(t *testing.T) {
-	const none = schedulertest.Lasting + "Insufficient "
+	const none = schedulertest.UnresolvablePrefix + "Insufficient "
 	for _, test := range []struct{ what, arguments, asks, want string }{
 		{"a resource by name", `{"ignoredResources":["example.com/fpga"]}`, "example.com/fpga=1", ""},
 		{"another resource", `{"ignoredResources":["example.com/fpga"]}`, "example.com/gpu=1", none + "example.com/gpu"},
@@ -713,17 +717,17 @@ func TestNodeResourcesFitIgnores(t *testing.T) {
 		{"nor what is Kubernetes' own", `{"ignoredResources":["kubernetes.io/something"],"ignoredResourceGroups":["kubernetes.io"]}`, "kubernetes.io/something=1", none + "kubernetes.io/something"},
 	} {
 		rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, test.arguments)
-		s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", "")})
-		if got := pluginRefusals(t, rule, s, schedulertest.FitPod("p", schedulertest.FitContainer("c", test.asks)))["n"]; got != test.want {
+		s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "")})
+		if got := pluginRefusals(t, rule, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
 	}
 	// What an extender accounts for is ignored, too.
 	profile := DefaultProfile()
 	profile.IgnoreResources([]string{"example.com/fpga"})
-	s := cluster(t, []*corev1.Node{schedulertest.FitNode("n", "")})
+	s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "")})
 	for asks, want := range map[string]string{"example.com/fpga=1": "", "other.org/nic=1": "Insufficient other.org/nic"} {
-		if got := filterReasons(t, s, schedulertest.FitPod("p", schedulertest.FitContainer("c", asks)), profile)["n"]; got != want {
+		if got := filterReasons(t, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", asks)), profile)["n"]; got != want {
 			t.Errorf("%s of an extender: %q, want %q", asks, got, want)
 		}
 	}

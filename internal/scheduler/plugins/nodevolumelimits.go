@@ -23,19 +23,19 @@ func (nodeVolumeLimits) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filte
 	}
 	// A claim that is missing is for VolumeBinding to tell of; here it keeps the pod from each node by itself.
 	wanted := wantedVolumesOf(s, p.Pod, false)
-	moved := wantedVolumesOf(s, p.Pod, true)
-	if wanted.refusal == nil && moved.refusal == nil && len(moved.volumes) == 0 {
+	migrated := wantedVolumesOf(s, p.Pod, true)
+	if wanted.refusal == nil && migrated.refusal == nil && len(migrated.volumes) == 0 {
 		return Filter{}, nil
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
-		on := &moved
+		onNode := &migrated
 		if s.NodeInfos[node].CSINode == nil {
-			on = &wanted
+			onNode = &wanted
 		}
-		if on.refusal != nil {
-			return on.refusal
+		if onNode.refusal != nil {
+			return onNode.refusal
 		}
-		return checkLimits(s, node, on.volumes)
+		return checkLimits(s, node, onNode.volumes)
 	}}, nil
 }
 
@@ -45,8 +45,8 @@ type wantedVolumes struct {
 	refusal *Refusal
 }
 
-func wantedVolumesOf(s *snapshot.Snapshot, pod *corev1.Pod, moved bool) wantedVolumes {
-	volumes, err := s.AttachableVolumes(pod, true, moved)
+func wantedVolumesOf(s *snapshot.Snapshot, pod *corev1.Pod, migrated bool) wantedVolumes {
+	volumes, err := s.AttachableVolumes(pod, true, migrated)
 	switch {
 	case apierrors.IsNotFound(err):
 		return wantedVolumes{refusal: Refuse(NodeVolumeLimitsName, true, err.Error())}
@@ -99,14 +99,14 @@ func checkLimits(s *snapshot.Snapshot, node int32, wanted map[snapshot.AttachedV
 			attached[v] = true
 		}
 	}
-	count, more := map[string]int{}, map[string]bool{}
+	count, added := map[string]int{}, map[string]bool{}
 	for v := range attached {
 		count[v.Driver]++
 	}
 	for v := range wanted {
 		if !attached[v] {
 			count[v.Driver]++
-			more[v.Driver] = true
+			added[v.Driver] = true
 		}
 	}
 	// What is attached for no pod of the node counts, even if this pod is to use it: it may be on its way out.
@@ -115,7 +115,7 @@ func checkLimits(s *snapshot.Snapshot, node int32, wanted map[snapshot.AttachedV
 			count[v.Driver]++
 		}
 	}
-	for driver := range more {
+	for driver := range added {
 		if limit, limited := limits[driver]; limited && count[driver] > limit {
 			return maxVolumeCountExceeded
 		}
@@ -127,7 +127,7 @@ func (nodeVolumeLimits) Hints() []QueueingHint {
 	return []QueueingHint{
 		{Resource: CSINodeResource, Action: Add},
 		{Resource: CSINodeResource, Action: Update, Helps: func(_ *snapshot.Snapshot, _ *corev1.Pod, old, now any) bool {
-			was := map[string]int32{}
+			limits := map[string]int32{}
 			count := func(d storagev1.CSINodeDriver) int32 {
 				if d.Allocatable == nil || d.Allocatable.Count == nil {
 					return 0
@@ -135,10 +135,10 @@ func (nodeVolumeLimits) Hints() []QueueingHint {
 				return *d.Allocatable.Count
 			}
 			for _, d := range old.(*storagev1.CSINode).Spec.Drivers {
-				was[d.Name] = count(d)
+				limits[d.Name] = count(d)
 			}
 			return slices.ContainsFunc(now.(*storagev1.CSINode).Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
-				before, had := was[d.Name]
+				before, had := limits[d.Name]
 				return !had || count(d) > before
 			})
 		}},
@@ -150,15 +150,15 @@ func (nodeVolumeLimits) Hints() []QueueingHint {
 
 // detachHint reports whether a volume that was detached makes room for one of the pod's.
 func detachHint(_ *snapshot.Snapshot, pod *corev1.Pod, old, _ any) bool {
-	gone, _ := old.(*storagev1.VolumeAttachment)
+	detached, _ := old.(*storagev1.VolumeAttachment)
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
 			return true
 		}
-		if gone == nil || !snapshot.IsMigratedInline(&v) {
+		if detached == nil || !snapshot.IsMigratedInline(&v) {
 			return false
 		}
 		a, err := snapshot.MigratedInlineVolume(&v, pod.Namespace)
-		return err != nil || a.Driver == gone.Spec.Attacher
+		return err != nil || a.Driver == detached.Spec.Attacher
 	})
 }

@@ -44,7 +44,7 @@ type ScorePlugin interface {
 // Scorer is what one rule has to say in favour of nodes.
 type Scorer struct {
 	// Of returns 0 to MaxScore, or any number of at least 0 when Scale brings it into that range.
-	Of            func(node int32) int64
+	Score         func(node int32) int64
 	Normalization Normalization
 	Volatile      bool
 	// Err is set when the rule could not read the pod. Scheduling stops where there is a choice of nodes.
@@ -89,8 +89,8 @@ type Refusal struct {
 	Err error `json:"-"`
 }
 
-func Refuse(rule string, unresolvable bool, reasons ...string) *Refusal {
-	return &Refusal{Plugin: rule, Reasons: reasons, Unresolvable: unresolvable}
+func Refuse(plugin string, unresolvable bool, reasons ...string) *Refusal {
+	return &Refusal{Plugin: plugin, Reasons: reasons, Unresolvable: unresolvable}
 }
 
 // HintPlugin says which changes may help a pod that this rule has refused.

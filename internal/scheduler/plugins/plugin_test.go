@@ -24,7 +24,7 @@ func pluginRefusals(t testing.TB, rule FilterPlugin, s *snapshot.Snapshot, pod *
 		}
 		text := strings.Join(r.Reasons, ", ")
 		if r.Unresolvable {
-			text = schedulertest.Lasting + text
+			text = schedulertest.UnresolvablePrefix + text
 		}
 		return text
 	}
@@ -52,13 +52,13 @@ func pluginRefusals(t testing.TB, rule FilterPlugin, s *snapshot.Snapshot, pod *
 func pluginScores(t testing.TB, rule ScorePlugin, s *snapshot.Snapshot, pod *corev1.Pod) map[string]int64 {
 	t.Helper()
 	x := rule.Score(s, infoOf(t, pod))
-	if x.Of == nil {
+	if x.Score == nil {
 		return nil
 	}
 	raw, largest := map[string]int64{}, int64(0)
 	for i := range s.NodeInfos {
 		if s.NodeInfos[i].Node != nil {
-			raw[s.NodeInfos[i].Name] = x.Of(int32(i))
+			raw[s.NodeInfos[i].Name] = x.Score(int32(i))
 			largest = max(largest, raw[s.NodeInfos[i].Name])
 		}
 	}

@@ -201,11 +201,11 @@ func (r *podTopologySpread) counter(s *snapshot.Snapshot, p *snapshot.PodInfo, c
 	}
 	eligible := func(node int32) bool {
 		for _, c := range columns {
-			if c.Of[node] == snapshot.NoValue {
+			if c.ValueOf[node] == snapshot.NoValue {
 				return false
 			}
 		}
-		return (selected == nil || selected.Matches(node)) && (tolerated == nil || tolerated.Of(node).Untolerated == nil)
+		return (selected == nil || selected.Matches(node)) && (tolerated == nil || tolerated.ResultFor(node).Untolerated == nil)
 	}
 	return s.CounterFor(snapshot.CounterSpec{
 		Terms: []snapshot.Term{spreadTerm(p.Pod.Namespace, c.selector)}, Column: s.LabelColumn(c.TopologyKey), SkipTerminating: true,
@@ -287,9 +287,9 @@ func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 		n.Preferred[0].addScoresByDomain(s, x, n.requireAllTopologies)
 		return
 	}
-	raw := s.Scratch(len(list))
+	raw := s.ScratchBuffer(len(list))
 	ignored := int64(-1)
-	heavy := n.domainWeights(s, list, complete)
+	weights := n.domainWeights(s, list, complete)
 	least, most := int64(math.MaxInt64), int64(0)
 	for i, node := range list {
 		if !complete && !n.hasAllKeys(node) {
@@ -299,7 +299,7 @@ func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 		var score float64
 		for w := range n.Preferred {
 			c := &n.Preferred[w]
-			domain := c.label.Of[node]
+			domain := c.label.ValueOf[node]
 			if domain == snapshot.NoValue {
 				continue
 			}
@@ -308,20 +308,20 @@ func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 			if !n.requireAllTopologies && !c.host && c.label.Values[domain] == "" {
 				pods += c.counter.WithoutDomain
 			}
-			score += float64(pods)*heavy[w] + float64(c.maxSkew-1)
+			score += float64(pods)*weights[w] + float64(c.maxSkew-1)
 		}
 		raw[i] = int64(math.Round(score))
 		least, most = min(least, raw[i]), max(most, raw[i])
 	}
-	kept := x.Record.ByNode(len(s.NodeInfos))
+	recorded := x.Record.ByNode(len(s.NodeInfos))
 	for i, node := range list {
 		var score int64
 		if raw[i] != ignored {
 			score = spreadScore(raw[i], least, most)
 		}
 		x.Totals[i] += x.Weight * score
-		if kept != nil {
-			kept[node] = uint8(score)
+		if recorded != nil {
+			recorded[node] = uint8(score)
 		}
 	}
 }
@@ -329,36 +329,36 @@ func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 // addScoresByDomain is addScores for one constraint: all nodes of a domain have the same score, which is computed once.
 func (w *preferredSpread) addScoresByDomain(s *snapshot.Snapshot, x Scoring, allTopologies bool) {
 	list := x.Nodes
-	of := w.label.Of
-	outside := len(w.label.Values) // where nodes without the label are
-	seen := s.Marks(outside + 1)
+	values := w.label.ValueOf
+	unlabelled := len(w.label.Values) // where nodes without the label are
+	seen := s.FlagBuffer(unlabelled + 1)
 	for _, node := range list {
-		domain := int(of[node])
+		domain := int(values[node])
 		if domain < 0 {
-			domain = outside
+			domain = unlabelled
 		}
 		seen[domain] = true
 	}
 	size := 0
 	for domain := range seen {
-		if seen[domain] && (domain < outside || !allTopologies) {
+		if seen[domain] && (domain < unlabelled || !allTopologies) {
 			size++
 		}
 	}
-	heavy := math.Log(float64(size + 2))
-	raw := s.Scratch(outside + 1)
+	weight := math.Log(float64(size + 2))
+	raw := s.ScratchBuffer(unlabelled + 1)
 	least, most := int64(math.MaxInt64), int64(0)
 	for domain := range seen {
 		if !seen[domain] {
 			continue
 		}
 		raw[domain] = 0
-		if domain < outside {
+		if domain < unlabelled {
 			var pods int32
 			if domain < len(w.counter.Pods) {
 				pods = w.counter.Pods[domain]
 			}
-			raw[domain] = int64(math.Round(float64(pods)*heavy + float64(w.maxSkew-1)))
+			raw[domain] = int64(math.Round(float64(pods)*weight + float64(w.maxSkew-1)))
 		}
 		least, most = min(least, raw[domain]), max(most, raw[domain])
 	}
@@ -368,9 +368,9 @@ func (w *preferredSpread) addScoresByDomain(s *snapshot.Snapshot, x Scoring, all
 		}
 	}
 	for i, node := range list {
-		domain := int(of[node])
+		domain := int(values[node])
 		if domain < 0 {
-			domain = outside
+			domain = unlabelled
 		}
 		x.Totals[i] += x.Weight * raw[domain]
 	}
@@ -387,7 +387,7 @@ func spreadScore(raw, least, most int64) int64 {
 
 func (n *SpreadState) hasAllKeys(node int32) bool {
 	for i := range n.Preferred {
-		if n.Preferred[i].label.Of[node] == snapshot.NoValue {
+		if n.Preferred[i].label.ValueOf[node] == snapshot.NoValue {
 			return false
 		}
 	}
@@ -397,7 +397,7 @@ func (n *SpreadState) hasAllKeys(node int32) bool {
 // complete reports whether all nodes in list have all keys, as they mostly do.
 func (n *SpreadState) complete(list []int32) bool {
 	for i := range n.Preferred {
-		of := n.Preferred[i].label.Of
+		of := n.Preferred[i].label.ValueOf
 		for _, node := range list {
 			if of[node] == snapshot.NoValue {
 				return false
@@ -410,17 +410,17 @@ func (n *SpreadState) complete(list []int32) bool {
 // domainWeights make pods in few large domains count as much as pods in many small ones.
 func (n *SpreadState) domainWeights(s *snapshot.Snapshot, list []int32, complete bool) []float64 {
 	weights := make([]float64, len(n.Preferred))
-	counting := len(list)
+	eligible := len(list)
 	if !complete {
-		counting = 0
+		eligible = 0
 		for _, node := range list {
 			if n.hasAllKeys(node) {
-				counting++
+				eligible++
 			}
 		}
 	}
 	for w := range n.Preferred {
-		size := counting
+		size := eligible
 		if !n.Preferred[w].host {
 			size = n.distinct(s, list, n.Preferred[w].label, complete)
 		}
@@ -431,14 +431,14 @@ func (n *SpreadState) domainWeights(s *snapshot.Snapshot, list []int32, complete
 
 // distinct counts the domains the nodes in list are in. Nodes without the label are one more, unless some have it with no value.
 func (n *SpreadState) distinct(s *snapshot.Snapshot, list []int32, column *snapshot.LabelColumn, complete bool) int {
-	seen := s.Marks(len(column.Values) + 1)
+	seen := s.FlagBuffer(len(column.Values) + 1)
 	unlabelled := int32(len(column.Values))
-	if empty, known := column.Numbers[""]; known {
+	if empty, known := column.ValueNumbers[""]; known {
 		unlabelled = empty
 	}
-	found := 0
+	domains := 0
 	for _, node := range list {
-		domain := column.Of[node]
+		domain := column.ValueOf[node]
 		if domain == snapshot.NoValue {
 			if n.requireAllTopologies {
 				continue
@@ -449,10 +449,10 @@ func (n *SpreadState) distinct(s *snapshot.Snapshot, list []int32, column *snaps
 		}
 		if !seen[domain] {
 			seen[domain] = true
-			found++
+			domains++
 		}
 	}
-	return found
+	return domains
 }
 
 func (r *podTopologySpread) Hints() []QueueingHint {

@@ -84,10 +84,10 @@ func checkNeighbours(t *testing.T, rule string, rows []spreadRow) {
 func TestPodTopologySpreadFilter(t *testing.T) {
 	x := schedulertest.Labelled("app", "x")
 	onZones := func(more ...func(*corev1.TopologySpreadConstraint)) schedulertest.PodOption {
-		return schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app", "x", more...)
+		return schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app=x", more...)
 	}
 	onHosts := func(more ...func(*corev1.TopologySpreadConstraint)) schedulertest.PodOption {
-		return schedulertest.Spread(schedulertest.SpreadHost, 1, schedulertest.SpreadHard, "app", "x", more...)
+		return schedulertest.Spread(schedulertest.SpreadHost, 1, schedulertest.SpreadHard, "app=x", more...)
 	}
 	three := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("2"))}
 	four := append(slices.Clone(three), schedulertest.TestNode("d", schedulertest.Zone("2")))
@@ -112,9 +112,9 @@ func TestPodTopologySpreadFilter(t *testing.T) {
 		{"one in a zone", three, spreadPods("a"), schedulertest.TestPod("p", x, onZones()), refused("a b")},
 		{"one in each zone", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones()), refused("")},
 		{"two and one", three, spreadPods("a b c"), schedulertest.TestPod("p", x, onZones()), refused("a b")},
-		{"a skew of two", three, spreadPods("a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app", "x")), refused("")},
-		{"a skew of two, two are there", three, spreadPods("a b"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app", "x")), refused("a b")},
-		{"a very large skew", three, spreadPods("a a a a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, math.MaxInt32, schedulertest.SpreadHard, "app", "x")), refused("")},
+		{"a skew of two", three, spreadPods("a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app=x")), refused("")},
+		{"a skew of two, two are there", three, spreadPods("a b"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app=x")), refused("a b")},
+		{"a very large skew", three, spreadPods("a a a a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, math.MaxInt32, schedulertest.SpreadHard, "app=x")), refused("")},
 		{"on hosts", three, spreadPods("a c"), schedulertest.TestPod("p", x, onHosts()), refused("a c")},
 		{"a pod that does not count itself may make the skew full", three, spreadPods("a"), schedulertest.TestPod("p", onZones()), refused("")},
 		{"a pod that does not count itself, more", three, spreadPods("a a"), schedulertest.TestPod("p", onZones()), refused("a b")},
@@ -125,24 +125,24 @@ func TestPodTopologySpreadFilter(t *testing.T) {
 		{"pods that have ended do not count", three, spreadPods("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), schedulertest.TestPod("p", x, onZones()), refused("")},
 		{"a node without the key is refused, whatever is there", noZone, nil, schedulertest.TestPod("p", x, onZones()), refused("d?")},
 		{"its pods do not count", noZone, spreadPods("d d d"), schedulertest.TestPod("p", x, onZones()), refused("d?")},
-		{"a key nobody has", three, nil, schedulertest.TestPod("p", x, schedulertest.Spread("rack", 1, schedulertest.SpreadHard, "app", "x")), refused("a? b? c?")},
+		{"a key nobody has", three, nil, schedulertest.TestPod("p", x, schedulertest.Spread("rack", 1, schedulertest.SpreadHard, "app=x")), refused("a? b? c?")},
 		{"an empty value is a domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("")), schedulertest.TestNode("b", schedulertest.Zone("1"))}, spreadPods("a"), schedulertest.TestPod("p", x, onZones()), refused("a")},
 		{"one domain is never skewed", three[:2], spreadPods("a a b"), schedulertest.TestPod("p", x, onZones()), refused("")},
 
 		{"two constraints must both hold", four, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(), onHosts()), refused("a c")},
 		{"two constraints, spreadSkewExceeded zones", four, spreadPods("a a c d d d"), schedulertest.TestPod("p", x, onZones(), onHosts()), refused("a c d")},
 		{"two constraints that leave nothing", three, spreadPods("a a b b c c c"), schedulertest.TestPod("p", x, onZones(), onHosts()), refused("a b c")},
-		{"one constraint twice, the narrower counts", three, spreadPods("a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app", "x"), onZones()), refused("a b")},
-		{"constraints of two selectors", three, slices.Concat(spreadPods("a"), spreadPods("c", schedulertest.Labelled("app", "y"), schedulertest.Labelled("tier", "web"))), schedulertest.TestPod("p", x, schedulertest.Labelled("tier", "web"), onZones(), schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "tier", "web")), refused("a b c")},
+		{"one constraint twice, the narrower counts", three, spreadPods("a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app=x"), onZones()), refused("a b")},
+		{"constraints of two selectors", three, slices.Concat(spreadPods("a"), spreadPods("c", schedulertest.Labelled("app", "y"), schedulertest.Labelled("tier", "web"))), schedulertest.TestPod("p", x, schedulertest.Labelled("tier", "web"), onZones(), schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "tier=web")), refused("a b c")},
 		{"a node must have all keys to count for either", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1"), schedulertest.NodeLabel("rack", "r")), schedulertest.TestNode("b", schedulertest.Zone("2"))}, spreadPods("a"),
-			schedulertest.TestPod("p", x, onZones(), schedulertest.Spread("rack", 5, schedulertest.SpreadHard, "app", "x")), refused("b?")},
-		{"soft constraints refuse nobody", three, spreadPods("a a a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadSoft, "app", "x")), refused("")},
-		{"a soft key is not demanded", noZone, nil, schedulertest.TestPod("p", x, onHosts(), schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadSoft, "app", "x")), refused("")},
+			schedulertest.TestPod("p", x, onZones(), schedulertest.Spread("rack", 5, schedulertest.SpreadHard, "app=x")), refused("b?")},
+		{"soft constraints refuse nobody", three, spreadPods("a a a"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadSoft, "app=x")), refused("")},
+		{"a soft key is not demanded", noZone, nil, schedulertest.TestPod("p", x, onHosts(), schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadSoft, "app=x")), refused("")},
 
 		{"as many domains as demanded", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(2))), refused("")},
 		{"fewer domains than demanded: the fewest is nothing", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(3))), refused("a b c")},
 		{"fewer domains than demanded, one has room", three, spreadPods("a"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(3))), refused("a b")},
-		{"fewer domains than demanded, a larger skew", three, spreadPods("a c"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app", "x", schedulertest.SpreadMinDomains(9))), refused("")},
+		{"fewer domains than demanded, a larger skew", three, spreadPods("a c"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app=x", schedulertest.SpreadMinDomains(9))), refused("")},
 		{"one domain demanded is as none", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(1))), refused("")},
 		{"domains are those of nodes that count", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2")), schedulertest.TestNode("c", schedulertest.Zone("3"), schedulertest.Taint("k", "v", schedulertest.NoSchedule))}, spreadPods("a b"),
 			schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(3), schedulertest.SpreadPolicies("", corev1.NodeInclusionPolicyHonor))), refused("a b")},
@@ -150,7 +150,7 @@ func TestPodTopologySpreadFilter(t *testing.T) {
 		{"no selector matches nobody", three, spreadPods("a a"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadSelector(nil))), refused("")},
 		{"an empty selector counts nobody but the pod itself", three, spreadPods("a a"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadSelector(everything))), refused("")},
 		{"a selector of values", three, slices.Concat(spreadPods("a"), spreadPods("c", schedulertest.Labelled("app", "y"))), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadSelector(within("x", "y")))), refused("")},
-		{"a selector of values, one side", three, slices.Concat(spreadPods("a"), spreadPods("b", schedulertest.Labelled("app", "y"))), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "", "", schedulertest.SpreadSelector(within("x", "y")))), refused("a b")},
+		{"a selector of values, one side", three, slices.Concat(spreadPods("a"), spreadPods("b", schedulertest.Labelled("app", "y"))), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "=", schedulertest.SpreadSelector(within("x", "y")))), refused("a b")},
 		{"labels of the pod narrow the selector", three, spreadPods("a", schedulertest.Labelled("hash", "old")), schedulertest.TestPod("p", x, schedulertest.Labelled("hash", "new"), onZones(schedulertest.SpreadByLabels("hash"))), refused("")},
 		{"labels of the pod, the same", three, spreadPods("a", schedulertest.Labelled("hash", "new")), schedulertest.TestPod("p", x, schedulertest.Labelled("hash", "new"), onZones(schedulertest.SpreadByLabels("hash"))), refused("a b")},
 		{"labels the pod does not have narrow nothing", three, spreadPods("a", schedulertest.Labelled("hash", "old")), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadByLabels("hash"))), refused("a b")},
@@ -172,7 +172,7 @@ func TestPodTopologySpreadCountsNodes(t *testing.T) {
 		for _, name := range strings.Fields(refused) {
 			want[name] = schedulertest.SkewReason
 		}
-		return spreadRow{what, nodes, spreadPods(at), schedulertest.TestPod("p", append(pod, x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app", "x", schedulertest.SpreadPolicies(affinity, taints)))...), want}
+		return spreadRow{what, nodes, spreadPods(at), schedulertest.TestPod("p", append(pod, x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app=x", schedulertest.SpreadPolicies(affinity, taints)))...), want}
 	}
 	rows := []spreadRow{
 		row("nodes without a label are selected", "a c c", []schedulertest.PodOption{schedulertest.RequiresNodes(schedulertest.Expression("disk", schedulertest.OpAbsent))}, "", "", ""),
@@ -199,9 +199,9 @@ func TestPodTopologySpreadCountsNodes(t *testing.T) {
 		s := cluster(t, nodes, running...)
 		for range 2 {
 			for _, row := range rows {
-				beside, alone := neighbourRefusals(t, s, row.pod, DefaultProfile(), PodTopologySpreadName), neighbourRefusals(t, cluster(t, nodes, running...), row.pod, DefaultProfile(), PodTopologySpreadName)
-				if !maps.Equal(beside, alone) {
-					t.Errorf("with pods on %s, %s: %v beside others, %v alone", at, row.what, beside, alone)
+				shared, fresh := neighbourRefusals(t, s, row.pod, DefaultProfile(), PodTopologySpreadName), neighbourRefusals(t, cluster(t, nodes, running...), row.pod, DefaultProfile(), PodTopologySpreadName)
+				if !maps.Equal(shared, fresh) {
+					t.Errorf("with pods on %s, %s: %v on a shared snapshot, %v on a new one", at, row.what, shared, fresh)
 				}
 			}
 		}
@@ -236,7 +236,7 @@ func TestPodTopologySpreadScore(t *testing.T) {
 	}
 	ln := func(n int) float64 { return math.Log(float64(n + 2)) }
 	soft := func(key string, skew int32, more ...func(*corev1.TopologySpreadConstraint)) schedulertest.PodOption {
-		return schedulertest.Spread(key, skew, schedulertest.SpreadSoft, "app", "x", more...)
+		return schedulertest.Spread(key, skew, schedulertest.SpreadSoft, "app=x", more...)
 	}
 	for _, test := range []struct {
 		what    string
@@ -246,7 +246,7 @@ func TestPodTopologySpreadScore(t *testing.T) {
 		want    map[string]int64
 	}{
 		{"no constraint, no say", zones, spreadPods("a"), schedulertest.TestPod("p", x), nil},
-		{"hard constraints have no say in scores", zones, nil, schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app", "x")), nil},
+		{"hard constraints have no say in scores", zones, nil, schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app=x")), nil},
 		{"nobody is there: all are best", zones, nil, schedulertest.TestPod("p", x, soft(schedulertest.SpreadZone, 1)), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
 		{"one in a zone", zones, spreadPods("a"), schedulertest.TestPod("p", x, soft(schedulertest.SpreadZone, 1)), scores(map[string]float64{"a": ln(3), "b": ln(3), "c": 0, "d": 0})},
 		{"by zone, not by node", zones, spreadPods("a b c"), schedulertest.TestPod("p", x, soft(schedulertest.SpreadZone, 1)), scores(map[string]float64{"a": 2 * ln(3), "b": 2 * ln(3), "c": ln(3), "d": 0})},
@@ -320,9 +320,9 @@ func TestPodTopologySpreadDefaults(t *testing.T) {
 		{"a pod nobody else looks like", "", schedulertest.TestPod("p", schedulertest.Labelled("app", "lonely")), nil, ""},
 		{"a pod without labels", "", schedulertest.TestPod("p"), nil, ""},
 		{"a pod of another namespace", "", schedulertest.TestPod("p", x, schedulertest.Namespace("other")), nil, ""},
-		{"a pod with a constraint of its own has no others", "", schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app", "y")), nil, "d?"},
+		{"a pod with a constraint of its own has no others", "", schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app=y")), nil, "d?"},
 		{"a list in place of the rule", list(zoneSoft), schedulertest.TestPod("p", x), byZone, ""},
-		{"a list, for a pod with its own", list(zoneSoft), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadHost, 9, schedulertest.SpreadHard, "app", "x")), nil, ""},
+		{"a list, for a pod with its own", list(zoneSoft), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadHost, 9, schedulertest.SpreadHard, "app=x")), nil, ""},
 		{"a list, for a pod nobody looks like", list(zoneSoft), schedulertest.TestPod("p"), nil, ""},
 		{"a hard one in the list", list(zoneHard), schedulertest.TestPod("p", x), nil, "a b d?"},
 		{"a hard one and a soft one", list(zoneHard + "," + zoneSoft), schedulertest.TestPod("p", x), map[string]int64{"c": 100}, "a b d?"},
@@ -381,16 +381,16 @@ func TestPodTopologySpreadDefaultsAndNamelessZones(t *testing.T) {
 
 func TestPodTopologySpreadHints(t *testing.T) {
 	x, y := schedulertest.Labelled("app", "x"), schedulertest.Labelled("app", "y")
-	hard := schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app", "x")
+	hard := schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app=x")
 	pod := schedulertest.TestPod("p", x, hard)
-	onlySoft := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadSoft, "app", "x"))
-	both := schedulertest.TestPod("p", x, hard, schedulertest.Spread(schedulertest.SpreadHost, 1, schedulertest.SpreadHard, "tier", "web"))
-	honoring := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app", "x", schedulertest.SpreadPolicies("", corev1.NodeInclusionPolicyHonor)))
+	onlySoft := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadSoft, "app=x"))
+	both := schedulertest.TestPod("p", x, hard, schedulertest.Spread(schedulertest.SpreadHost, 1, schedulertest.SpreadHard, "tier=web"))
+	honoring := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "app=x", schedulertest.SpreadPolicies("", corev1.NodeInclusionPolicyHonor)))
 	other := func(options ...schedulertest.PodOption) *corev1.Pod {
 		return schedulertest.TestPod("other", append([]schedulertest.PodOption{schedulertest.OnNode("n")}, options...)...)
 	}
 	tolerant := schedulertest.Toleration("k", schedulertest.TolExists, "", "")
-	broken := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "", "", schedulertest.SpreadSelector(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}})))
+	broken := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "=", schedulertest.SpreadSelector(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}})))
 	checkHints(t, DefaultProfile(), PodTopologySpreadName, cluster(t, nil), []ruleHint{
 		{"one of those counted came", pod, rulePodCame(other(x)), true},
 		{"one of those counted went", pod, rulePodWent(other(x)), true},
@@ -659,7 +659,7 @@ func TestPodTopologySpreadEqualsModel(t *testing.T) {
 			if when == schedulertest.SpreadHard && schedulertest.OneIn(r, 4) {
 				more = append(more, schedulertest.SpreadMinDomains(int32(1+r.IntN(4))))
 			}
-			return schedulertest.Spread(schedulertest.OneOf(r, schedulertest.SpreadZone, schedulertest.SpreadHost, "rack"), int32(1+r.IntN(3)), when, "", "", more...)
+			return schedulertest.Spread(schedulertest.OneOf(r, schedulertest.SpreadZone, schedulertest.SpreadHost, "rack"), int32(1+r.IntN(3)), when, "=", more...)
 		}
 		podOf := func(name string) *corev1.Pod {
 			return schedulertest.TestPod(name, schedulertest.Namespace(schedulertest.OneOf(r, "default", "default", "other")), func(p *corev1.Pod) {

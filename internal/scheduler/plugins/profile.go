@@ -47,8 +47,8 @@ func DefaultProfile() *Profile {
 
 // IgnoreResources leaves resources to others to account for.
 func (p *Profile) IgnoreResources(resources []string) {
-	for _, rule := range p.Filters {
-		if fit, ok := rule.(*NodeResourcesFit); ok {
+	for _, plugin := range p.Filters {
+		if fit, ok := plugin.(*NodeResourcesFit); ok {
 			fit.ignored = append(fit.ignored, resources...)
 		}
 	}
@@ -88,30 +88,30 @@ func (p *Profile) build(file *configv1.KubeSchedulerProfile) error {
 		}
 		arguments[c.Name] = RawArguments(c.Args)
 	}
-	plugins := file.Plugins
-	if plugins == nil {
-		plugins = &configv1.Plugins{}
+	enabled := file.Plugins
+	if enabled == nil {
+		enabled = &configv1.Plugins{}
 	}
-	order, parts, err := arrange(plugins)
+	order, points, err := arrange(enabled)
 	if err != nil {
 		return err
 	}
 	local, total := 0, int64(0)
-	made := map[string]Plugin{}
-	for _, maker := range order {
-		rule, err := maker.Make(arguments[maker.Name])
+	instances := map[string]Plugin{}
+	for _, factory := range order {
+		plugin, err := factory.Make(arguments[factory.Name])
 		if err != nil {
-			return fmt.Errorf("initializing plugin %q: %w", maker.Name, err)
+			return fmt.Errorf("initializing plugin %q: %w", factory.Name, err)
 		}
-		made[maker.Name] = rule
-		if part := parts[maker.Name]; part.score && extends(rule, "score") {
-			total += part.weight * MaxScore
-			if !slices.Contains(pluginsWithoutCell, maker.Name) {
+		instances[factory.Name] = plugin
+		if point := points[factory.Name]; point.score && extends(plugin, "score") {
+			total += point.weight * MaxScore
+			if !slices.Contains(pluginsWithoutCell, factory.Name) {
 				local++
 			}
 		}
 	}
-	if err := checkExtensionPoints(plugins, made, p.Name); err != nil {
+	if err := checkExtensionPoints(enabled, instances, p.Name); err != nil {
 		return err
 	}
 	if local > MaxLocalScores {
@@ -120,47 +120,47 @@ func (p *Profile) build(file *configv1.KubeSchedulerProfile) error {
 	if total >= maxTotal {
 		return errors.New("total score of Score plugins could overflow")
 	}
-	for _, maker := range order {
-		p.add(made[maker.Name], parts[maker.Name])
+	for _, factory := range order {
+		p.add(instances[factory.Name], points[factory.Name])
 	}
-	for _, name := range filterOrder(plugins, order, parts) {
-		p.addFilter(made[name])
+	for _, name := range filterOrder(enabled, order, points) {
+		p.addFilter(instances[name])
 	}
 	return nil
 }
 
-func (p *Profile) add(rule Plugin, part extensionPoints) {
-	if h, ok := rule.(HintPlugin); ok {
-		p.Hints[rule.Name()] = h.Hints()
+func (p *Profile) add(plugin Plugin, points extensionPoints) {
+	if h, ok := plugin.(HintPlugin); ok {
+		p.Hints[plugin.Name()] = h.Hints()
 	}
-	switch r := rule.(type) {
+	switch r := plugin.(type) {
 	case *podTopologySpread:
-		if p.Spread = r; part.score {
-			p.SpreadWeight = part.weight
+		if p.Spread = r; points.score {
+			p.SpreadWeight = points.weight
 		}
 	case *interPodAffinity:
-		if p.Affinity = r; part.score {
-			p.AffinityWeight = part.weight
+		if p.Affinity = r; points.score {
+			p.AffinityWeight = points.weight
 		}
 	case *DefaultPreemption:
-		if part.postFilter {
+		if points.postFilter {
 			p.Preemption = r
 		}
 	case schedulingGates:
-		p.SchedulingGates = part.preEnqueue
+		p.SchedulingGates = points.preEnqueue
 	case *volumeBinding:
 		p.VolumeBinding = r
 	case *dynamicResources:
-		p.DynamicResources, p.DeallocatesClaims = r, part.postFilter
+		p.DynamicResources, p.DeallocatesClaims = r, points.postFilter
 	}
-	if x, ok := rule.(ScorePlugin); ok && part.score {
-		p.Scorers = append(p.Scorers, WeightedScorePlugin{Plugin: x, Weight: part.weight})
+	if x, ok := plugin.(ScorePlugin); ok && points.score {
+		p.Scorers = append(p.Scorers, WeightedScorePlugin{Plugin: x, Weight: points.weight})
 	}
 }
 
 // addFilter lets a rule filter, after those that do already.
-func (p *Profile) addFilter(rule Plugin) {
-	switch r := rule.(type) {
+func (p *Profile) addFilter(plugin Plugin) {
+	switch r := plugin.(type) {
 	case *podTopologySpread:
 		p.SpreadOrder = len(p.Filters)
 		p.Filters = append(p.Filters, nil)

@@ -41,19 +41,19 @@ func ExtensionPointsOf(file *configv1.Plugins) []extensionPoint {
 
 // extends reports whether a rule has something to do at a point: where upstream's plugin of that name has, and a rule of one's own where it filters
 // and scores.
-func extends(rule Plugin, field string) bool {
-	_, spreads := rule.(*podTopologySpread)
-	_, attracts := rule.(*interPodAffinity)
-	_, filters := rule.(FilterPlugin)
-	_, scores := rule.(ScorePlugin)
-	isOne := func(names ...string) bool { return slices.Contains(names, rule.Name()) }
+func extends(plugin Plugin, field string) bool {
+	_, isSpread := plugin.(*podTopologySpread)
+	_, isAffinity := plugin.(*interPodAffinity)
+	_, filters := plugin.(FilterPlugin)
+	_, scores := plugin.(ScorePlugin)
+	isOne := func(names ...string) bool { return slices.Contains(names, plugin.Name()) }
 	switch field {
 	case "preFilter", "filter":
-		return filters || spreads || attracts
+		return filters || isSpread || isAffinity
 	case "preScore":
-		return (scores || spreads || attracts) && !isOne(ImageLocalityName, DynamicResourcesName)
+		return (scores || isSpread || isAffinity) && !isOne(ImageLocalityName, DynamicResourcesName)
 	case "score":
-		return scores || spreads || attracts
+		return scores || isSpread || isAffinity
 	case "postFilter", "podGroupPostFilter":
 		return isOne(DefaultPreemptionName, DynamicResourcesName)
 	case "preEnqueue":
@@ -67,15 +67,15 @@ func extends(rule Plugin, field string) bool {
 }
 
 // checkExtensionPoints looks for rules at points where they have nothing to do, and for points that nobody serves.
-func checkExtensionPoints(file *configv1.Plugins, made map[string]Plugin, profile string) error {
-	for _, at := range ExtensionPointsOf(file)[1:] {
-		for _, plugin := range at.Set.Enabled {
-			fits := at.Field == builtIn[plugin.Name]
-			if rule := made[plugin.Name]; rule != nil {
-				fits = extends(rule, at.Field)
+func checkExtensionPoints(file *configv1.Plugins, instances map[string]Plugin, profile string) error {
+	for _, point := range ExtensionPointsOf(file)[1:] {
+		for _, plugin := range point.Set.Enabled {
+			fits := point.Field == builtIn[plugin.Name]
+			if instance := instances[plugin.Name]; instance != nil {
+				fits = extends(instance, point.Field)
 			}
 			if !fits {
-				return fmt.Errorf("plugin %q does not extend %s plugin", plugin.Name, at.kind)
+				return fmt.Errorf("plugin %q does not extend %s plugin", plugin.Name, point.kind)
 			}
 		}
 	}
@@ -114,17 +114,17 @@ func weightIn(plugins []configv1.Plugin, name string) int64 {
 // arrange finds which rules a profile has, in order, and where each takes part. As in upstream, multiPoint enables a rule
 // wherever it can take part, and the sets of single points add to that or take away from it.
 func arrange(file *configv1.Plugins) ([]Factory, map[string]extensionPoints, error) {
-	makers := map[string]Factory{}
+	factories := map[string]Factory{}
 	var order []Factory
 	for _, m := range Registry {
-		makers[m.Name] = m
+		factories[m.Name] = m
 		if !m.Optional && !isDisabled(file.MultiPoint, m.Name) {
 			order = append(order, m)
 		}
 	}
 	for _, at := range ExtensionPointsOf(file) {
 		for i, plugin := range at.Set.Enabled {
-			m, known := makers[plugin.Name]
+			m, known := factories[plugin.Name]
 			if _, here := builtIn[plugin.Name]; !known && !here {
 				return nil, nil, fmt.Errorf("%s %q does not exist", at.kind, plugin.Name)
 			}
@@ -136,29 +136,29 @@ func arrange(file *configv1.Plugins) ([]Factory, map[string]extensionPoints, err
 			}
 		}
 	}
-	parts := map[string]extensionPoints{}
+	points := map[string]extensionPoints{}
 	for _, m := range order {
 		everywhere := contains(file.MultiPoint.Enabled, m.Name) || !m.Optional && !isDisabled(file.MultiPoint, m.Name)
 		at := func(set configv1.PluginSet) bool {
 			return contains(set.Enabled, m.Name) || everywhere && !isDisabled(set, m.Name)
 		}
-		part := extensionPoints{
+		point := extensionPoints{
 			filter: at(file.Filter), score: at(file.Score), postFilter: at(file.PostFilter), preEnqueue: at(file.PreEnqueue), weight: max(m.Weight, 1),
 		}
 		switch {
 		case contains(file.Score.Enabled, m.Name):
-			part.weight = weightIn(file.Score.Enabled, m.Name)
+			point.weight = weightIn(file.Score.Enabled, m.Name)
 		case contains(file.MultiPoint.Enabled, m.Name):
-			part.weight = weightIn(file.MultiPoint.Enabled, m.Name)
+			point.weight = weightIn(file.MultiPoint.Enabled, m.Name)
 		}
-		parts[m.Name] = part
+		points[m.Name] = point
 	}
-	return order, parts, nil
+	return order, points, nil
 }
 
 // filterOrder is the order in which rules filter: first those that stand everywhere and are named for filtering once more, as named there; then
 // the others that stand everywhere; then those that only filter.
-func filterOrder(file *configv1.Plugins, order []Factory, parts map[string]extensionPoints) (names []string) {
+func filterOrder(file *configv1.Plugins, order []Factory, points map[string]extensionPoints) (names []string) {
 	everywhere := func(name string) bool {
 		i := slices.IndexFunc(order, func(m Factory) bool { return m.Name == name })
 		return i >= 0 && !isDisabled(file.Filter, name) && (contains(file.MultiPoint.Enabled, name) || !order[i].Optional && !isDisabled(file.MultiPoint, name))
@@ -174,7 +174,7 @@ func filterOrder(file *configv1.Plugins, order []Factory, parts map[string]exten
 		}
 	}
 	for _, plugin := range file.Filter.Enabled {
-		if !everywhere(plugin.Name) && parts[plugin.Name].filter {
+		if !everywhere(plugin.Name) && points[plugin.Name].filter {
 			names = append(names, plugin.Name)
 		}
 	}

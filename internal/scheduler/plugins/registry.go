@@ -44,7 +44,7 @@ func WithoutArgs(r Plugin) func([]byte) (Plugin, error) {
 
 // WithArgs reads a rule's arguments into upstream's type for them. A profile is made of a configuration that was found valid, so the rule need not look
 // at them again.
-func WithArgs[T any](newRule func(*T) Plugin) func([]byte) (Plugin, error) {
+func WithArgs[T any](newPlugin func(*T) Plugin) func([]byte) (Plugin, error) {
 	return func(data []byte) (Plugin, error) {
 		arguments := new(T)
 		if len(data) > 0 {
@@ -54,6 +54,6 @@ func WithArgs[T any](newRule func(*T) Plugin) func([]byte) (Plugin, error) {
 				return nil, fmt.Errorf("read arguments: %w", err)
 			}
 		}
-		return newRule(arguments), nil
+		return newPlugin(arguments), nil
 	}
 }

@@ -26,13 +26,13 @@ func sayingOf(t testing.TB, rule Plugin, r *Refusal) string {
 }
 
 // heard is what a rule says about a pod.
-func heard(t testing.TB, s *snapshot.Snapshot, rule Plugin, pod *corev1.Pod) schedulertest.Says {
+func heard(t testing.TB, s *snapshot.Snapshot, rule Plugin, pod *corev1.Pod) schedulertest.Verdicts {
 	t.Helper()
 	filter, refusal := rule.(FilterPlugin).Filter(s, infoOf(t, pod))
 	if refusal != nil {
-		return schedulertest.Says{"*": sayingOf(t, rule, refusal)}
+		return schedulertest.Verdicts{"*": sayingOf(t, rule, refusal)}
 	}
-	all := schedulertest.Says{}
+	all := schedulertest.Verdicts{}
 	if filter.Check != nil && !filter.Volatile {
 		t.Errorf("what %s says would be remembered for other pods", rule.Name())
 	}

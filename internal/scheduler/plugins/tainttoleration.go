@@ -18,7 +18,7 @@ var untoleratedTaint = Refuse(TaintTolerationName, true, "node(s) had untolerate
 func (taintToleration) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Refusal) {
 	t := &snapshot.TaintMatcher{Snapshot: s, Tolerations: p.Pod.Spec.Tolerations}
 	return Filter{Check: func(node int32) *Refusal {
-		if s.NodeTaintSets[node] != 0 && t.Of(node).Untolerated != nil {
+		if s.NodeTaintSets[node] != 0 && t.ResultFor(node).Untolerated != nil {
 			return untoleratedTaint
 		}
 		return nil
@@ -27,11 +27,11 @@ func (taintToleration) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter
 
 func (taintToleration) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 	t := &snapshot.TaintMatcher{Snapshot: s, Tolerations: p.Pod.Spec.Tolerations}
-	return Scorer{Normalization: LowerIsBetter, Of: func(node int32) int64 {
+	return Scorer{Normalization: LowerIsBetter, Score: func(node int32) int64 {
 		if s.NodeTaintSets[node] == 0 {
 			return 0
 		}
-		return t.Of(node).PreferNoSchedule
+		return t.ResultFor(node).PreferNoSchedule
 	}}
 }
 

@@ -40,7 +40,7 @@ type ScoreRecord struct {
 }
 
 // Of is the score of a node.
-func (x *ScoreRecord) Of(node int32) int64 {
+func (x *ScoreRecord) ScoreOf(node int32) int64 {
 	if x.DomainOf == nil {
 		return int64(x.Values[node])
 	}

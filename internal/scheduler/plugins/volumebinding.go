@@ -70,7 +70,7 @@ func (r *volumeBinding) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer 
 	if err != nil || len(claims.DelayBinding) == 0 {
 		return Scorer{}
 	}
-	return Scorer{Volatile: true, Of: func(node int32) int64 {
+	return Scorer{Volatile: true, Score: func(node int32) int64 {
 		plan, _, err := s.Volumes.FindPodVolumes(claims, s.NodeInfos[node].Node, s.NodeInfos[node].CSINode)
 		if err != nil {
 			return 0
@@ -82,14 +82,14 @@ func (r *volumeBinding) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer 
 func (r *volumeBinding) planScore(plan *snapshot.PodVolumes) int64 {
 	type use struct{ asked, capacity int64 }
 	classes := map[string]*use{}
-	of := func(class string) *use {
+	useOf := func(class string) *use {
 		if classes[class] == nil {
 			classes[class] = &use{}
 		}
 		return classes[class]
 	}
 	for _, b := range plan.StaticBindings {
-		u := of(volume.GetPersistentVolumeClass(b.Volume))
+		u := useOf(volume.GetPersistentVolumeClass(b.Volume))
 		u.asked += b.Claim.Spec.Resources.Requests.Storage().Value()
 		u.capacity += b.Volume.Spec.Capacity.Storage().Value()
 	}
@@ -98,7 +98,7 @@ func (r *volumeBinding) planScore(plan *snapshot.PodVolumes) int64 {
 			if p.Capacity == nil || p.Capacity.Capacity == nil {
 				continue
 			}
-			u := of(volume.GetPersistentVolumeClaimClass(p.Claim))
+			u := useOf(volume.GetPersistentVolumeClaimClass(p.Claim))
 			u.capacity = p.Capacity.Capacity.Value()
 			u.asked += p.Claim.Spec.Resources.Requests.Storage().Value()
 		}

@@ -24,7 +24,7 @@ func (volumeRestrictions) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Fil
 	}
 	pod := p.Pod
 	var disks []*corev1.Volume
-	var alone []string
+	var oncePodClaims []string
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if snapshot.NeedsDiskCheck(v) {
@@ -39,11 +39,11 @@ func (volumeRestrictions) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Fil
 			return Filter{}, Refuse(VolumeRestrictionsName, true, snapshot.ClaimNotFound(name).Error())
 		}
 		if slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
-			alone = append(alone, pod.Namespace+"/"+name)
+			oncePodClaims = append(oncePodClaims, pod.Namespace+"/"+name)
 		}
 	}
 	inUse := func(key string) bool { return s.ClaimUsers[key] > 0 }
-	if len(disks) == 0 && !slices.ContainsFunc(alone, inUse) {
+	if len(disks) == 0 && !slices.ContainsFunc(oncePodClaims, inUse) {
 		return Filter{}, nil
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
@@ -52,7 +52,7 @@ func (volumeRestrictions) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Fil
 				return diskConflictRefusal
 			}
 		}
-		if slices.ContainsFunc(alone, inUse) {
+		if slices.ContainsFunc(oncePodClaims, inUse) {
 			return ReadWriteOncePodInUse
 		}
 		return nil
@@ -91,16 +91,16 @@ func diskConflict(v *corev1.Volume, pod *corev1.Pod) bool {
 func (volumeRestrictions) Hints() []QueueingHint {
 	return []QueueingHint{
 		{Resource: AssignedPod, Action: Delete, Helps: func(_ *snapshot.Snapshot, pod *corev1.Pod, old, _ any) bool {
-			gone := asPod(old)
-			if gone.Namespace != pod.Namespace {
+			deleted := asPod(old)
+			if deleted.Namespace != pod.Namespace {
 				return false
 			}
 			for i := range pod.Spec.Volumes {
-				if v := &pod.Spec.Volumes[i]; snapshot.NeedsDiskCheck(v) && diskConflict(v, gone) {
+				if v := &pod.Spec.Volumes[i]; snapshot.NeedsDiskCheck(v) && diskConflict(v, deleted) {
 					return true
 				}
 			}
-			return slices.ContainsFunc(gone.Spec.Volumes, func(v corev1.Volume) bool {
+			return slices.ContainsFunc(deleted.Spec.Volumes, func(v corev1.Volume) bool {
 				return v.PersistentVolumeClaim != nil && referencesClaim(pod, v.PersistentVolumeClaim.ClaimName)
 			})
 		}},

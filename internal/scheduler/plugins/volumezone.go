@@ -41,7 +41,7 @@ func (volumeZone) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Re
 	if !p.HasVolumes {
 		return Filter{}, nil
 	}
-	var demands []zoneRequirement
+	var requirements []zoneRequirement
 	for i := range p.Pod.Spec.Volumes {
 		source := p.Pod.Spec.Volumes[i].PersistentVolumeClaim
 		if source == nil {
@@ -51,9 +51,9 @@ func (volumeZone) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Re
 		if refusal != nil {
 			return Filter{}, refusal
 		}
-		demands = append(demands, more...)
+		requirements = append(requirements, more...)
 	}
-	if len(demands) == 0 {
+	if len(requirements) == 0 {
 		return Filter{}, nil
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
@@ -61,7 +61,7 @@ func (volumeZone) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Re
 		if !slices.ContainsFunc(zoneLabels, func(key string) bool { _, has := set[key]; return has }) {
 			return nil
 		}
-		for _, d := range demands {
+		for _, d := range requirements {
 			value, has := set[d.key]
 			if !has {
 				value, has = set[newZoneLabel[d.key]]
@@ -102,7 +102,7 @@ func zoneRequirementsOf(s *snapshot.Snapshot, namespace, claimName string) ([]zo
 	return volumeZoneRequirements(pv), nil
 }
 
-func volumeZoneRequirements(pv *corev1.PersistentVolume) (demands []zoneRequirement) {
+func volumeZoneRequirements(pv *corev1.PersistentVolume) (requirements []zoneRequirement) {
 	for _, key := range zoneLabels {
 		value, has := pv.Labels[key]
 		if !has {
@@ -115,10 +115,10 @@ func volumeZoneRequirements(pv *corev1.PersistentVolume) (demands []zoneRequirem
 		slices.Sort(values)
 		// A list with a hole in it is no list.
 		if !slices.Contains(values, "") {
-			demands = append(demands, zoneRequirement{key: key, values: slices.Compact(values)})
+			requirements = append(requirements, zoneRequirement{key: key, values: slices.Compact(values)})
 		}
 	}
-	return demands
+	return requirements
 }
 
 func (volumeZone) Hints() []QueueingHint {

@@ -62,7 +62,7 @@ type QueuedPod struct {
 	PodInfo *snapshot.PodInfo
 	// timestamp orders pods of equal priority: when the pod came, or last came back.
 	timestamp    time.Time
-	arrived      time.Time
+	addedAt      time.Time
 	FirstAttempt time.Time
 	Attempts     int
 	// unschedulableCount and errors count failed tries; they make the backoff longer.
@@ -81,9 +81,9 @@ type QueuedPod struct {
 }
 
 // New makes an empty queue for the profiles. Backoff doubles from initial to most.
-func New(profiles map[string]*plugins.Profile, initial, most time.Duration) *Queue {
+func New(profiles map[string]*plugins.Profile, initialBackoff, maxBackoff time.Duration) *Queue {
 	q := &Queue{
-		profiles: profiles, initialBackoff: initial, maxBackoff: most,
+		profiles: profiles, initialBackoff: initialBackoff, maxBackoff: maxBackoff,
 		UnschedulablePods: map[types.UID]*QueuedPod{}, All: map[types.UID]*QueuedPod{}, registeredEvents: map[plugins.Resource]plugins.Action{},
 	}
 	q.activeQ.before = func(a, b *QueuedPod) bool {
@@ -114,7 +114,7 @@ func New(profiles map[string]*plugins.Profile, initial, most time.Duration) *Que
 }
 
 // Len counts the pods by place.
-func (q *Queue) Len() (active, backoff, waiting, flying int) {
+func (q *Queue) Len() (active, backoff, unschedulable, inFlight int) {
 	return len(q.activeQ.pods), len(q.backoffQ.pods) + len(q.errorBackoffQ.pods), len(q.UnschedulablePods), q.inFlight
 }
 
@@ -124,24 +124,24 @@ func (q *Queue) Add(info *snapshot.PodInfo, now time.Time) {
 		old.PodInfo = info
 		return
 	}
-	p := &QueuedPod{PodInfo: info, timestamp: now, arrived: now}
+	p := &QueuedPod{PodInfo: info, timestamp: now, addedAt: now}
 	q.All[info.Pod.UID] = p
-	q.put(p, InActiveQ, eventPodAdded)
+	q.moveTo(p, InActiveQ, eventPodAdded)
 }
 
 // What brings a pod to a place besides changes in the cluster, by upstream's names.
 const (
-	eventPodAdded       = "UnscheduledPodAdd"
-	eventFailed         = "ScheduleAttemptFailure"
-	eventBackoffOver    = "BackoffComplete"
-	eventPopFromBackoff = "PopFromBackoffQ"
-	eventTimeout        = "UnschedulableTimeout"
-	eventActivated      = "ForceActivate"
+	eventPodAdded        = "UnscheduledPodAdd"
+	eventFailed          = "ScheduleAttemptFailure"
+	eventBackoffComplete = "BackoffComplete"
+	eventPopFromBackoff  = "PopFromBackoffQ"
+	eventTimeout         = "UnschedulableTimeout"
+	eventActivated       = "ForceActivate"
 )
 
 // put moves a pod to a place. A pod with gates always waits, as does one that is incomplete.
-func (q *Queue) put(p *QueuedPod, to Location, event string) {
-	q.take(p)
+func (q *Queue) moveTo(p *QueuedPod, to Location, event string) {
+	q.remove(p)
 	p.Gated = q.isGated(p.PodInfo.Pod)
 	if p.Gated && to != IsInFlight {
 		to = InUnschedulablePods
@@ -182,7 +182,7 @@ func (q *Queue) push(to *podHeap, p *QueuedPod) {
 }
 
 // take removes a pod from where it is.
-func (q *Queue) take(p *QueuedPod) {
+func (q *Queue) remove(p *QueuedPod) {
 	switch p.Location {
 	case InActiveQ, InBackoffQ:
 		heap.Remove(p.heap, p.index)
@@ -218,7 +218,7 @@ func (q *Queue) Update(s *snapshot.Snapshot, old *corev1.Pod, info *snapshot.Pod
 	case InUnschedulablePods:
 		if p.Gated && !q.isGated(info.Pod) {
 			event.Action = plugins.UpdatePodGates
-			q.put(p, InActiveQ, event.Label())
+			q.moveTo(p, InActiveQ, event.Label())
 			return
 		}
 		for _, part := range event.Split() {
@@ -233,7 +233,7 @@ func (q *Queue) Update(s *snapshot.Snapshot, old *corev1.Pod, info *snapshot.Pod
 // Delete forgets a pod.
 func (q *Queue) Delete(uid types.UID) {
 	if p := q.All[uid]; p != nil {
-		q.take(p)
+		q.remove(p)
 		delete(q.All, uid)
 	}
 }
@@ -243,7 +243,7 @@ func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
 	q.flush(now)
 	for _, h := range []*podHeap{&q.backoffQ, &q.errorBackoffQ} {
 		for len(h.pods) > 0 && !h.pods[0].backoffEnd.After(now) {
-			q.put(h.pods[0], InActiveQ, eventBackoffOver)
+			q.moveTo(h.pods[0], InActiveQ, eventBackoffComplete)
 		}
 	}
 	var p *QueuedPod
@@ -263,7 +263,7 @@ func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
 		}
 		return nil, max(wait, time.Millisecond)
 	}
-	q.put(p, IsInFlight, "")
+	q.moveTo(p, IsInFlight, "")
 	p.firstEvent = len(q.InFlightEvents)
 	if p.Attempts++; p.Attempts == 1 {
 		p.FirstAttempt = now
@@ -288,12 +288,12 @@ func (q *Queue) flush(now time.Time) {
 func (q *Queue) Done(uid types.UID) { q.Delete(uid) }
 
 // AddUnschedulable takes back a pod that was tried in vain. rules are those that refused it; without any the try itself failed.
-func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rules []string, now time.Time) {
+func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rejectedBy []string, now time.Time) {
 	if q.All[p.PodInfo.Pod.UID] != p {
 		return // deleted meanwhile
 	}
-	p.RejectedBy = rules
-	if len(rules) == 0 {
+	p.RejectedBy = rejectedBy
+	if len(rejectedBy) == 0 {
 		p.consecutiveErrors++
 	} else {
 		p.unschedulableCount++
@@ -306,12 +306,12 @@ func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rules []str
 		missed = slices.Clone(q.InFlightEvents[min(p.firstEvent, len(q.InFlightEvents)):])
 	}
 	switch {
-	case len(rules) == 0:
-		q.put(p, InBackoffQ, eventFailed)
+	case len(rejectedBy) == 0:
+		q.moveTo(p, InBackoffQ, eventFailed)
 	case slices.ContainsFunc(missed, func(e plugins.Event) bool { return q.mayHelp(s, p, &e) }):
 		q.requeue(p, now, eventFailed)
 	default:
-		q.put(p, InUnschedulablePods, eventFailed)
+		q.moveTo(p, InUnschedulablePods, eventFailed)
 	}
 }
 
@@ -330,14 +330,14 @@ func backoffEndOf(now time.Time, backoff time.Duration) time.Time {
 
 // backoffOf is how long a pod waits after a failed try.
 func (q *Queue) backoffOf(p *QueuedPod) time.Duration {
-	tries := p.unschedulableCount
+	attempts := p.unschedulableCount
 	if p.consecutiveErrors > 0 {
-		tries = p.consecutiveErrors
+		attempts = p.consecutiveErrors
 	}
-	if tries == 0 {
+	if attempts == 0 {
 		return 0
 	}
-	if shift := tries - 1; q.initialBackoff <= q.maxBackoff>>shift {
+	if shift := attempts - 1; q.initialBackoff <= q.maxBackoff>>shift {
 		return q.initialBackoff << shift
 	}
 	return q.maxBackoff
@@ -349,12 +349,12 @@ func (q *Queue) requeue(p *QueuedPod, now time.Time, event string) {
 	case p.blocked:
 		p.pendingEvent = event
 		if p.Location != InUnschedulablePods {
-			q.put(p, InUnschedulablePods, event)
+			q.moveTo(p, InUnschedulablePods, event)
 		}
 	case p.backoffEnd.After(now):
-		q.put(p, InBackoffQ, event)
+		q.moveTo(p, InBackoffQ, event)
 	default:
-		q.put(p, InActiveQ, event)
+		q.moveTo(p, InActiveQ, event)
 	}
 }
 
@@ -371,7 +371,7 @@ func (q *Queue) Unblock(uid types.UID, now time.Time, retry bool) {
 	switch {
 	case p.Location != InUnschedulablePods:
 	case retry:
-		q.put(p, InActiveQ, eventActivated)
+		q.moveTo(p, InActiveQ, eventActivated)
 	case p.pendingEvent != "":
 		q.requeue(p, now, p.pendingEvent)
 	}
@@ -385,16 +385,16 @@ func (q *Queue) MoveToActiveOrBackoff(s *snapshot.Snapshot, e plugins.Event, now
 	if q.inFlight > 0 {
 		q.InFlightEvents = append(q.InFlightEvents, e)
 	}
-	var woken []*QueuedPod
+	var moved []*QueuedPod
 	for _, p := range q.UnschedulablePods {
 		if !p.Gated && (only == nil || only(p.PodInfo.Pod)) && q.mayHelp(s, p, &e) {
-			woken = append(woken, p)
+			moved = append(moved, p)
 		}
 	}
-	for _, p := range woken {
+	for _, p := range moved {
 		q.requeue(p, now, e.Label())
 	}
-	return len(woken) > 0
+	return len(moved) > 0
 }
 
 // mayHelp asks the rules that refused a pod whether a change may help it.

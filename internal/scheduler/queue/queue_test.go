@@ -26,16 +26,16 @@ func testQueue() *Queue {
 
 // queueStory is a queue and what has come to its places.
 type queueStory struct {
-	t      *testing.T
-	q      *Queue
-	s      *snapshot.Snapshot
-	now    time.Time
-	flying map[string]*QueuedPod
-	came   []string
+	t        *testing.T
+	q        *Queue
+	s        *snapshot.Snapshot
+	now      time.Time
+	inFlight map[string]*QueuedPod
+	came     []string
 }
 
 func newQueueStory(t *testing.T) *queueStory {
-	w := &queueStory{t: t, q: testQueue(), s: snapshot.NewSnapshot(), now: time.Unix(1000, 0), flying: map[string]*QueuedPod{}}
+	w := &queueStory{t: t, q: testQueue(), s: snapshot.NewSnapshot(), now: time.Unix(1000, 0), inFlight: map[string]*QueuedPod{}}
 	w.listen()
 	return w
 }
@@ -71,7 +71,7 @@ func (w *queueStory) pop(names ...string) {
 		got := ""
 		if p != nil {
 			got = p.PodInfo.Pod.Name
-			w.flying[got] = p
+			w.inFlight[got] = p
 		} else if wait <= 0 || wait > 30*time.Second {
 			w.t.Errorf("look again after %v", wait)
 		}
@@ -83,8 +83,8 @@ func (w *queueStory) pop(names ...string) {
 
 // back returns a pod that was taken out; without rules the try failed by itself.
 func (w *queueStory) back(name string, rules ...string) {
-	w.q.AddUnschedulable(w.s, w.flying[name], rules, w.now)
-	delete(w.flying, name)
+	w.q.AddUnschedulable(w.s, w.inFlight[name], rules, w.now)
+	delete(w.inFlight, name)
 }
 
 // refused tries a pod in vain.
@@ -145,7 +145,7 @@ func placesOf(q *Queue) string {
 	}
 	tell("active", ordered(&q.activeQ, ""))
 	tell("backoff", append(ordered(&q.backoffQ, ""), ordered(&q.errorBackoffQ, "!")...))
-	var waiting, flying []string
+	var waiting, inFlight []string
 	for _, p := range q.All {
 		name := p.PodInfo.Pod.Name
 		if p.Gated {
@@ -158,16 +158,16 @@ func placesOf(q *Queue) string {
 		case InUnschedulablePods:
 			waiting = append(waiting, name)
 		case IsInFlight:
-			flying = append(flying, name)
+			inFlight = append(inFlight, name)
 		}
 	}
 	slices.Sort(waiting)
-	slices.Sort(flying)
+	slices.Sort(inFlight)
 	tell("waiting", waiting)
-	tell("flying", flying)
-	active, backoff, waits, flies := q.Len()
-	if active != len(q.activeQ.pods) || backoff != len(q.backoffQ.pods)+len(q.errorBackoffQ.pods) || waits != len(waiting) || flies != len(flying) || len(q.All) != active+backoff+waits+flies {
-		parts = append(parts, fmt.Sprint("but counted ", active, backoff, waits, flies, " of ", len(q.All)))
+	tell("inFlight", inFlight)
+	active, backoff, waits, inFlightCount := q.Len()
+	if active != len(q.activeQ.pods) || backoff != len(q.backoffQ.pods)+len(q.errorBackoffQ.pods) || waits != len(waiting) || inFlightCount != len(inFlight) || len(q.All) != active+backoff+waits+inFlightCount {
+		parts = append(parts, fmt.Sprint("but counted ", active, backoff, waits, inFlightCount, " of ", len(q.All)))
 	}
 	return strings.Join(parts, " ")
 }
@@ -218,7 +218,7 @@ func TestQueue(t *testing.T) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("new", "yes")))
 			w.is("active[a]")
 			w.pop("a", "")
-			if w.flying["a"].PodInfo.Pod.Labels["new"] != "yes" {
+			if w.inFlight["a"].PodInfo.Pod.Labels["new"] != "yes" {
 				w.t.Error("the old state is tried")
 			}
 		},
@@ -229,14 +229,14 @@ func TestQueue(t *testing.T) {
 			w.now = time.Unix(1001, 0)
 			w.refused("a", byName)
 			w.pop("b")
-			w.is("waiting[a] flying[b]")
+			w.is("waiting[a] inFlight[b]")
 			w.happens(aNodeCame)
-			w.is("backoff[a] flying[b]")
+			w.is("backoff[a] inFlight[b]")
 			w.now = time.Unix(1002, 0).Add(-1)
 			w.add(schedulertest.TestPod("c"))
 			w.now = time.Unix(1002, 0).Add(-1)
 			w.pop("c")
-			w.is("backoff[a] flying[b c]")
+			w.is("backoff[a] inFlight[b c]")
 			w.now = time.Unix(1002, 0)
 			w.add(schedulertest.TestPod("d"))
 			w.pop("a", "d")
@@ -286,7 +286,7 @@ func TestQueue(t *testing.T) {
 			w.happens(aNodeCame)
 			w.is("backoff[a]")
 			w.pop("a")
-			w.is("flying[a]")
+			w.is("inFlight[a]")
 			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd", "active:PopFromBackoffQ")
 		},
 		"who is active goes before the most important in backoff": func(w *queueStory) {
@@ -545,7 +545,7 @@ func TestQueue(t *testing.T) {
 				w.happens(aNodeCame)
 			}
 			w.pop("a")
-			if p := w.flying["a"]; p.Attempts != 4 || !p.FirstAttempt.Equal(first) || !p.arrived.Equal(time.Unix(1000, 0)) {
+			if p := w.inFlight["a"]; p.Attempts != 4 || !p.FirstAttempt.Equal(first) || !p.addedAt.Equal(time.Unix(1000, 0)) {
 				w.t.Errorf("%d tries, the first at %v", p.Attempts, p.FirstAttempt)
 			}
 		},
@@ -611,7 +611,7 @@ func TestQueue(t *testing.T) {
 
 		// Gates.
 		"a gated pod waits": func(w *queueStory) {
-			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")))
+			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")))
 			w.is("waiting[a*]")
 			w.told("gated:UnscheduledPodAdd")
 			w.pop("")
@@ -622,12 +622,12 @@ func TestQueue(t *testing.T) {
 			w.is("waiting[a*]")
 		},
 		"until its last gate is gone": func(w *queueStory) {
-			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x", "y")))
-			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("x", "y")), schedulertest.TestPod("a", schedulertest.GatedBy("y")))
+			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x", "y")))
+			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x", "y")), schedulertest.TestPod("a", schedulertest.WithSchedulingGates("y")))
 			w.is("waiting[a*]")
-			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("y")), schedulertest.TestPod("a", schedulertest.GatedBy("y"), schedulertest.Labelled("l", "v"), schedulertest.ToleratesAll))
+			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("y")), schedulertest.TestPod("a", schedulertest.WithSchedulingGates("y"), schedulertest.Labelled("l", "v"), schedulertest.ToleratesAll))
 			w.is("waiting[a*]")
-			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("y")), schedulertest.TestPod("a", schedulertest.Labelled("l", "v")))
+			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("y")), schedulertest.TestPod("a", schedulertest.Labelled("l", "v")))
 			w.is("active[a]")
 			w.told("gated:UnscheduledPodAdd", "active:TargetPodUpdatePodSchedulingGatesEliminated")
 			w.pop("a")
@@ -635,8 +635,8 @@ func TestQueue(t *testing.T) {
 			w.is("waiting[a]")
 		},
 		"a gated pod counts as refused by its gates, once": func(w *queueStory) {
-			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")))
-			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("x")), schedulertest.TestPod("a", schedulertest.GatedBy("x"), schedulertest.Labelled("l", "v")))
+			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")))
+			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")), schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x"), schedulertest.Labelled("l", "v")))
 			if rules := w.q.All["a"].RejectedBy; !slices.Equal(rules, []string{plugins.SchedulingGatesName}) {
 				w.t.Errorf("refused by %v", rules)
 			}
@@ -647,7 +647,7 @@ func TestQueue(t *testing.T) {
 				w.t.Fatal(err)
 			}
 			w.q = New(map[string]*plugins.Profile{profile.Name: profile}, time.Second, time.Second)
-			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")))
+			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")))
 			w.is("active[a]")
 		},
 
@@ -655,7 +655,7 @@ func TestQueue(t *testing.T) {
 		"a held pod is not woken before it is released": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", byName)
 			w.happens(aNodeCame)
 			w.is("waiting[a#]")
@@ -668,7 +668,7 @@ func TestQueue(t *testing.T) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.happens(aNodeCame)
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", byName)
 			w.is("waiting[a#]")
 			w.after(time.Minute)
@@ -678,7 +678,7 @@ func TestQueue(t *testing.T) {
 		"nor by having waited too long, or by its own update": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", byTaint)
 			w.after(time.Hour)
 			w.pop("")
@@ -691,7 +691,7 @@ func TestQueue(t *testing.T) {
 		"released without help it goes on waiting": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
 			w.pop("a")
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", fit)
 			w.happens(aPodCame)
 			w.q.Unblock("a", w.now, false)
@@ -703,13 +703,13 @@ func TestQueue(t *testing.T) {
 			w.add(schedulertest.TestPod("a"))
 			for range 2 {
 				w.pop("a")
-				w.q.Block(w.flying["a"])
+				w.q.Block(w.inFlight["a"])
 				w.back("a", byName)
 				w.happens(aNodeCame)
 				w.q.Unblock("a", w.now, false)
 			}
 			w.pop("a")
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", byName)
 			w.q.Unblock("a", w.now, false)
 			w.is("waiting[a]")
@@ -717,7 +717,7 @@ func TestQueue(t *testing.T) {
 		"released to be retried it does not wait for its backoff": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a")
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", byName)
 			w.q.Unblock("a", w.now, true)
 			w.is("active[b a]")
@@ -734,7 +734,7 @@ func TestQueue(t *testing.T) {
 		"a held pod can be deleted": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
-			w.q.Block(w.flying["a"])
+			w.q.Block(w.inFlight["a"])
 			w.back("a", byName)
 			w.q.Delete("a")
 			w.q.Unblock("a", w.now, true)
@@ -748,7 +748,7 @@ func TestQueue(t *testing.T) {
 // A pod is forgotten wherever it is, and forgetting it again, or one nobody knows, does no harm.
 func TestQueueDelete(t *testing.T) {
 	for where, bring := range map[string]func(w *queueStory){
-		"active[a b] flying[]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")) },
+		"active[a b] inFlight[]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")) },
 		"waiting[a b]": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a", plugins.NodeNameName)
@@ -767,9 +767,9 @@ func TestQueueDelete(t *testing.T) {
 			w.refused("b")
 		},
 		"waiting[a* b*]": func(w *queueStory) {
-			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")), schedulertest.TestPod("b", schedulertest.GatedBy("x")))
+			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")), schedulertest.TestPod("b", schedulertest.WithSchedulingGates("x")))
 		},
-		"flying[a b]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")); w.pop("a", "b") },
+		"inFlight[a b]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")); w.pop("a", "b") },
 		"backoff[a] waiting[b]": func(w *queueStory) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a", plugins.NodeNameName)
@@ -780,7 +780,7 @@ func TestQueueDelete(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			w := newQueueStory(t)
 			bring(w)
-			w.is(strings.TrimSuffix(where, " flying[]"))
+			w.is(strings.TrimSuffix(where, " inFlight[]"))
 			for _, uid := range []types.UID{"b", "b", "nobody"} {
 				w.q.Delete(uid)
 			}
@@ -845,8 +845,8 @@ func TestQueueBackoff(t *testing.T) {
 	}
 }
 
-// When there is nobody to try, the queue tells when to look again: when the first failed try may be repeated, or to see who has waited too long.
-func TestQueueTellsWhenToLookAgain(t *testing.T) {
+// Without a pod to pop, Pop returns the time until the next backoff ends or the next flush of unschedulable pods.
+func TestPopReturnsWaitTime(t *testing.T) {
 	for name, test := range map[string]struct {
 		tell func(w *queueStory)
 		want time.Duration
@@ -930,10 +930,10 @@ func TestQueueWakesOnlyPodsAChangeMayHelp(t *testing.T) {
 		"affinity: the enemy goes":            {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
 		"affinity: one who hated us goes":     {schedulertest.TestPod("p", green), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), nil), true},
 		"affinity: the enemy changes color":   {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.UpdatePodLabel, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Labelled("color", "red"))), true},
-		"spread: one of ours goes":            {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
-		"spread: a stranger goes":             {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), false},
-		"spread: a node without the key":      {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
-		"spread: a node with the key":         {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, schedulertest.TestNode("n", schedulertest.Zone("1"))), true},
+		"spread: one of ours goes":            {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
+		"spread: a stranger goes":             {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), false},
+		"spread: a node without the key":      {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
+		"spread: a node with the key":         {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, schedulertest.TestNode("n", schedulertest.Zone("1"))), true},
 		"an extender's refusal: any change":   {schedulertest.TestPod("p"), "Extender", eventOf(plugins.NodeResource, plugins.Add, nil, small), true},
 		"no interest in what nobody asks for": {schedulertest.TestPod("p"), "Extender", eventOf(plugins.Resource("Secret"), plugins.Add, nil, small), false},
 	}
@@ -1003,7 +1003,7 @@ func (m *queueModel) String() string {
 	for _, place := range []struct {
 		name string
 		of   Location
-	}{{"active", InActiveQ}, {"backoff", InBackoffQ}, {"waiting", InUnschedulablePods}, {"flying", IsInFlight}} {
+	}{{"active", InActiveQ}, {"backoff", InBackoffQ}, {"waiting", InUnschedulablePods}, {"inFlight", IsInFlight}} {
 		var names, erred []string
 		for _, p := range m.in(place.of) {
 			name := p.name
@@ -1138,7 +1138,7 @@ func TestQueueEqualsModel(t *testing.T) {
 				pod := queueModelPod(p)
 				if random.IntN(8) == 0 {
 					p.place, p.gated = InUnschedulablePods, true
-					schedulertest.GatedBy("x")(pod)
+					schedulertest.WithSchedulingGates("x")(pod)
 				}
 				m.pods = append(m.pods, p)
 				w.q.Add(infoOf(t, pod), w.now)
@@ -1185,7 +1185,7 @@ func TestQueueEqualsModel(t *testing.T) {
 					continue
 				}
 				p.gated, p.place = false, InActiveQ
-				w.update(schedulertest.TestPod(p.name, schedulertest.GatedBy("x")), queueModelPod(p))
+				w.update(schedulertest.TestPod(p.name, schedulertest.WithSchedulingGates("x")), queueModelPod(p))
 				step("open gates")
 			case k == 11:
 				p, _ := someone(InUnschedulablePods)

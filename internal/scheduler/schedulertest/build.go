@@ -2,6 +2,7 @@ package schedulertest
 
 import (
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -169,7 +170,9 @@ func WithPreferredAffinity(weight int32, topologyKey, key, value string) PodOpti
 	}
 }
 
-func Spread(topologyKey string, maxSkew int32, when corev1.UnsatisfiableConstraintAction, key, value string, more ...func(*corev1.TopologySpreadConstraint)) PodOption {
+// Spread adds a topology spread constraint for the pods with a label, given as "key=value".
+func Spread(topologyKey string, maxSkew int32, when corev1.UnsatisfiableConstraintAction, label string, more ...func(*corev1.TopologySpreadConstraint)) PodOption {
+	key, value, _ := strings.Cut(label, "=")
 	return func(p *corev1.Pod) {
 		c := corev1.TopologySpreadConstraint{TopologyKey: topologyKey, MaxSkew: maxSkew, WhenUnsatisfiable: when, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}}
 		for _, m := range more {
@@ -179,7 +182,7 @@ func Spread(topologyKey string, maxSkew int32, when corev1.UnsatisfiableConstrai
 	}
 }
 
-func NodesNamed(n int, options ...func(i int) NodeOption) []*corev1.Node {
+func TestNodes(n int, options ...func(i int) NodeOption) []*corev1.Node {
 	var nodes []*corev1.Node
 	for i := range n {
 		var own []NodeOption

@@ -39,11 +39,11 @@ var BenchLoads = []struct {
 	}},
 	{"spread", func(i int) *corev1.Pod {
 		return TestPod(fmt.Sprint("p", i), RequestingCPU("100m"), RequestingMemory("500Mi"), Labelled("color", "blue"),
-			Spread(corev1.LabelTopologyZone, 5, corev1.DoNotSchedule, "color", "blue"))
+			Spread(corev1.LabelTopologyZone, 5, corev1.DoNotSchedule, "color=blue"))
 	}},
 	{"preferred-spread", func(i int) *corev1.Pod {
 		return TestPod(fmt.Sprint("p", i), RequestingCPU("100m"), RequestingMemory("500Mi"), Labelled("color", "blue"),
-			Spread(corev1.LabelTopologyZone, 5, corev1.ScheduleAnyway, "color", "blue"), Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "color", "blue"))
+			Spread(corev1.LabelTopologyZone, 5, corev1.ScheduleAnyway, "color=blue"), Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "color=blue"))
 	}},
 	{"distinct", func(i int) *corev1.Pod {
 		return TestPod(fmt.Sprint("p", i), RequestingCPU(fmt.Sprintf("%dm", 100+i%1000)), RequestingMemory("500Mi"))
@@ -51,7 +51,7 @@ var BenchLoads = []struct {
 }
 
 func BenchNodes(n int) []*corev1.Node {
-	return NodesNamed(n, func(i int) NodeOption { return Zone(fmt.Sprint("zone", i%3)) })
+	return TestNodes(n, func(i int) NodeOption { return Zone(fmt.Sprint("zone", i%3)) })
 }
 
 func VolumeFor(name, namespace, claim string) *corev1.PersistentVolume {
@@ -129,7 +129,7 @@ func FirstOf(request string, alternatives ...Alternative) DeviceClaimOption {
 }
 
 // Holds gives a claim a device of a node's pool, for a request.
-func Holds(request, pool, device string) DeviceClaimOption {
+func AllocatedDevice(request, pool, device string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		if c.Status.Allocation == nil {
 			c.Status.Allocation = &resourcev1.AllocationResult{}
@@ -139,7 +139,7 @@ func Holds(request, pool, device string) DeviceClaimOption {
 }
 
 // OnlyOn keeps what a claim holds to some nodes.
-func OnlyOn(nodes ...string) DeviceClaimOption {
+func AllocatedNodes(nodes ...string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		c.Status.Allocation.NodeSelector = &corev1.NodeSelector{}
 		for _, n := range nodes { // a field selects one name
@@ -149,7 +149,7 @@ func OnlyOn(nodes ...string) DeviceClaimOption {
 }
 
 // Awaits makes a held device wait for a condition, and tells which it has.
-func Awaits(age time.Duration, has ...string) DeviceClaimOption {
+func BindingCondition(age time.Duration, has ...string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		c.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now().Add(-age)}
 		for i := range c.Status.Allocation.Devices.Results {
@@ -164,7 +164,7 @@ func Awaits(age time.Duration, has ...string) DeviceClaimOption {
 	}
 }
 
-func UsedBy(pods ...string) DeviceClaimOption {
+func ReservedFor(pods ...string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		for _, p := range pods {
 			c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: p, UID: types.UID(p)})
@@ -179,16 +179,16 @@ func OwnedBy(pod string) DeviceClaimOption {
 }
 
 // StandingForExtended marks a claim as made for extended resources.
-func StandingForExtended(c *resourcev1.ResourceClaim) {
+func ExtendedResourceClaim(c *resourcev1.ResourceClaim) {
 	c.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}
 }
 
-func LeavingDevices(c *resourcev1.ResourceClaim) {
+func ClaimBeingDeleted(c *resourcev1.ResourceClaim) {
 	c.DeletionTimestamp = &metav1.Time{Time: time.Unix(1e9, 0)}
 }
 
 // ClaimingMade gives a pod a claim from a template: made under a name, not needed ("-"), or not made yet ("").
-func ClaimingMade(name, made string) PodOption {
+func ClaimFromTemplate(name, made string) PodOption {
 	return func(p *corev1.Pod) {
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimTemplateName: ptr.To("template")})
 		switch made {
@@ -255,7 +255,7 @@ func TaintRule(selector *resourcev1.DeviceTaintSelector, effect resourcev1.Devic
 const Gpu = corev1.ResourceName("example.com/gpu")
 
 // ClassStandingFor is a class of all devices that stands for a resource.
-func ClassStandingFor(name, resource string, age time.Duration) *resourcev1.DeviceClass {
+func ClassForExtendedResource(name, resource string, age time.Duration) *resourcev1.DeviceClass {
 	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age))}}
 	if resource != "" {
 		class.Spec.ExtendedResourceName = &resource
@@ -283,7 +283,7 @@ func InlineDisk(id string) PodOption {
 }
 
 // DriverLimit says how many volumes a node can attach, and which built-in kinds it leaves to drivers.
-func DriverLimit(node, driver string, count int32, moved string) *storagev1.CSINode {
+func CSINodeWithLimit(node, driver string, count int32, moved string) *storagev1.CSINode {
 	return &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{corev1.MigratedPluginsAnnotationKey: moved}},
 		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, Allocatable: &storagev1.VolumeNodeResources{Count: &count}}}},
@@ -316,14 +316,14 @@ func DisruptionTarget(status corev1.ConditionStatus, reason string) PodOption {
 
 func Terminating(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(99000, 0)} }
 
-func LeavingPreempted(p *corev1.Pod) {
+func TerminatingByPreemption(p *corev1.Pod) {
 	Terminating(p)
 	DisruptionTarget(corev1.ConditionTrue, corev1.PodReasonPreemptionByScheduler)(p)
 }
 
 func NeverPreempting(p *corev1.Pod) { p.Spec.PreemptionPolicy = ptr.To(corev1.PreemptNever) }
 
-func GatedBy(names ...string) PodOption {
+func WithSchedulingGates(names ...string) PodOption {
 	return func(p *corev1.Pod) {
 		for _, name := range names {
 			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
@@ -334,13 +334,13 @@ func GatedBy(names ...string) PodOption {
 var ToleratesAll = Tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
 
 const (
-	NearReason      = Lasting + "node(s) didn't match pod affinity rules"
+	NearReason      = UnresolvablePrefix + "node(s) didn't match pod affinity rules"
 	AwayReason      = "node(s) didn't match pod anti-affinity rules"
 	UnwelcomeReason = "node(s) didn't satisfy existing pods anti-affinity rules"
 )
 
 // NearTerm, awayTerm and their soft forms add a term as it is.
-func NearTerm(t corev1.PodAffinityTerm) PodOption {
+func RequiredAffinity(t corev1.PodAffinityTerm) PodOption {
 	return func(p *corev1.Pod) {
 		a := AffinityOf(p)
 		if a.PodAffinity == nil {
@@ -350,7 +350,7 @@ func NearTerm(t corev1.PodAffinityTerm) PodOption {
 	}
 }
 
-func AwayTerm(t corev1.PodAffinityTerm) PodOption {
+func RequiredAntiAffinity(t corev1.PodAffinityTerm) PodOption {
 	return func(p *corev1.Pod) {
 		a := AffinityOf(p)
 		if a.PodAntiAffinity == nil {
@@ -360,7 +360,7 @@ func AwayTerm(t corev1.PodAffinityTerm) PodOption {
 	}
 }
 
-func LikesTerm(weight int32, t corev1.PodAffinityTerm) PodOption {
+func PreferredAffinity(weight int32, t corev1.PodAffinityTerm) PodOption {
 	return func(p *corev1.Pod) {
 		a := AffinityOf(p)
 		if a.PodAffinity == nil {
@@ -370,7 +370,7 @@ func LikesTerm(weight int32, t corev1.PodAffinityTerm) PodOption {
 	}
 }
 
-func DislikesTerm(weight int32, t corev1.PodAffinityTerm) PodOption {
+func PreferredAntiAffinity(weight int32, t corev1.PodAffinityTerm) PodOption {
 	return func(p *corev1.Pod) {
 		a := AffinityOf(p)
 		if a.PodAntiAffinity == nil {
@@ -381,7 +381,7 @@ func DislikesTerm(weight int32, t corev1.PodAffinityTerm) PodOption {
 }
 
 // AboutPods is a term about pods with a label, in the domains of a key.
-func AboutPods(topologyKey, key, value string, more ...func(*corev1.PodAffinityTerm)) corev1.PodAffinityTerm {
+func PodTerm(topologyKey, key, value string, more ...func(*corev1.PodAffinityTerm)) corev1.PodAffinityTerm {
 	t := PodTermOf(topologyKey, map[string]string{key: value})
 	for _, m := range more {
 		m(&t)
@@ -417,12 +417,12 @@ const (
 	NoExecute           = corev1.TaintEffectNoExecute
 	PreferNo            = corev1.TaintEffectPreferNoSchedule
 	TolExists, TolEqual = corev1.TolerationOpExists, corev1.TolerationOpEqual
-	AffinityReason      = Lasting + "node(s) didn't match Pod's node affinity/selector"
-	EnforcedReason      = Lasting + "node(s) didn't match scheduler-enforced node affinity"
-	ConflictReason      = Lasting + "pod affinity terms conflict"
-	TaintReason         = Lasting + "node(s) had untolerated taint(s)"
-	UnschedulableReason = Lasting + "node(s) were unschedulable"
-	OtherNodeReason     = Lasting + "node(s) didn't match the requested node name"
+	AffinityReason      = UnresolvablePrefix + "node(s) didn't match Pod's node affinity/selector"
+	EnforcedReason      = UnresolvablePrefix + "node(s) didn't match scheduler-enforced node affinity"
+	ConflictReason      = UnresolvablePrefix + "pod affinity terms conflict"
+	TaintReason         = UnresolvablePrefix + "node(s) had untolerated taint(s)"
+	UnschedulableReason = UnresolvablePrefix + "node(s) were unschedulable"
+	OtherNodeReason     = UnresolvablePrefix + "node(s) didn't match the requested node name"
 	TakenPortReason     = "node(s) didn't have free ports for the requested pod ports"
 	UnschedulableTaint  = corev1.TaintNodeUnschedulable
 	NotReadyTaint       = corev1.TaintNodeNotReady
@@ -468,7 +468,7 @@ const (
 )
 
 // FitList reads "cpu=1 memory=2Gi".
-func FitList(text string) corev1.ResourceList {
+func ParseResources(text string) corev1.ResourceList {
 	if text == "" {
 		return nil
 	}
@@ -481,9 +481,9 @@ func FitList(text string) corev1.ResourceList {
 }
 
 // FitContainer adds a container; its name tells what kind it is: c…, i… for init, s… for sidecar.
-func FitContainer(name, requests string) PodOption {
+func AddContainer(name, requests string) PodOption {
 	return func(p *corev1.Pod) {
-		c := corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Requests: FitList(requests)}}
+		c := corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Requests: ParseResources(requests)}}
 		switch name[0] {
 		case 's':
 			c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
@@ -496,18 +496,18 @@ func FitContainer(name, requests string) PodOption {
 	}
 }
 
-func FitOverhead(text string) PodOption {
-	return func(p *corev1.Pod) { p.Spec.Overhead = FitList(text) }
+func Overhead(text string) PodOption {
+	return func(p *corev1.Pod) { p.Spec.Overhead = ParseResources(text) }
 }
 
-func FitWhole(requests string) PodOption {
+func PodLevelRequests(requests string) PodOption {
 	return func(p *corev1.Pod) {
-		p.Spec.Resources = &corev1.ResourceRequirements{Requests: FitList(requests)}
+		p.Spec.Resources = &corev1.ResourceRequirements{Requests: ParseResources(requests)}
 	}
 }
 
 // FitPod has only the containers its options add.
-func FitPod(name string, options ...PodOption) *corev1.Pod {
+func PodWithoutContainers(name string, options ...PodOption) *corev1.Pod {
 	p := TestPod(name)
 	p.Spec.Containers = nil
 	for _, o := range options {
@@ -520,7 +520,7 @@ const (
 	SpreadHost, SpreadZone = corev1.LabelHostname, corev1.LabelTopologyZone
 	SpreadHard, SpreadSoft = corev1.DoNotSchedule, corev1.ScheduleAnyway
 	SkewReason             = "node(s) didn't match pod topology spread constraints"
-	KeyReason              = Lasting + SkewReason + " (missing required label)"
+	KeyReason              = UnresolvablePrefix + SkewReason + " (missing required label)"
 )
 
 func SpreadMinDomains(n int32) func(*corev1.TopologySpreadConstraint) {
@@ -569,7 +569,7 @@ func SpreadOwned(apiVersion, kind, name string) PodOption {
 }
 
 // Lasting stands before a refusal that no pod's leaving can change.
-const Lasting = "! "
+const UnresolvablePrefix = "! "
 
 // OneOf, someOf and chance draw from a random source, for models.
 func OneOf[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
@@ -605,7 +605,7 @@ type Objects = []metav1.Object
 
 // Says is what a rule says of each node; nodes it has nothing against are missing. "*" is said of all nodes at once. Refusals that
 // no preemption can help begin with "never", others with "no"; "error" is what ends the attempt.
-type Says = map[string]string
+type Verdicts = map[string]string
 
 // TwoZones are nodes a in zone za and b in zone zb.
 func TwoZones() []*corev1.Node {
@@ -640,24 +640,24 @@ func ClaimSize(size string) ClaimOption {
 }
 
 // ClaimHas binds a claim to a volume; claimWants only names the volume.
-func ClaimHas(pv string) ClaimOption {
+func ClaimBoundTo(pv string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) {
 		c.Spec.VolumeName = pv
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, volume.AnnBindCompleted, "yes")
 	}
 }
 
-func ClaimWants(pv string) ClaimOption {
+func ClaimVolumeName(pv string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = pv }
 }
 
-func ClaimNote(key, value string) ClaimOption {
+func ClaimAnnotation(key, value string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, key, value) }
 }
 
-func ClaimFor(node string) ClaimOption { return ClaimNote(volume.AnnSelectedNode, node) }
+func ClaimSelectedNode(node string) ClaimOption { return ClaimAnnotation(volume.AnnSelectedNode, node) }
 
-func ClaimIn(namespace string) ClaimOption {
+func ClaimNamespace(namespace string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) { c.Namespace = namespace }
 }
 
@@ -666,7 +666,7 @@ func ClaimVersion(version string) ClaimOption {
 }
 
 // ClaimOf makes a pod the claim's owner.
-func ClaimOf(pod string) ClaimOption {
+func ClaimOwnedBy(pod string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) {
 		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod, UID: types.UID(pod), Controller: ptr.To(true)}}
 	}
@@ -674,7 +674,7 @@ func ClaimOf(pod string) ClaimOption {
 
 func ClaimLost(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost }
 
-func ClaimLeaving(c *corev1.PersistentVolumeClaim) {
+func ClaimTerminating(c *corev1.PersistentVolumeClaim) {
 	c.DeletionTimestamp = &metav1.Time{Time: time.Unix(1e9, 0)}
 }
 
@@ -715,21 +715,21 @@ func VolumeSize(size string) VolumeOption {
 	}
 }
 
-func VolumeNear(key string, values ...string) VolumeOption {
+func VolumeNodeAffinity(key string, values ...string) VolumeOption {
 	return func(v *corev1.PersistentVolume) {
 		v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{Expression(key, corev1.NodeSelectorOpIn, values...)}}}
 	}
 }
 
 // VolumeAt is of one node.
-func VolumeAt(node string) VolumeOption { return VolumeNear(corev1.LabelHostname, node) }
+func VolumeOnNode(node string) VolumeOption { return VolumeNodeAffinity(corev1.LabelHostname, node) }
 
 func VolumeLabel(key, value string) VolumeOption {
 	return func(v *corev1.PersistentVolume) { metav1.SetMetaDataLabel(&v.ObjectMeta, key, value) }
 }
 
 // VolumeOf is taken by a claim; without uid it is only kept for one of that name.
-func VolumeOf(namespace, claim string, uid types.UID) VolumeOption {
+func VolumeClaimRef(namespace, claim string, uid types.UID) VolumeOption {
 	return func(v *corev1.PersistentVolume) {
 		v.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: claim, UID: uid}
 	}
@@ -739,7 +739,7 @@ func VolumePhase(phase corev1.PersistentVolumePhase) VolumeOption {
 	return func(v *corev1.PersistentVolume) { v.Status.Phase = phase }
 }
 
-func VolumeLeaving(v *corev1.PersistentVolume) {
+func VolumeTerminating(v *corev1.PersistentVolume) {
 	v.DeletionTimestamp = &metav1.Time{Time: time.Unix(1e9, 0)}
 }
 
@@ -748,20 +748,20 @@ func VolumeVersion(version string) VolumeOption {
 }
 
 // LateClass waits for the first consumer; soonClass does not.
-func LateClass(name, provisioner string, allowed ...corev1.TopologySelectorTerm) *storagev1.StorageClass {
+func WaitForConsumerClass(name, provisioner string, allowed ...corev1.TopologySelectorTerm) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer), AllowedTopologies: allowed}
 }
 
-func SoonClass(name string) *storagev1.StorageClass {
+func ImmediateClass(name string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: CsiName, VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate)}
 }
 
-func ModelessClass(name string) *storagev1.StorageClass {
+func ClassWithoutBindingMode(name string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: CsiName}
 }
 
 // AllowedPlace is a term of allowed topologies, given keys and values separated by commas.
-func AllowedPlace(pairs ...string) (term corev1.TopologySelectorTerm) {
+func AllowedTopology(pairs ...string) (term corev1.TopologySelectorTerm) {
 	for i := 0; i < len(pairs); i += 2 {
 		term.MatchLabelExpressions = append(term.MatchLabelExpressions, corev1.TopologySelectorLabelRequirement{Key: pairs[i], Values: strings.Split(pairs[i+1], ",")})
 	}
@@ -789,7 +789,7 @@ func StorageCapacity(name, class, zone, capacity, largest string) *storagev1.CSI
 }
 
 // DriversOn tells of a node's drivers. A count below 0 is no limit.
-func DriversOn(node string, counts map[string]int32, moved ...string) *storagev1.CSINode {
+func CSINodeWithDrivers(node string, counts map[string]int32, moved ...string) *storagev1.CSINode {
 	n := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	if len(moved) > 0 {
 		n.Annotations = map[string]string{corev1.MigratedPluginsAnnotationKey: strings.Join(moved, ",")}
@@ -805,7 +805,7 @@ func DriversOn(node string, counts map[string]int32, moved ...string) *storagev1
 }
 
 // AttachedAs is an attachment of a volume to a node.
-func AttachedAs(name, node, driver, pv string) *storagev1.VolumeAttachment {
+func Attachment(name, node, driver, pv string) *storagev1.VolumeAttachment {
 	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node}}
 	if pv != "" {
 		a.Spec.Source.PersistentVolumeName = &pv
@@ -821,7 +821,7 @@ func InlineVolumeSource(source corev1.VolumeSource) PodOption {
 }
 
 // UsingOwn gives a pod a volume with a claim made for it: its name is that of the pod, a dash and that of the volume.
-func UsingOwn(name string) PodOption {
+func UsingEphemeralVolume(name string) PodOption {
 	return func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}}})
 	}
@@ -856,13 +856,13 @@ func BoundClaim(name, pv string) *corev1.PersistentVolumeClaim {
 }
 
 // FitNode has exactly what the text says, and room for 110 pods.
-func FitNode(name, allocatable string) *corev1.Node {
+func NodeWithAllocatable(name, allocatable string) *corev1.Node {
 	n := TestNode(name)
-	n.Status.Allocatable = FitList("pods=110 " + allocatable)
+	n.Status.Allocatable = ParseResources("pods=110 " + allocatable)
 	return n
 }
 
-func FitAssumed(p map[corev1.ResourceName]int64, name corev1.ResourceName, assume bool) int64 {
+func NonZeroRequest(p map[corev1.ResourceName]int64, name corev1.ResourceName, assume bool) int64 {
 	amount, named := p[name]
 	if !named && assume {
 		return map[corev1.ResourceName]int64{FitCPU: 100, FitMemory: 200 << 20}[name]
@@ -877,7 +877,7 @@ func ProfileWith(rule, arguments string) configv1.KubeSchedulerProfile {
 }
 
 // ClaimHolding is a claim that has some of a node's devices.
-func ClaimHolding(name, node string, devices ...string) *resourcev1.ResourceClaim {
+func AllocatedClaim(name, node string, devices ...string) *resourcev1.ResourceClaim {
 	claim := DeviceClaim(name, int64(len(devices)))
 	claim.Status.Allocation = &resourcev1.AllocationResult{}
 	for _, d := range devices {

@@ -62,8 +62,8 @@ func (w *RandomObjects) RandomPod() *corev1.Pod {
 	maybe(6, WithAntiAffinity(Pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), "color", Pick(w, "green", "blue")))
 	maybe(8, WithAffinity(Pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), "color", color))
 	maybe(8, WithPreferredAffinity(int32(1+w.Random.IntN(9)), corev1.LabelTopologyZone, "color", "red"))
-	maybe(6, Spread(Pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), int32(1+w.Random.IntN(2)), corev1.DoNotSchedule, "color", color))
-	maybe(6, Spread(Pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), 1, corev1.ScheduleAnyway, "color", color))
+	maybe(6, Spread(Pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), int32(1+w.Random.IntN(2)), corev1.DoNotSchedule, "color="+color))
+	maybe(6, Spread(Pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), 1, corev1.ScheduleAnyway, "color="+color))
 	maybe(12, RequiresNodes(Named("n1"), Named("n2")))
 	return TestPod(fmt.Sprint("pod-", w.made), options...)
 }

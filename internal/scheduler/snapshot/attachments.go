@@ -13,7 +13,7 @@ type AttachedVolume struct{ Driver, Handle string }
 
 // AttachableVolumes are the volumes a pod needs attached. Claims of pods that run already may be gone; those of a new pod must be there.
 // Volumes of built-in kinds count where drivers have moved in: on nodes that tell of their drivers.
-func (s *Snapshot) AttachableVolumes(pod *corev1.Pod, isNew, moved bool) (map[AttachedVolume]bool, error) {
+func (s *Snapshot) AttachableVolumes(pod *corev1.Pod, isNew, migrated bool) (map[AttachedVolume]bool, error) {
 	all := map[AttachedVolume]bool{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -23,7 +23,7 @@ func (s *Snapshot) AttachableVolumes(pod *corev1.Pod, isNew, moved bool) (map[At
 			name = v.PersistentVolumeClaim.ClaimName
 		case v.Ephemeral != nil:
 			name = ephemeral.VolumeClaimName(pod, v)
-		case moved && IsMigratedInline(v):
+		case migrated && IsMigratedInline(v):
 			a, err := MigratedInlineVolume(v, pod.Namespace)
 			if err != nil {
 				return nil, err
@@ -45,19 +45,19 @@ func (s *Snapshot) AttachableVolumes(pod *corev1.Pod, isNew, moved bool) (map[At
 				return nil, err
 			}
 		}
-		if a, ok := s.volumeOfClaim(claim, moved); ok {
+		if a, ok := s.volumeOfClaim(claim, migrated); ok {
 			all[a] = true
 		}
 	}
 	return all, nil
 }
 
-func (s *Snapshot) volumeOfClaim(claim *corev1.PersistentVolumeClaim, moved bool) (AttachedVolume, bool) {
+func (s *Snapshot) volumeOfClaim(claim *corev1.PersistentVolumeClaim, migrated bool) (AttachedVolume, bool) {
 	if pv := s.Volumes.Volume(claim.Spec.VolumeName); pv != nil {
 		switch {
 		case pv.Spec.CSI != nil:
 			return AttachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, pv.Spec.CSI.Driver != "" && pv.Spec.CSI.VolumeHandle != ""
-		case moved:
+		case migrated:
 			return MigratedVolume(pv)
 		}
 		return AttachedVolume{}, false
@@ -68,7 +68,7 @@ func (s *Snapshot) volumeOfClaim(claim *corev1.PersistentVolumeClaim, moved bool
 		return AttachedVolume{}, false
 	}
 	driver, counts := MigratedProvisioner(class.Provisioner)
-	if !counts || driver != class.Provisioner && !moved {
+	if !counts || driver != class.Provisioner && !migrated {
 		return AttachedVolume{}, false
 	}
 	return AttachedVolume{driver, "\x00" + ObjectKey(claim)}, true

@@ -9,10 +9,10 @@ const NoValue int32 = -1
 
 // LabelColumn holds one label of all nodes. Values are numbers, so that rules compare and count instead of hashing strings.
 type LabelColumn struct {
-	Key     string
-	Of      []int32 // by node: number of the value, or none
-	Values  []string
-	Numbers map[string]int32
+	Key          string
+	ValueOf      []int32 // by node: number of the value, or none
+	Values       []string
+	ValueNumbers map[string]int32
 	// Shared is set while a record holds of as well.
 	Shared bool
 }
@@ -20,29 +20,29 @@ type LabelColumn struct {
 // Share returns the column as it is now: it is copied before it changes.
 func (c *LabelColumn) Share() []int32 {
 	c.Shared = true
-	return c.Of
+	return c.ValueOf
 }
 
 func (c *LabelColumn) Set(node int32, value string, has bool) {
-	for int(node) >= len(c.Of) {
-		c.Of = append(c.Of, NoValue)
+	for int(node) >= len(c.ValueOf) {
+		c.ValueOf = append(c.ValueOf, NoValue)
 	}
 	n := NoValue
 	if has {
 		known := false
-		if n, known = c.Numbers[value]; !known {
+		if n, known = c.ValueNumbers[value]; !known {
 			n = int32(len(c.Values))
-			c.Numbers[value] = n
+			c.ValueNumbers[value] = n
 			c.Values = append(c.Values, value)
 		}
 	}
-	if c.Of[node] == n {
+	if c.ValueOf[node] == n {
 		return
 	}
 	if c.Shared {
-		c.Of, c.Shared = slices.Clone(c.Of), false
+		c.ValueOf, c.Shared = slices.Clone(c.ValueOf), false
 	}
-	c.Of[node] = n
+	c.ValueOf[node] = n
 }
 
 // LabelColumn returns the column of a label, filling it when it is asked for the first time.
@@ -50,10 +50,10 @@ func (s *Snapshot) LabelColumn(key string) *LabelColumn {
 	if c := s.LabelColumns[key]; c != nil {
 		return c
 	}
-	c := &LabelColumn{Key: key, Of: make([]int32, len(s.NodeInfos)), Numbers: map[string]int32{}}
+	c := &LabelColumn{Key: key, ValueOf: make([]int32, len(s.NodeInfos)), ValueNumbers: map[string]int32{}}
 	s.LabelColumns[key] = c
 	for i := range s.NodeInfos {
-		c.Of[i] = NoValue
+		c.ValueOf[i] = NoValue
 		if node := s.NodeInfos[i].Node; node != nil {
 			value, has := node.Labels[key]
 			c.Set(int32(i), value, has)

@@ -17,8 +17,8 @@ func valuesOf(s *Snapshot, c *LabelColumn) string {
 	var all []string
 	for i := range s.NodeInfos {
 		value := "-"
-		if c.Of[i] != NoValue {
-			value = c.Values[c.Of[i]]
+		if c.ValueOf[i] != NoValue {
+			value = c.Values[c.ValueOf[i]]
 		}
 		all = append(all, value)
 	}
@@ -48,7 +48,7 @@ func TestLabelColumn(t *testing.T) {
 		{"a value is used again", func() { s.SetNode(schedulertest.TestNode("e", schedulertest.NodeLabel("disk", "ssd"))) }, "- ssd  -"},
 	} {
 		step.do()
-		late := &LabelColumn{Key: "disk", Numbers: map[string]int32{}}
+		late := &LabelColumn{Key: "disk", ValueNumbers: map[string]int32{}}
 		for i := range s.NodeInfos {
 			value, has := "", false
 			if o := s.NodeInfos[i].Node; o != nil {
@@ -63,7 +63,7 @@ func TestLabelColumn(t *testing.T) {
 	if s.LabelColumn("disk") != early || s.LabelColumn("") == early {
 		t.Error("a label has one column")
 	}
-	if distinct := slices.Compact(slices.Sorted(slices.Values(early.Values))); len(distinct) != len(early.Values) || len(early.Numbers) != len(early.Values) {
+	if distinct := slices.Compact(slices.Sorted(slices.Values(early.Values))); len(distinct) != len(early.Values) || len(early.ValueNumbers) != len(early.Values) {
 		t.Errorf("values %v", early.Values)
 	}
 	// A column asked for late knows what an early one does.
@@ -139,14 +139,14 @@ func TestTolerance(t *testing.T) {
 			x := &TaintMatcher{Snapshot: s, Tolerations: test.tolerations}
 			for range 2 { // the second time from memory
 				refused := ""
-				answer := x.Of(s.NodeNumbers["n"])
+				answer := x.ResultFor(s.NodeNumbers["n"])
 				if answer.Untolerated != nil {
 					refused = answer.Untolerated.Key
 				}
 				if refused != test.refused || answer.PreferNoSchedule != test.disliked {
 					t.Errorf("refused by %q, %d disliked, want %q and %d", refused, answer.PreferNoSchedule, test.refused, test.disliked)
 				}
-				if plain := x.Of(s.NodeNumbers["plain"]); plain.Untolerated != nil || plain.PreferNoSchedule != 0 {
+				if plain := x.ResultFor(s.NodeNumbers["plain"]); plain.Untolerated != nil || plain.PreferNoSchedule != 0 {
 					t.Errorf("a node without taints: %+v", plain)
 				}
 			}

@@ -62,7 +62,7 @@ func grow(counts []int32, domain int32) []int32 {
 
 // PodsInDomain is the number of pods in a node's domain, and whether the node is in one.
 func PodsInDomain(pods []int32, column *LabelColumn, node int32) (int32, bool) {
-	domain := column.Of[node]
+	domain := column.ValueOf[node]
 	if domain == NoValue {
 		return 0, false
 	}
@@ -109,7 +109,7 @@ func (s *Snapshot) CounterFor(spec CounterSpec) *Counter {
 	for i := range s.NodeInfos {
 		c.addNode(s, int32(i))
 	}
-	for _, p := range s.podsOfTerms(&c.terms[0]) {
+	for _, p := range s.podsInNamespacesOf(&c.terms[0]) {
 		if c.matches(s, p.Info.Pod) {
 			p.counters = append(p.counters, c)
 			c.add(p.Node, 1)
@@ -119,7 +119,7 @@ func (s *Snapshot) CounterFor(spec CounterSpec) *Counter {
 }
 
 // podsOfTerms are the pods a term may speak of, by its namespaces.
-func (s *Snapshot) podsOfTerms(t *Term) []*PodEntry {
+func (s *Snapshot) podsInNamespacesOf(t *Term) []*PodEntry {
 	if t.allNamespaces() || len(t.namespaces) == 0 {
 		var all []*PodEntry
 		for _, pods := range s.podsByNamespace {
@@ -153,7 +153,7 @@ func (c *Counter) addNode(s *Snapshot, node int32) {
 }
 
 func (c *Counter) countDomain(s *Snapshot, node, delta int32) {
-	domain := c.Column.Of[node]
+	domain := c.Column.ValueOf[node]
 	if domain == NoValue || s.NodeInfos[node].Node == nil || c.eligible != nil && !c.eligibleNodes[node] {
 		return
 	}
@@ -163,7 +163,7 @@ func (c *Counter) countDomain(s *Snapshot, node, delta int32) {
 
 // add counts a pod in, or out, on a node.
 func (c *Counter) add(node, delta int32) {
-	domain := c.Column.Of[node]
+	domain := c.Column.ValueOf[node]
 	if c.eligible != nil && !c.eligibleNodes[node] {
 		return
 	}
@@ -236,17 +236,17 @@ func (s *Snapshot) countTerms(p *PodEntry, delta int32) {
 
 func (s *Snapshot) countTerm(node int32, kind termKind, t *Term, weight int64, delta int32) {
 	key := existingTermKey{Kind: kind, Weight: weight, term: t.key, topologyKey: t.TopologyKey}
-	h := s.ExistingTerms[key]
-	if h == nil {
-		h = &ExistingTerm{Key: key, Term: *t, Column: s.LabelColumn(t.TopologyKey)}
-		s.ExistingTerms[key] = h
-		s.ExistingTermIndex.add(&h.Term, h)
+	existing := s.ExistingTerms[key]
+	if existing == nil {
+		existing = &ExistingTerm{Key: key, Term: *t, Column: s.LabelColumn(t.TopologyKey)}
+		s.ExistingTerms[key] = existing
+		s.ExistingTermIndex.add(&existing.Term, existing)
 		s.TopologyVersion++
 	}
-	h.Total += int(delta)
-	if domain := h.Column.Of[node]; domain != NoValue {
-		h.Pods = grow(h.Pods, domain)
-		h.Pods[domain] += delta
+	existing.Total += int(delta)
+	if domain := existing.Column.ValueOf[node]; domain != NoValue {
+		existing.Pods = grow(existing.Pods, domain)
+		existing.Pods[domain] += delta
 	}
 }
 
@@ -256,10 +256,10 @@ func (s *Snapshot) DropUnusedTerms() {
 	if len(s.ExistingTerms) < s.MaxExistingTerms {
 		return
 	}
-	for key, h := range s.ExistingTerms {
-		if h.Total == 0 {
+	for key, existing := range s.ExistingTerms {
+		if existing.Total == 0 {
 			delete(s.ExistingTerms, key)
-			s.ExistingTermIndex.remove(&h.Term, func(other *ExistingTerm) bool { return other == h })
+			s.ExistingTermIndex.remove(&existing.Term, func(other *ExistingTerm) bool { return other == existing })
 		}
 	}
 	s.TopologyVersion++

@@ -17,7 +17,7 @@ import (
 // counterOf is a counter of one term about pods with a label, in the domains of a key.
 func counterOf(t testing.TB, s *Snapshot, key string, skipLeaving bool, eligibleKey string, eligible func(int32) bool) *Counter {
 	t.Helper()
-	return counterWith(s, []Term{termOfPod(t, "default", schedulertest.AboutPods(key, "app", "x"))}, s.LabelColumn(key), skipLeaving, eligibleKey, eligible)
+	return counterWith(s, []Term{termOfPod(t, "default", schedulertest.PodTerm(key, "app", "x"))}, s.LabelColumn(key), skipLeaving, eligibleKey, eligible)
 }
 
 // counted writes a counter out: "1=2 2=0 total 2"; domains without a node that counts are missing.
@@ -87,9 +87,9 @@ func TestCounterFollows(t *testing.T) {
 func TestCountersAreShared(t *testing.T) {
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1"), schedulertest.NodeLabel("rack", "r"))}, schedulertest.PodsOn("a", schedulertest.Labelled("app", "x"))...)
 	zones, racks := s.LabelColumn(corev1.LabelTopologyZone), s.LabelColumn("rack")
-	x, y := termOfPod(t, "default", schedulertest.AboutPods("zone", "app", "x")), termOfPod(t, "default", schedulertest.AboutPods("zone", "app", "y"))
-	otherKey := termOfPod(t, "default", schedulertest.AboutPods("host", "app", "x"))
-	others := termOfPod(t, "other", schedulertest.AboutPods("zone", "app", "x"))
+	x, y := termOfPod(t, "default", schedulertest.PodTerm("zone", "app", "x")), termOfPod(t, "default", schedulertest.PodTerm("zone", "app", "y"))
+	otherKey := termOfPod(t, "default", schedulertest.PodTerm("host", "app", "x"))
+	others := termOfPod(t, "other", schedulertest.PodTerm("zone", "app", "x"))
 	yes := func(int32) bool { return true }
 	first := counterWith(s, []Term{x}, zones, false, "", nil)
 	for _, test := range []struct {
@@ -127,7 +127,7 @@ func TestDropCounters(t *testing.T) {
 		s.SetPod(infoOf(t, schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("a"), schedulertest.Labelled("k", fmt.Sprint(i)))))
 	}
 	ask := func(i int) *Counter {
-		return counterWith(s, []Term{termOfPod(t, "default", schedulertest.AboutPods("z", "k", fmt.Sprint(i)))}, s.LabelColumn(corev1.LabelTopologyZone), false, "", nil)
+		return counterWith(s, []Term{termOfPod(t, "default", schedulertest.PodTerm("z", "k", fmt.Sprint(i)))}, s.LabelColumn(corev1.LabelTopologyZone), false, "", nil)
 	}
 	for i := range 6 {
 		ask(i)
@@ -167,7 +167,7 @@ func TestCountersAreBounded(t *testing.T) {
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1"))}, schedulertest.PodsOn("a", schedulertest.Labelled("app", "x"))...)
 	column := s.LabelColumn(corev1.LabelTopologyZone)
 	for i := range MaxCounters + 10 {
-		counterWith(s, []Term{termOfPod(t, "default", schedulertest.AboutPods("z", "k", fmt.Sprint(i)))}, column, false, "", nil)
+		counterWith(s, []Term{termOfPod(t, "default", schedulertest.PodTerm("z", "k", fmt.Sprint(i)))}, column, false, "", nil)
 		if len(s.Counters) > MaxCounters {
 			t.Fatalf("%d counts", len(s.Counters))
 		}
@@ -178,7 +178,7 @@ func TestCountersAreBounded(t *testing.T) {
 }
 
 func TestCountAtANode(t *testing.T) {
-	column := &LabelColumn{Of: []int32{0, 1, NoValue, 2}}
+	column := &LabelColumn{ValueOf: []int32{0, 1, NoValue, 2}}
 	for node, want := range map[int32]struct {
 		pods int32
 		has  bool
@@ -221,7 +221,7 @@ func held(s *Snapshot, kind termKind, column string) map[string]string {
 
 func TestHoldersFollow(t *testing.T) {
 	zoneKey := corev1.LabelTopologyZone
-	db := schedulertest.AboutPods(zoneKey, "app", "db")
+	db := schedulertest.PodTerm(zoneKey, "app", "db")
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2")), schedulertest.TestNode("c")})
 	const key = "default|!|app=db*0"
 	for _, step := range []struct {
@@ -232,33 +232,33 @@ func TestHoldersFollow(t *testing.T) {
 	}{
 		{"nobody", func() {}, RequiredAntiAffinityTerm, map[string]string{}},
 		{"two want none of them", func() {
-			for _, p := range schedulertest.PodsOn("a a", schedulertest.AwayTerm(db)) {
+			for _, p := range schedulertest.PodsOn("a a", schedulertest.RequiredAntiAffinity(db)) {
 				s.SetPod(infoOf(t, p))
 			}
 		}, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 2"}},
 		{"one wants them near", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("near", schedulertest.OnNode("b"), schedulertest.NearTerm(db))))
+			s.SetPod(infoOf(t, schedulertest.TestPod("near", schedulertest.OnNode("b"), schedulertest.RequiredAffinity(db))))
 		}, RequiredAffinityTerm, map[string]string{key: "2=1 total 1"}},
 		{"that is another matter", func() {}, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 2"}},
 		{"one likes them, by weight", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("likes", schedulertest.OnNode("b"), schedulertest.LikesTerm(3, db), schedulertest.LikesTerm(5, db))))
+			s.SetPod(infoOf(t, schedulertest.TestPod("likes", schedulertest.OnNode("b"), schedulertest.PreferredAffinity(3, db), schedulertest.PreferredAffinity(5, db))))
 		}, PreferredAffinityTerm, map[string]string{"default|!|app=db*3": "2=1 total 1", "default|!|app=db*5": "2=1 total 1"}},
 		{"one dislikes them", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("dislikes", schedulertest.OnNode("a"), schedulertest.DislikesTerm(3, db))))
+			s.SetPod(infoOf(t, schedulertest.TestPod("dislikes", schedulertest.OnNode("a"), schedulertest.PreferredAntiAffinity(3, db))))
 		}, PreferredAntiAffinityTerm, map[string]string{"default|!|app=db*3": "1=1 total 1"}},
 		{"one in no domain wants none of them", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("nowhere", schedulertest.OnNode("c"), schedulertest.AwayTerm(db))))
+			s.SetPod(infoOf(t, schedulertest.TestPod("nowhere", schedulertest.OnNode("c"), schedulertest.RequiredAntiAffinity(db))))
 		}, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 3"}},
 		{"its node joins", func() { s.SetNode(schedulertest.TestNode("c", schedulertest.Zone("3"))) }, RequiredAntiAffinityTerm, map[string]string{key: "1=2 3=1 total 3"}},
 		{"its node moves", func() { s.SetNode(schedulertest.TestNode("c", schedulertest.Zone("1"))) }, RequiredAntiAffinityTerm, map[string]string{key: "1=3 total 3"}},
 		{"its node is gone", func() { s.DeleteNode("c") }, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 3"}},
 		{"it is gone", func() { s.DeletePod("nowhere") }, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 2"}},
 		{"one with the term twice", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("twice", schedulertest.OnNode("b"), schedulertest.AwayTerm(db), schedulertest.AwayTerm(db))))
+			s.SetPod(infoOf(t, schedulertest.TestPod("twice", schedulertest.OnNode("b"), schedulertest.RequiredAntiAffinity(db), schedulertest.RequiredAntiAffinity(db))))
 		}, RequiredAntiAffinityTerm, map[string]string{key: "1=2 2=2 total 4"}},
 		{"it is gone, with both", func() { s.DeletePod("twice") }, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 2"}},
 		{"one is nominated: that is no place yet", func() {
-			p := schedulertest.TestPod("soon", schedulertest.AwayTerm(db))
+			p := schedulertest.TestPod("soon", schedulertest.RequiredAntiAffinity(db))
 			s.Nominate(infoOf(t, p), p.UID, "b")
 		}, RequiredAntiAffinityTerm, map[string]string{key: "1=2 total 2"}},
 		{"who likes them is gone", func() { s.DeletePod("likes") }, PreferredAffinityTerm, map[string]string{}},
@@ -276,8 +276,8 @@ func TestCountersEqualCounting(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 81))
 		s := NewSnapshot()
 		nodes, pods := map[string]*corev1.Node{}, map[string]*corev1.Pod{}
-		terms := []Term{termOfPod(t, "default", schedulertest.AboutPods("z", "app", "x")), termOfPod(t, "default", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{}))),
-			termOfPod(t, "default", schedulertest.AboutPods("z", "app", "x", schedulertest.OfNamespaces("default", "other"))), termOfPod(t, "default", schedulertest.AboutPods("z", "", "", schedulertest.OfNamespacesLike(&metav1.LabelSelector{}), schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpExists))))}
+		terms := []Term{termOfPod(t, "default", schedulertest.PodTerm("z", "app", "x")), termOfPod(t, "default", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{}))),
+			termOfPod(t, "default", schedulertest.PodTerm("z", "app", "x", schedulertest.OfNamespaces("default", "other"))), termOfPod(t, "default", schedulertest.PodTerm("z", "", "", schedulertest.OfNamespacesLike(&metav1.LabelSelector{}), schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpExists))))}
 		ssd := func(node int32) bool { return s.NodeInfos[node].Node.Labels["disk"] == "ssd" }
 		for step := range 250 {
 			name := fmt.Sprint("n", r.IntN(6))

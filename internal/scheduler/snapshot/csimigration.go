@@ -53,7 +53,7 @@ func MigratedInlineVolume(v *corev1.Volume, namespace string) (AttachedVolume, e
 }
 
 // MigratedProvisioner is the driver that makes volumes in place of a built-in provisioner. A kind whose move does not count has none.
-func MigratedProvisioner(provisioner string) (driver string, counts bool) {
+func MigratedProvisioner(provisioner string) (driver string, supported bool) {
 	if !translation.IsMigratableIntreePluginByName(provisioner) {
 		return provisioner, true
 	}

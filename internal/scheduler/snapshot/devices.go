@@ -79,8 +79,8 @@ func (d *DeviceObjects) DeleteObject(object metav1.Object) {
 }
 
 // isOlder reports whether an object the API server told of is older than what it answered to a write.
-func isOlder(told, answered metav1.Object) bool {
-	return told.GetResourceVersion() != answered.GetResourceVersion() && !IsNewer(told, answered)
+func isOlder(observed, written metav1.Object) bool {
+	return observed.GetResourceVersion() != written.GetResourceVersion() && !IsNewer(observed, written)
 }
 
 // Claim is a claim as the API server has it, so far as we know.
@@ -237,8 +237,8 @@ type ClaimAllocation struct {
 }
 
 // AssumeAllocations decides allocations: from now on the devices are taken.
-func (d *DeviceObjects) AssumeAllocations(grants []ClaimAllocation) {
-	for _, g := range grants {
+func (d *DeviceObjects) AssumeAllocations(allocations []ClaimAllocation) {
+	for _, g := range allocations {
 		if g.Allocation == nil {
 			continue
 		}
@@ -249,19 +249,19 @@ func (d *DeviceObjects) AssumeAllocations(grants []ClaimAllocation) {
 }
 
 // AllocationWritten notes that the API server has a grant. The claim is under its own name now, which it may have been given only then.
-func (d *DeviceObjects) AllocationWritten(g *ClaimAllocation, answer *resourcev1.ResourceClaim) {
+func (d *DeviceObjects) AllocationWritten(g *ClaimAllocation, written *resourcev1.ResourceClaim) {
 	if d.AllocationPending(ObjectKey(g.Claim)) {
 		delete(d.Assumed, ObjectKey(g.Claim))
 	}
-	if told := d.Claims[ObjectKey(answer)]; told == nil && g.Extended != nil || told != nil && isOlder(told, answer) {
-		d.Assumed[ObjectKey(answer)] = &assumedClaim{claim: answer, written: true}
+	if observed := d.Claims[ObjectKey(written)]; observed == nil && g.Extended != nil || observed != nil && isOlder(observed, written) {
+		d.Assumed[ObjectKey(written)] = &assumedClaim{claim: written, written: true}
 	}
-	g.Claim = answer
+	g.Claim = written
 }
 
 // RevertAllocations takes back what assume decided and nobody has written.
-func (d *DeviceObjects) RevertAllocations(grants []ClaimAllocation) {
-	for _, g := range grants {
+func (d *DeviceObjects) RevertAllocations(allocations []ClaimAllocation) {
+	for _, g := range allocations {
 		if g.Allocation != nil && d.AllocationPending(ObjectKey(g.Claim)) {
 			delete(d.Assumed, ObjectKey(g.Claim))
 		}
@@ -289,7 +289,7 @@ func (d *DeviceObjects) ClassFor(name corev1.ResourceName) (found *resourcev1.De
 }
 
 // HaveClassFor reports whether classes stand for something a pod asks.
-func (d *DeviceObjects) HaveClassFor(amounts []Amount) bool {
+func (d *DeviceObjects) HasClassFor(amounts []Amount) bool {
 	return slices.ContainsFunc(amounts, func(a Amount) bool { return a.Value > 0 && d.ClassFor(a.Resource) != nil })
 }
 
@@ -308,7 +308,7 @@ func IsExtendedResourceClaim(claim *resourcev1.ResourceClaim) bool {
 }
 
 // DeviceCount is how many devices there are, and how many of them are taken.
-type DeviceCount struct{ All, Taken int64 }
+type DeviceCount struct{ Total, Allocated int64 }
 
 // CountDevices tells how many devices of a class nodes have, for scores that look at resources the class stands for.
 func (s *Snapshot) CountDevices(class *resourcev1.DeviceClass) func(node int32) DeviceCount {
@@ -325,9 +325,9 @@ func (s *Snapshot) CountDevices(class *resourcev1.DeviceClass) func(node int32) 
 			if !s.Devices.Matches(class, slice.Spec.Driver, device) {
 				continue
 			}
-			one := DeviceCount{All: 1}
+			one := DeviceCount{Total: 1}
 			if structured.IsDeviceAllocated(structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, device.Name), &state) {
-				one.Taken = 1
+				one.Allocated = 1
 			}
 			name, selector := slice.Spec.NodeName, slice.Spec.NodeSelector
 			if ptr.Deref(slice.Spec.PerDeviceNodeSelection, false) {
@@ -336,7 +336,7 @@ func (s *Snapshot) CountDevices(class *resourcev1.DeviceClass) func(node int32) 
 			switch {
 			case ptr.Deref(name, "") != "":
 				sum := byName[*name]
-				byName[*name] = DeviceCount{sum.All + one.All, sum.Taken + one.Taken}
+				byName[*name] = DeviceCount{sum.Total + one.Total, sum.Allocated + one.Allocated}
 			case selector != nil:
 				groups = append(groups, group{where: s.NodeSelection(nil, selector), count: one})
 			default:
@@ -348,7 +348,7 @@ func (s *Snapshot) CountDevices(class *resourcev1.DeviceClass) func(node int32) 
 		sum := byName[s.NodeInfos[node].Name]
 		for _, g := range groups {
 			if g.where == nil || g.where.Matches(node) {
-				sum = DeviceCount{sum.All + g.count.All, sum.Taken + g.count.Taken}
+				sum = DeviceCount{sum.Total + g.count.Total, sum.Allocated + g.count.Allocated}
 			}
 		}
 		return sum
@@ -377,7 +377,7 @@ func (d *DeviceObjects) Matches(class *resourcev1.DeviceClass, driver string, de
 
 // WantsDevices reports whether a pod claims devices, or asks for resources that device classes stand for.
 func (s *Snapshot) WantsDevices(p *PodInfo) bool {
-	return len(p.Pod.Spec.ResourceClaims) > 0 || s.Devices.HaveClassFor(p.Request.Extended)
+	return len(p.Pod.Spec.ResourceClaims) > 0 || s.Devices.HasClassFor(p.Request.Extended)
 }
 
 // ExtendedClaim is a claim that stands for extended resources, and which of its requests each container uses.

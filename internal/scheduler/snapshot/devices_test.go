@@ -42,14 +42,14 @@ func TestTakenDevices(t *testing.T) {
 	}{
 		{"nothing", nil, "", "", ""},
 		{"a claim without devices", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))}, "", "", ""},
-		{"a device", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"))}, "example.com/a/device-0", "", ""},
-		{"devices of two claims", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), schedulertest.Holds("r", "a", "device-1")), schedulertest.DevicesClaim("y", schedulertest.Holds("r", "b", "device-0"))}, "example.com/a/device-0 example.com/a/device-1 example.com/b/device-0", "", ""},
-		{"a device that is watched", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), watching(true))}, "", "", ""},
-		{"a device that is not watched", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), watching(false))}, "example.com/a/device-0", "", ""},
-		{"a share", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), share("s1", "2Gi"))}, "", "example.com/a/device-0/s1", "2Gi"},
-		{"two shares", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), share("s1", "2Gi")), schedulertest.DevicesClaim("y", schedulertest.Holds("r", "a", "device-0"), share("s2", "3Gi"))}, "", "example.com/a/device-0/s1 example.com/a/device-0/s2", "5Gi"},
-		{"a share of nothing", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), share("s1", ""))}, "", "example.com/a/device-0/s1", ""},
-		{"a share that is watched", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), share("s1", "2Gi"), watching(true))}, "", "", ""},
+		{"a device", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"))}, "example.com/a/device-0", "", ""},
+		{"devices of two claims", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedDevice("r", "a", "device-1")), schedulertest.DevicesClaim("y", schedulertest.AllocatedDevice("r", "b", "device-0"))}, "example.com/a/device-0 example.com/a/device-1 example.com/b/device-0", "", ""},
+		{"a device that is watched", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), watching(true))}, "", "", ""},
+		{"a device that is not watched", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), watching(false))}, "example.com/a/device-0", "", ""},
+		{"a share", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), share("s1", "2Gi"))}, "", "example.com/a/device-0/s1", "2Gi"},
+		{"two shares", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), share("s1", "2Gi")), schedulertest.DevicesClaim("y", schedulertest.AllocatedDevice("r", "a", "device-0"), share("s2", "3Gi"))}, "", "example.com/a/device-0/s1 example.com/a/device-0/s2", "5Gi"},
+		{"a share of nothing", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), share("s1", ""))}, "", "example.com/a/device-0/s1", ""},
+		{"a share that is watched", []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x", schedulertest.AllocatedDevice("r", "a", "device-0"), share("s1", "2Gi"), watching(true))}, "", "", ""},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			d := NewDeviceObjects()
@@ -174,7 +174,7 @@ func TestClassLister(t *testing.T) {
 // Claims of a pod, in the order it names them.
 func TestResourceClaimsOf(t *testing.T) {
 	d := NewDeviceObjects()
-	for _, c := range []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x"), schedulertest.DevicesClaim("y"), schedulertest.DevicesClaim("p-d", schedulertest.OwnedBy("p")), schedulertest.DevicesClaim("leaving", schedulertest.LeavingDevices), schedulertest.DevicesClaim("q-d", schedulertest.OwnedBy("q"))} {
+	for _, c := range []*resourcev1.ResourceClaim{schedulertest.DevicesClaim("x"), schedulertest.DevicesClaim("y"), schedulertest.DevicesClaim("p-d", schedulertest.OwnedBy("p")), schedulertest.DevicesClaim("leaving", schedulertest.ClaimBeingDeleted), schedulertest.DevicesClaim("q-d", schedulertest.OwnedBy("q"))} {
 		d.SetObject(c)
 	}
 	for _, test := range []struct {
@@ -184,15 +184,15 @@ func TestResourceClaimsOf(t *testing.T) {
 		fail string
 	}{
 		{"none", schedulertest.TestPod("p"), "", ""},
-		{"in order", schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.ClaimingMade("d", "p-d"), schedulertest.Claiming("x")), "y p-d x", ""},
-		{"one that is not needed", schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "-"), schedulertest.Claiming("x")), "x", ""},
+		{"in order", schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.ClaimFromTemplate("d", "p-d"), schedulertest.Claiming("x")), "y p-d x", ""},
+		{"one that is not needed", schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "-"), schedulertest.Claiming("x")), "x", ""},
 		{"one twice", schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("x")), "x x", ""},
 		{"another pod's, by name", schedulertest.TestPod("p", schedulertest.Claiming("q-d")), "q-d", ""},
-		{"another pod's, as its own", schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "q-d")), "", "ResourceClaim default/q-d was not created for Pod default/p (Pod is not owner)"},
+		{"another pod's, as its own", schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "q-d")), "", "ResourceClaim default/q-d was not created for Pod default/p (Pod is not owner)"},
 		{"on its way out", schedulertest.TestPod("p", schedulertest.Claiming("leaving")), "", `resourceclaim "leaving" is being deleted`},
 		{"missing", schedulertest.TestPod("p", schedulertest.Claiming("z")), "", `could not find ResourceClaim "default/z"`},
 		{"elsewhere", schedulertest.TestPod("p", schedulertest.Namespace("other"), schedulertest.Claiming("x")), "", `could not find ResourceClaim "other/x"`},
-		{"not made yet", schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), "", `pod "default/p": ResourceClaim not created yet`},
+		{"not made yet", schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), "", `pod "default/p": ResourceClaim not created yet`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			claims, err := d.PodResourceClaims(test.pod)
@@ -219,7 +219,7 @@ func TestAssumptionsAreAsTheModelSays(t *testing.T) {
 			c := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
 			c.ResourceVersion = strconv.Itoa(v)
 			if device := m.devices[v]; device != "" {
-				schedulertest.Holds("r", "a", device)(c)
+				schedulertest.AllocatedDevice("r", "a", device)(c)
 			}
 			return c
 		}
@@ -232,7 +232,7 @@ func TestAssumptionsAreAsTheModelSays(t *testing.T) {
 				if m.pending || m.answered > 0 && m.devices[m.answered] != "" || m.answered == 0 && m.devices[m.told] != "" {
 					continue
 				}
-				grant = &ClaimAllocation{Claim: d.Claim("default/x"), Allocation: schedulertest.ClaimHolding("x", "a", fmt.Sprint("device-", step)).Status.Allocation}
+				grant = &ClaimAllocation{Claim: d.Claim("default/x"), Allocation: schedulertest.AllocatedClaim("x", "a", fmt.Sprint("device-", step)).Status.Allocation}
 				d.AssumeAllocations([]ClaimAllocation{*grant})
 				m.pending = true
 				log = append(log, "decide")
@@ -295,7 +295,7 @@ func TestAssumedClaims(t *testing.T) {
 		return claim
 	}
 	held := func(v string) *resourcev1.ResourceClaim {
-		return version(schedulertest.ClaimHolding("c", "a", "device-0"), v)
+		return version(schedulertest.AllocatedClaim("c", "a", "device-0"), v)
 	}
 	for _, test := range []struct {
 		what    string

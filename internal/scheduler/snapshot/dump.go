@@ -16,7 +16,7 @@ func (s *Snapshot) Dump() string {
 		if nd.Name != name {
 			add("node %s has number %d, which is %s", name, n, nd.Name)
 		}
-		var pods, coming, ports []string
+		var pods, nominated, ports []string
 		for i, p := range nd.Pods {
 			pods = append(pods, fmt.Sprint(p.Info.Pod.UID, p.Assumed))
 			if p.nodeIndex != i || p.Node != n || s.PodEntries[p.Info.Pod.UID] != p {
@@ -24,7 +24,7 @@ func (s *Snapshot) Dump() string {
 			}
 		}
 		for _, p := range s.NominatedPods[n] {
-			coming = append(coming, string(p.Info.Pod.UID))
+			nominated = append(nominated, string(p.Info.Pod.UID))
 			if s.Nominations[p.Info.Pod.UID] != p {
 				add("nominated pod %s is lost", p.Info.Pod.UID)
 			}
@@ -33,7 +33,7 @@ func (s *Snapshot) Dump() string {
 			ports = append(ports, fmt.Sprint(p))
 		}
 		slices.Sort(pods)
-		slices.Sort(coming)
+		slices.Sort(nominated)
 		slices.Sort(ports)
 		var resources []string
 		named := map[int]string{ResourceCPU: "cpu", ResourceMemory: "memory", ResourceEphemeralStorage: "storage", 3: "pods"}
@@ -48,15 +48,15 @@ func (s *Snapshot) Dump() string {
 		slices.Sort(resources)
 		var set []string
 		for key, c := range s.LabelColumns {
-			if c.Of[n] != NoValue {
-				set = append(set, key+"="+c.Values[c.Of[n]])
+			if c.ValueOf[n] != NoValue {
+				set = append(set, key+"="+c.Values[c.ValueOf[n]])
 			}
 		}
 		slices.Sort(set)
 		add("node %s exists=%v closed=%v taints=%v %v assumed=%d,%d labels=%v pods=%v coming=%v ports=%v images=%v", name, s.Exists[n] && nd.Node != nil, s.Unschedulable[n],
-			s.TaintSets[s.NodeTaintSets[n]].Taints, resources, s.NonZeroRequested[ResourceCPU][n], s.NonZeroRequested[ResourceMemory][n], set, pods, coming, ports, nd.Images)
-		if s.HostColumn.Of[n] != n {
-			add("node %s is in domain %d of its own", name, s.HostColumn.Of[n])
+			s.TaintSets[s.NodeTaintSets[n]].Taints, resources, s.NonZeroRequested[ResourceCPU][n], s.NonZeroRequested[ResourceMemory][n], set, pods, nominated, ports, nd.Images)
+		if s.HostColumn.ValueOf[n] != n {
+			add("node %s is in domain %d of its own", name, s.HostColumn.ValueOf[n])
 		}
 	}
 	for namespace, pods := range s.podsByNamespace {
@@ -86,16 +86,16 @@ func (s *Snapshot) Dump() string {
 		}
 		add("counter %q has %d in all", c.key, c.Total)
 	}
-	for key, h := range s.ExistingTerms {
-		if h.Total == 0 {
+	for key, existing := range s.ExistingTerms {
+		if existing.Total == 0 {
 			continue // it may stay for a while
 		}
-		for domain, n := range h.Pods {
+		for domain, n := range existing.Pods {
 			if n != 0 {
-				add("holder %v has %d in %s", key, n, s.domainName(h.Column, int32(domain)))
+				add("holder %v has %d in %s", key, n, s.domainName(existing.Column, int32(domain)))
 			}
 		}
-		add("holder %v has %d in all", key, h.Total)
+		add("holder %v has %d in all", key, existing.Total)
 	}
 	add("%d nodes, %d pods, %d nominated", s.NodeCount, len(s.PodEntries), len(s.Nominations))
 	slices.Sort(lines)

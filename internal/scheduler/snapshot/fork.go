@@ -63,7 +63,7 @@ func (f *Fork) Snapshot() *Snapshot {
 	c.Counters, c.counterIndex = map[string]*Counter{}, newTermIndex[*Counter]()
 	c.ExistingTerms, c.ExistingTermIndex = map[existingTermKey]*ExistingTerm{}, newTermIndex[*ExistingTerm]()
 	for n := range c.NodeInfos {
-		c.HostColumn.Of = append(c.HostColumn.Of, int32(n))
+		c.HostColumn.ValueOf = append(c.HostColumn.ValueOf, int32(n))
 		if name := c.NodeInfos[n].Name; name != "" {
 			c.NodeNumbers[name] = int32(n)
 		}
@@ -96,7 +96,7 @@ func cloneColumns(columns [][]int64) [][]int64 {
 }
 
 func (o *ownerSelectors) clone() ownerSelectors {
-	c := ownerSelectors{services: make(map[string]map[string]map[string]string, len(o.services)), sets: maps.Clone(o.sets), Controllers: maps.Clone(o.Controllers)}
+	c := ownerSelectors{services: make(map[string]map[string]map[string]string, len(o.services)), replicationControllers: maps.Clone(o.replicationControllers), Controllers: maps.Clone(o.Controllers)}
 	for namespace, services := range o.services {
 		c.services[namespace] = maps.Clone(services)
 	}
@@ -106,7 +106,7 @@ func (o *ownerSelectors) clone() ownerSelectors {
 func (v *volumeObjects) clone() volumeObjects {
 	c := volumeObjects{
 		Claims: maps.Clone(v.Claims), Volumes: maps.Clone(v.Volumes), Classes: maps.Clone(v.Classes), Drivers: maps.Clone(v.Drivers),
-		capacities: maps.Clone(v.capacities), attachments: maps.Clone(v.attachments), AssumedClaim: maps.Clone(v.AssumedClaim), AssumedPV: maps.Clone(v.AssumedPV),
+		capacities: maps.Clone(v.capacities), attachments: maps.Clone(v.attachments), AssumedClaims: maps.Clone(v.AssumedClaims), AssumedVolumes: maps.Clone(v.AssumedVolumes),
 		attachedTo: maps.Clone(v.attachedTo),
 	}
 	for node, attachments := range c.attachedTo {

@@ -33,7 +33,7 @@ func (s *Snapshot) setImages(n *NodeInfo, images []corev1.ContainerImage) {
 		}
 	}
 	for name := range n.Images {
-		if _, keeps := names[name]; keeps {
+		if _, kept := names[name]; kept {
 			continue
 		}
 		held := s.Images[name]

@@ -29,10 +29,10 @@ type SelectionTerm struct {
 
 // Requirement is a demand on one label. What a value means to it is found out once for each value.
 type Requirement struct {
-	Column   *LabelColumn
-	Operator corev1.NodeSelectorOperator
-	Values   []string
-	wanted   []bool // by value: whether it is wanted
+	Column         *LabelColumn
+	Operator       corev1.NodeSelectorOperator
+	Values         []string
+	matchesByValue []bool // by value: whether it is wanted
 }
 
 // fieldRequirement is a demand on one field. The name is the only field nodes have here; all others are empty.
@@ -128,18 +128,18 @@ func (r *fieldRequirement) Matches(s *Snapshot, node int32) bool {
 }
 
 func (r *Requirement) Matches(node int32) bool {
-	value := r.Column.Of[node]
+	value := r.Column.ValueOf[node]
 	if value == NoValue {
 		return r.Operator == corev1.NodeSelectorOpNotIn || r.Operator == corev1.NodeSelectorOpDoesNotExist
 	}
-	for int(value) >= len(r.wanted) {
-		r.wanted = append(r.wanted, r.Wants(r.Column.Values[len(r.wanted)]))
+	for int(value) >= len(r.matchesByValue) {
+		r.matchesByValue = append(r.matchesByValue, r.MatchesValue(r.Column.Values[len(r.matchesByValue)]))
 	}
-	return r.wanted[value]
+	return r.matchesByValue[value]
 }
 
 // Wants reports whether a node with the label's value is meant.
-func (r *Requirement) Wants(value string) bool {
+func (r *Requirement) MatchesValue(value string) bool {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn:
 		return slices.Contains(r.Values, value)

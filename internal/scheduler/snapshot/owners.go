@@ -9,8 +9,8 @@ import (
 
 // ownerSelectors knows which pods belong together: those of one service, and those of one controller.
 type ownerSelectors struct {
-	services map[string]map[string]map[string]string // by namespace, name: the selector
-	sets     map[OwnerKey]labels.Set                 // of replication controllers
+	services               map[string]map[string]map[string]string // by namespace, name: the selector
+	replicationControllers map[OwnerKey]labels.Set                 // of replication controllers
 	// Controllers are those with a selector of several kinds of demands.
 	Controllers map[OwnerKey]labels.Selector
 }
@@ -18,20 +18,20 @@ type ownerSelectors struct {
 type OwnerKey struct{ APIVersion, Kind, Namespace, Name string }
 
 func newOwnerSelectors() ownerSelectors {
-	return ownerSelectors{services: map[string]map[string]map[string]string{}, sets: map[OwnerKey]labels.Set{}, Controllers: map[OwnerKey]labels.Selector{}}
+	return ownerSelectors{services: map[string]map[string]map[string]string{}, replicationControllers: map[OwnerKey]labels.Set{}, Controllers: map[OwnerKey]labels.Selector{}}
 }
 
 // SetService takes over the selector of a service.
 func (s *Snapshot) SetService(service *corev1.Service) {
-	space := s.Owners.services[service.Namespace]
-	if space == nil {
-		space = map[string]map[string]string{}
-		s.Owners.services[service.Namespace] = space
+	inNamespace := s.Owners.services[service.Namespace]
+	if inNamespace == nil {
+		inNamespace = map[string]map[string]string{}
+		s.Owners.services[service.Namespace] = inNamespace
 	}
-	if old, known := space[service.Name]; !known || !SameLabels(old, service.Spec.Selector) {
+	if old, known := inNamespace[service.Name]; !known || !SameLabels(old, service.Spec.Selector) {
 		s.TopologyVersion++
 	}
-	space[service.Name] = service.Spec.Selector
+	inNamespace[service.Name] = service.Spec.Selector
 }
 
 // DeleteService forgets a service.
@@ -43,10 +43,10 @@ func (s *Snapshot) DeleteService(namespace, name string) {
 // SetReplicationController takes over the selector of a replication controller.
 func (s *Snapshot) SetReplicationController(rc *corev1.ReplicationController) {
 	key := OwnerKey{"v1", "ReplicationController", rc.Namespace, rc.Name}
-	if old, known := s.Owners.sets[key]; !known || !SameLabels(old, rc.Spec.Selector) {
+	if old, known := s.Owners.replicationControllers[key]; !known || !SameLabels(old, rc.Spec.Selector) {
 		s.TopologyVersion++
 	}
-	s.Owners.sets[key] = rc.Spec.Selector
+	s.Owners.replicationControllers[key] = rc.Spec.Selector
 }
 
 // SetReplicaSet takes over the selector of a replica set.
@@ -81,7 +81,7 @@ func (s *Snapshot) DeleteController(apiVersion, kind, namespace, name string) {
 }
 
 func (s *Snapshot) DeleteOwner(key OwnerKey) {
-	delete(s.Owners.sets, key)
+	delete(s.Owners.replicationControllers, key)
 	delete(s.Owners.Controllers, key)
 	s.TopologyVersion++
 }
@@ -100,7 +100,7 @@ func (s *Snapshot) OwnerSelector(pod *corev1.Pod) labels.Selector {
 	}
 	key := OwnerKey{owner.APIVersion, owner.Kind, pod.Namespace, owner.Name}
 	// A replication controller has the last word on a label that services name too; other controllers add to what services demand.
-	selector := labels.Merge(set, s.Owners.sets[key]).AsSelector()
+	selector := labels.Merge(set, s.Owners.replicationControllers[key]).AsSelector()
 	if own := s.Owners.Controllers[key]; own != nil {
 		if requirements, selectable := own.Requirements(); selectable {
 			selector = selector.Add(requirements...)

@@ -163,7 +163,7 @@ func TestOwnerSelectorEqualsModel(t *testing.T) {
 	const seed = 71
 	r := rand.New(rand.NewPCG(seed, 1))
 	keys := []string{"a", "b", "c"}
-	alone := 0
+	ownerless := 0
 	for round := range 800 {
 		s := NewSnapshot()
 		pod := schedulertest.TestPod("p", func(p *corev1.Pod) { p.Labels = schedulertest.RandomLabels(r, keys, "1", "2") })
@@ -202,7 +202,7 @@ func TestOwnerSelectorEqualsModel(t *testing.T) {
 			t.Fatalf("seed %d, round %d: selects %q, want %v", seed, round, selector, demands)
 		}
 		if selector.Empty() {
-			alone++
+			ownerless++
 		}
 		for range 5 {
 			other := schedulertest.RandomLabels(r, keys, "1", "2", "3")
@@ -217,7 +217,7 @@ func TestOwnerSelectorEqualsModel(t *testing.T) {
 			}
 		}
 	}
-	if alone < 20 || alone > 700 {
-		t.Errorf("%d of 800 pods are alone: too one-sided to tell anything", alone)
+	if ownerless < 20 || ownerless > 700 {
+		t.Errorf("%d of 800 pods have no owner: too one-sided to tell anything", ownerless)
 	}
 }

@@ -123,9 +123,9 @@ func PodRequests(pod *corev1.Pod, running bool) Request {
 		return r
 	}
 	options := resourcehelper.PodResourcesOptions{UseStatusResources: running, InPlacePodLevelResourcesVerticalScalingEnabled: running}
-	asked := resourcehelper.PodRequests(pod, options)
+	requested := resourcehelper.PodRequests(pod, options)
 	var r Request
-	for name, quantity := range asked {
+	for name, quantity := range requested {
 		switch {
 		case name == corev1.ResourceCPU:
 			r.MilliCPU = quantity.MilliValue()
@@ -133,23 +133,23 @@ func PodRequests(pod *corev1.Pod, running bool) Request {
 			r.Memory = quantity.Value()
 		case name == corev1.ResourceEphemeralStorage:
 			r.Storage = quantity.Value()
-		case countable(name):
+		case isScalarResource(name):
 			r.Extended = append(r.Extended, Amount{name, quantity.Value()})
 		}
 	}
 	slices.SortFunc(r.Extended, func(a, b Amount) int { return strings.Compare(string(a.Resource), string(b.Resource)) })
 	// A pod that states its request as a whole is not given what its containers leave out.
 	missing := corev1.ResourceList{}
-	whole := resourcehelper.IsPodLevelRequestsSet(pod)
-	if _, has := asked[corev1.ResourceCPU]; !has || !whole {
+	podLevel := resourcehelper.IsPodLevelRequestsSet(pod)
+	if _, has := requested[corev1.ResourceCPU]; !has || !podLevel {
 		missing[corev1.ResourceCPU] = *resource.NewMilliQuantity(defaultMilliCPU, resource.DecimalSI)
 	}
-	if _, has := asked[corev1.ResourceMemory]; !has || !whole {
+	if _, has := requested[corev1.ResourceMemory]; !has || !podLevel {
 		missing[corev1.ResourceMemory] = *resource.NewQuantity(defaultMemory, resource.DecimalSI)
 	}
 	options.NonMissingContainerRequests = missing
-	assumed := resourcehelper.PodRequests(pod, options)
-	r.NonZeroMilliCPU, r.NonZeroMemory = assumed.Cpu().MilliValue(), assumed.Memory().Value()
+	nonZero := resourcehelper.PodRequests(pod, options)
+	r.NonZeroMilliCPU, r.NonZeroMemory = nonZero.Cpu().MilliValue(), nonZero.Memory().Value()
 	return r
 }
 
@@ -159,7 +159,7 @@ func PlainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 	if len(spec.InitContainers) > 0 || spec.Overhead != nil || spec.Resources != nil {
 		return r, false
 	}
-	if running && resized(pod) {
+	if running && hasResizeStatus(pod) {
 		return r, false
 	}
 	for i := range spec.Containers {
@@ -187,7 +187,7 @@ func PlainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 }
 
 // resized reports whether a pod's status has a say in what it takes up.
-func resized(pod *corev1.Pod) bool {
+func hasResizeStatus(pod *corev1.Pod) bool {
 	for i := range pod.Status.ContainerStatuses {
 		if c := &pod.Status.ContainerStatuses[i]; c.Resources != nil || c.AllocatedResources != nil {
 			return true
@@ -198,14 +198,14 @@ func resized(pod *corev1.Pod) bool {
 
 // countable reports whether a resource beyond the well-known ones is counted on nodes: extended resources, huge pages, those
 // with a prefix of Kubernetes, attachable volumes.
-func countable(name corev1.ResourceName) bool {
+func isScalarResource(name corev1.ResourceName) bool {
 	s := string(name)
 	return strings.HasPrefix(s, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(s, corev1.ResourceAttachableVolumesPrefix) ||
-		strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || Extended(name)
+		strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || IsExtendedResource(name)
 }
 
 // Extended reports whether the resource belongs to neither Kubernetes nor quota's own names.
-func Extended(name corev1.ResourceName) bool {
+func IsExtendedResource(name corev1.ResourceName) bool {
 	s := string(name)
 	if !strings.Contains(s, "/") || strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || strings.HasPrefix(s, corev1.DefaultResourceRequestsPrefix) {
 		return false

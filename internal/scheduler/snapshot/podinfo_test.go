@@ -19,10 +19,10 @@ func podStatus(container, allocated, has string) schedulertest.PodOption {
 	return func(p *corev1.Pod) {
 		c := corev1.ContainerStatus{Name: container}
 		if allocated != "" {
-			c.AllocatedResources = schedulertest.FitList(allocated + " memory=0")
+			c.AllocatedResources = schedulertest.ParseResources(allocated + " memory=0")
 		}
 		if has != "" {
-			c.Resources = &corev1.ResourceRequirements{Requests: schedulertest.FitList(has + " memory=0")}
+			c.Resources = &corev1.ResourceRequirements{Requests: schedulertest.ParseResources(has + " memory=0")}
 		}
 		if container[0] == 'c' {
 			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, c)
@@ -42,9 +42,9 @@ func podResize(reason string) schedulertest.PodOption {
 // podWholeStatus is what a pod as a whole was given, and what it has.
 func podWholeStatus(allocated, has string) schedulertest.PodOption {
 	return func(p *corev1.Pod) {
-		p.Status.AllocatedResources = schedulertest.FitList(allocated)
+		p.Status.AllocatedResources = schedulertest.ParseResources(allocated)
 		if has != "" {
-			p.Status.Resources = &corev1.ResourceRequirements{Requests: schedulertest.FitList(has)}
+			p.Status.Resources = &corev1.ResourceRequirements{Requests: schedulertest.ParseResources(has)}
 		}
 	}
 }
@@ -58,58 +58,58 @@ func TestRequestOf(t *testing.T) {
 		pod     *corev1.Pod
 		want    Request
 	}{
-		{"no containers", false, schedulertest.FitPod("p"), Request{}},
-		{"a container that asks for nothing is taken to use something", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "")), Request{NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
-		{"asking for nothing in so many words", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=0 memory=0")), Request{}},
-		{"CPU alone", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=250m")), Request{MilliCPU: 250, NonZeroMilliCPU: 250, NonZeroMemory: 200 * podMi}},
-		{"memory alone", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "memory=64Mi")), Request{Memory: 64 * podMi, NonZeroMilliCPU: 100, NonZeroMemory: 64 * podMi}},
-		{"storage alone", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "ephemeral-storage=1Mi")), Request{Storage: podMi, NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
-		{"less than a thousandth of a CPU is a thousandth", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=100u")), Request{MilliCPU: 1, NonZeroMilliCPU: 1, NonZeroMemory: 200 * podMi}},
-		{"containers add up", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=1Mi ephemeral-storage=3"), schedulertest.FitContainer("c2", "cpu=2 memory=2Mi ephemeral-storage=4")), Request{MilliCPU: 3000, Memory: 3 * podMi, Storage: 7, NonZeroMilliCPU: 3000, NonZeroMemory: 3 * podMi}},
-		{"each container that leaves something out is taken to use it", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1"), schedulertest.FitContainer("c2", "memory=1Mi"), schedulertest.FitContainer("c3", "")), Request{MilliCPU: 1000, Memory: podMi, NonZeroMilliCPU: 1200, NonZeroMemory: 401 * podMi}},
-		{"parts of a byte are rounded up together", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "memory=1500m ephemeral-storage=2500m"), schedulertest.FitContainer("c2", "memory=1500m ephemeral-storage=2500m")), Request{Memory: 3, Storage: 5, NonZeroMilliCPU: 200, NonZeroMemory: 3}},
-		{"parts of a byte of memory alone", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "memory=1500m"), schedulertest.FitContainer("c2", "memory=1500m")), Request{Memory: 3, NonZeroMilliCPU: 200, NonZeroMemory: 3}},
-		{"parts of a byte of storage alone", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "ephemeral-storage=2500m cpu=0 memory=0"), schedulertest.FitContainer("c2", "ephemeral-storage=2500m cpu=0 memory=0")), Request{Storage: 5}},
-		{"a large init container counts in place of the containers", false, schedulertest.FitPod("p", schedulertest.FitContainer("i", "cpu=3 memory=1Mi"), schedulertest.FitContainer("c", "cpu=1 memory=2Mi")), Request{MilliCPU: 3000, Memory: 2 * podMi, NonZeroMilliCPU: 3000, NonZeroMemory: 2 * podMi}},
-		{"the largest of two init containers", false, schedulertest.FitPod("p", schedulertest.FitContainer("i", "cpu=3 memory=0"), schedulertest.FitContainer("i2", "cpu=4 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
-		{"an init container that asks for nothing is taken to use something", false, schedulertest.FitPod("p", schedulertest.FitContainer("i", ""), schedulertest.FitContainer("c", "cpu=10m memory=1Mi")), Request{MilliCPU: 10, Memory: podMi, NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
-		{"a sidecar is added", false, schedulertest.FitPod("p", schedulertest.FitContainer("s", "cpu=2 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
-		{"an init container beside the sidecars before it", false, schedulertest.FitPod("p", schedulertest.FitContainer("s", "cpu=2 memory=0"), schedulertest.FitContainer("i", "cpu=3 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 5000, NonZeroMilliCPU: 5000}},
-		{"an init container before the sidecars", false, schedulertest.FitPod("p", schedulertest.FitContainer("i", "cpu=3 memory=0"), schedulertest.FitContainer("s", "cpu=2 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
-		{"overhead is added", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=1Mi"), schedulertest.FitOverhead("cpu=100m memory=1Mi ephemeral-storage=5")), Request{MilliCPU: 1100, Memory: 2 * podMi, Storage: 5, NonZeroMilliCPU: 1100, NonZeroMemory: 2 * podMi}},
-		{"overhead is added to what containers are taken to use", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", ""), schedulertest.FitOverhead("cpu=100m")), Request{MilliCPU: 100, NonZeroMilliCPU: 200, NonZeroMemory: 200 * podMi}},
-		{"devices, in order", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "other.org/nic=1 example.com/fpga=2 hugepages-2Mi=4Mi cpu=1 memory=0")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000, Extended: []Amount{{schedulertest.FitFPGA, 2}, {schedulertest.FitPages, 4 * podMi}, {schedulertest.FitNIC, 1}}}},
-		{"devices of two containers", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "example.com/fpga=2 cpu=0 memory=0"), schedulertest.FitContainer("c2", "example.com/fpga=1 cpu=0 memory=0")), Request{Extended: []Amount{{schedulertest.FitFPGA, 3}}}},
-		{"a resource of no kind is left out", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "something=1 cpu=0 memory=0")), Request{}},
-		{"a quota's name is left out", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "requests.example.com/fpga=1 cpu=0 memory=0")), Request{}},
+		{"no containers", false, schedulertest.PodWithoutContainers("p"), Request{}},
+		{"a container that asks for nothing is taken to use something", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "")), Request{NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
+		{"asking for nothing in so many words", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=0 memory=0")), Request{}},
+		{"CPU alone", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=250m")), Request{MilliCPU: 250, NonZeroMilliCPU: 250, NonZeroMemory: 200 * podMi}},
+		{"memory alone", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "memory=64Mi")), Request{Memory: 64 * podMi, NonZeroMilliCPU: 100, NonZeroMemory: 64 * podMi}},
+		{"storage alone", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "ephemeral-storage=1Mi")), Request{Storage: podMi, NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
+		{"less than a thousandth of a CPU is a thousandth", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=100u")), Request{MilliCPU: 1, NonZeroMilliCPU: 1, NonZeroMemory: 200 * podMi}},
+		{"containers add up", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1Mi ephemeral-storage=3"), schedulertest.AddContainer("c2", "cpu=2 memory=2Mi ephemeral-storage=4")), Request{MilliCPU: 3000, Memory: 3 * podMi, Storage: 7, NonZeroMilliCPU: 3000, NonZeroMemory: 3 * podMi}},
+		{"each container that leaves something out is taken to use it", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1"), schedulertest.AddContainer("c2", "memory=1Mi"), schedulertest.AddContainer("c3", "")), Request{MilliCPU: 1000, Memory: podMi, NonZeroMilliCPU: 1200, NonZeroMemory: 401 * podMi}},
+		{"parts of a byte are rounded up together", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "memory=1500m ephemeral-storage=2500m"), schedulertest.AddContainer("c2", "memory=1500m ephemeral-storage=2500m")), Request{Memory: 3, Storage: 5, NonZeroMilliCPU: 200, NonZeroMemory: 3}},
+		{"parts of a byte of memory alone", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "memory=1500m"), schedulertest.AddContainer("c2", "memory=1500m")), Request{Memory: 3, NonZeroMilliCPU: 200, NonZeroMemory: 3}},
+		{"parts of a byte of storage alone", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "ephemeral-storage=2500m cpu=0 memory=0"), schedulertest.AddContainer("c2", "ephemeral-storage=2500m cpu=0 memory=0")), Request{Storage: 5}},
+		{"a large init container counts in place of the containers", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("i", "cpu=3 memory=1Mi"), schedulertest.AddContainer("c", "cpu=1 memory=2Mi")), Request{MilliCPU: 3000, Memory: 2 * podMi, NonZeroMilliCPU: 3000, NonZeroMemory: 2 * podMi}},
+		{"the largest of two init containers", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("i", "cpu=3 memory=0"), schedulertest.AddContainer("i2", "cpu=4 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
+		{"an init container that asks for nothing is taken to use something", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("i", ""), schedulertest.AddContainer("c", "cpu=10m memory=1Mi")), Request{MilliCPU: 10, Memory: podMi, NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
+		{"a sidecar is added", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("s", "cpu=2 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
+		{"an init container beside the sidecars before it", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("s", "cpu=2 memory=0"), schedulertest.AddContainer("i", "cpu=3 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 5000, NonZeroMilliCPU: 5000}},
+		{"an init container before the sidecars", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("i", "cpu=3 memory=0"), schedulertest.AddContainer("s", "cpu=2 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
+		{"overhead is added", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1Mi"), schedulertest.Overhead("cpu=100m memory=1Mi ephemeral-storage=5")), Request{MilliCPU: 1100, Memory: 2 * podMi, Storage: 5, NonZeroMilliCPU: 1100, NonZeroMemory: 2 * podMi}},
+		{"overhead is added to what containers are taken to use", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", ""), schedulertest.Overhead("cpu=100m")), Request{MilliCPU: 100, NonZeroMilliCPU: 200, NonZeroMemory: 200 * podMi}},
+		{"devices, in order", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "other.org/nic=1 example.com/fpga=2 hugepages-2Mi=4Mi cpu=1 memory=0")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000, Extended: []Amount{{schedulertest.FitFPGA, 2}, {schedulertest.FitPages, 4 * podMi}, {schedulertest.FitNIC, 1}}}},
+		{"devices of two containers", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "example.com/fpga=2 cpu=0 memory=0"), schedulertest.AddContainer("c2", "example.com/fpga=1 cpu=0 memory=0")), Request{Extended: []Amount{{schedulertest.FitFPGA, 3}}}},
+		{"a resource of no kind is left out", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "something=1 cpu=0 memory=0")), Request{}},
+		{"a quota's name is left out", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "requests.example.com/fpga=1 cpu=0 memory=0")), Request{}},
 
-		{"as a whole, in place of the containers", false, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=3 memory=3Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1Mi")), Request{MilliCPU: 3000, Memory: 3 * podMi, NonZeroMilliCPU: 3000, NonZeroMemory: 3 * podMi}},
-		{"as a whole in CPU; memory is the containers'", false, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=3"), schedulertest.FitContainer("c", "cpu=1 memory=1Mi"), schedulertest.FitContainer("c2", "")), Request{MilliCPU: 3000, Memory: podMi, NonZeroMilliCPU: 3000, NonZeroMemory: podMi}},
-		{"as a whole in CPU; nobody says a word of memory", false, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=3"), schedulertest.FitContainer("c", "cpu=1"), schedulertest.FitContainer("c2", "")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000, NonZeroMemory: 400 * podMi}},
-		{"as a whole in memory; nobody says a word of CPU", false, schedulertest.FitPod("p", schedulertest.FitWhole("memory=3Mi"), schedulertest.FitContainer("c", "memory=1Mi"), schedulertest.FitContainer("c2", "")), Request{Memory: 3 * podMi, NonZeroMilliCPU: 200, NonZeroMemory: 3 * podMi}},
-		{"as a whole, less than the containers", false, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=1 memory=0"), schedulertest.FitContainer("c", "cpu=3 memory=1Mi")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
-		{"as a whole, with overhead", false, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=1 memory=0"), schedulertest.FitContainer("c", ""), schedulertest.FitOverhead("cpu=1")), Request{MilliCPU: 2000, NonZeroMilliCPU: 2000}},
-		{"as a whole, huge pages", false, schedulertest.FitPod("p", schedulertest.FitWhole("hugepages-2Mi=4Mi cpu=1 memory=0"), schedulertest.FitContainer("c", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000, Extended: []Amount{{schedulertest.FitPages, 4 * podMi}}}},
-		{"as a whole, what cannot be asked as a whole", false, schedulertest.FitPod("p", schedulertest.FitWhole("ephemeral-storage=1Gi"), schedulertest.FitContainer("c", "ephemeral-storage=5 cpu=0 memory=0")), Request{Storage: 5}},
-		{"as a whole, nothing", false, schedulertest.FitPod("p", schedulertest.FitWhole(""), schedulertest.FitContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
+		{"as a whole, in place of the containers", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=3 memory=3Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1Mi")), Request{MilliCPU: 3000, Memory: 3 * podMi, NonZeroMilliCPU: 3000, NonZeroMemory: 3 * podMi}},
+		{"as a whole in CPU; memory is the containers'", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=3"), schedulertest.AddContainer("c", "cpu=1 memory=1Mi"), schedulertest.AddContainer("c2", "")), Request{MilliCPU: 3000, Memory: podMi, NonZeroMilliCPU: 3000, NonZeroMemory: podMi}},
+		{"as a whole in CPU; nobody says a word of memory", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=3"), schedulertest.AddContainer("c", "cpu=1"), schedulertest.AddContainer("c2", "")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000, NonZeroMemory: 400 * podMi}},
+		{"as a whole in memory; nobody says a word of CPU", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("memory=3Mi"), schedulertest.AddContainer("c", "memory=1Mi"), schedulertest.AddContainer("c2", "")), Request{Memory: 3 * podMi, NonZeroMilliCPU: 200, NonZeroMemory: 3 * podMi}},
+		{"as a whole, less than the containers", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=1 memory=0"), schedulertest.AddContainer("c", "cpu=3 memory=1Mi")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
+		{"as a whole, with overhead", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=1 memory=0"), schedulertest.AddContainer("c", ""), schedulertest.Overhead("cpu=1")), Request{MilliCPU: 2000, NonZeroMilliCPU: 2000}},
+		{"as a whole, huge pages", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("hugepages-2Mi=4Mi cpu=1 memory=0"), schedulertest.AddContainer("c", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000, Extended: []Amount{{schedulertest.FitPages, 4 * podMi}}}},
+		{"as a whole, what cannot be asked as a whole", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("ephemeral-storage=1Gi"), schedulertest.AddContainer("c", "ephemeral-storage=5 cpu=0 memory=0")), Request{Storage: 5}},
+		{"as a whole, nothing", false, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests(""), schedulertest.AddContainer("c", "cpu=1 memory=0")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
 
-		{"running: given more than it asks", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), podStatus("c", "cpu=3", "")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
-		{"running: has more than it was given", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), podStatus("c", "cpu=2", "cpu=4")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
-		{"running: asks for more than it has", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=5 memory=0"), podStatus("c", "cpu=2", "cpu=4")), Request{MilliCPU: 5000, NonZeroMilliCPU: 5000}},
-		{"running: asks for more than can ever be", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=5 memory=0"), podStatus("c", "cpu=2", "cpu=1"), podResize(corev1.PodReasonInfeasible)), Request{MilliCPU: 2000, NonZeroMilliCPU: 2000}},
-		{"running: asks for more than can be now", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=5 memory=0"), podStatus("c", "cpu=2", ""), podResize(corev1.PodReasonDeferred)), Request{MilliCPU: 5000, NonZeroMilliCPU: 5000}},
-		{"running: what can never be, of which nothing was given", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=5 memory=0"), podResize(corev1.PodReasonInfeasible)), Request{NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
-		{"waiting: its status does not count", false, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), podStatus("c", "cpu=3", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
-		{"running: one of two containers was given more", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), schedulertest.FitContainer("c2", "cpu=1 memory=0"), podStatus("c2", "cpu=3", "")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
-		{"running: a sidecar was given more", true, schedulertest.FitPod("p", schedulertest.FitContainer("s", "cpu=1 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0"), podStatus("s", "cpu=3", "")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
-		{"running: the whole was given more", true, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=1 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "cpu=2")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
-		{"running: the whole has more", true, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=1 memory=0"), schedulertest.FitContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "cpu=4")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
-		{"running: a plain pod whose sum was given more", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "cpu=2")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
-		{"running: a plain pod whose sum is not all told", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
-		{"running: what was given says nothing of memory, so that it is taken to use some", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), func(p *corev1.Pod) {
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResources: schedulertest.FitList("cpu=1")}}
+		{"running: given more than it asks", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), podStatus("c", "cpu=3", "")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
+		{"running: has more than it was given", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), podStatus("c", "cpu=2", "cpu=4")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
+		{"running: asks for more than it has", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=5 memory=0"), podStatus("c", "cpu=2", "cpu=4")), Request{MilliCPU: 5000, NonZeroMilliCPU: 5000}},
+		{"running: asks for more than can ever be", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=5 memory=0"), podStatus("c", "cpu=2", "cpu=1"), podResize(corev1.PodReasonInfeasible)), Request{MilliCPU: 2000, NonZeroMilliCPU: 2000}},
+		{"running: asks for more than can be now", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=5 memory=0"), podStatus("c", "cpu=2", ""), podResize(corev1.PodReasonDeferred)), Request{MilliCPU: 5000, NonZeroMilliCPU: 5000}},
+		{"running: what can never be, of which nothing was given", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=5 memory=0"), podResize(corev1.PodReasonInfeasible)), Request{NonZeroMilliCPU: 100, NonZeroMemory: 200 * podMi}},
+		{"waiting: its status does not count", false, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), podStatus("c", "cpu=3", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
+		{"running: one of two containers was given more", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), schedulertest.AddContainer("c2", "cpu=1 memory=0"), podStatus("c2", "cpu=3", "")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
+		{"running: a sidecar was given more", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("s", "cpu=1 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0"), podStatus("s", "cpu=3", "")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
+		{"running: the whole was given more", true, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=1 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "cpu=2")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
+		{"running: the whole has more", true, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=1 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "cpu=4")), Request{MilliCPU: 4000, NonZeroMilliCPU: 4000}},
+		{"running: a plain pod whose sum was given more", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "cpu=2")), Request{MilliCPU: 3000, NonZeroMilliCPU: 3000}},
+		{"running: a plain pod whose sum is not all told", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), podWholeStatus("cpu=3", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
+		{"running: what was given says nothing of memory, so that it is taken to use some", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResources: schedulertest.ParseResources("cpu=1")}}
 		}), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000, NonZeroMemory: 200 * podMi}},
-		{"running: nothing is told", true, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=0"), podStatus("c", "", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
+		{"running: nothing is told", true, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=0"), podStatus("c", "", "")), Request{MilliCPU: 1000, NonZeroMilliCPU: 1000}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			if got := PodRequests(test.pod, test.running); !reflect.DeepEqual(got, test.want) {
@@ -176,19 +176,19 @@ func TestRequestEqualsModel(t *testing.T) {
 		return text
 	}
 	for round := range 1500 {
-		p := schedulertest.FitPod("p")
+		p := schedulertest.PodWithoutContainers("p")
 		for i := range r.IntN(4) {
-			schedulertest.FitContainer(fmt.Sprint(schedulertest.OneOf(r, "i", "s"), i), list())(p)
+			schedulertest.AddContainer(fmt.Sprint(schedulertest.OneOf(r, "i", "s"), i), list())(p)
 		}
 		for i := range 1 + r.IntN(3) {
-			schedulertest.FitContainer(fmt.Sprint("c", i), list())(p)
+			schedulertest.AddContainer(fmt.Sprint("c", i), list())(p)
 		}
 		if schedulertest.OneIn(r, 4) {
-			schedulertest.FitOverhead(list())(p)
+			schedulertest.Overhead(list())(p)
 		}
 		// A pod that states something as a whole states both here: what is left out then is another rule.
 		if schedulertest.OneIn(r, 4) {
-			schedulertest.FitWhole(fmt.Sprintf("cpu=%d memory=%d", r.IntN(9), r.IntN(9)))(p)
+			schedulertest.PodLevelRequests(fmt.Sprintf("cpu=%d memory=%d", r.IntN(9), r.IntN(9)))(p)
 		}
 		got := PodRequests(p, schedulertest.OneIn(r, 2))
 		var fpgas int64
@@ -211,7 +211,7 @@ func TestCountableResources(t *testing.T) {
 		"kubernetes.io/x": {true, false}, "sub.kubernetes.io/x": {true, false}, "deviceclass.resource.kubernetes.io/c": {true, false}, "mykubernetes.io/x": {true, false},
 		"requests.example.com/fpga": {}, "requests.cpu": {}, "limits.example.com/fpga": {true, true},
 	} {
-		if got := [2]bool{countable(name), Extended(name)}; got != want {
+		if got := [2]bool{isScalarResource(name), IsExtendedResource(name)}; got != want {
 			t.Errorf("%q: countable is %t, extended is %t, want %v", name, got[0], got[1], want)
 		}
 	}
@@ -234,13 +234,13 @@ func TestHostPortsOf(t *testing.T) {
 		pod  *corev1.Pod
 		want []HostPort
 	}{
-		{"none", schedulertest.FitPod("p"), nil},
-		{"a port of the container alone", schedulertest.FitPod("p", ports(corev1.ContainerPort{ContainerPort: 80})), nil},
-		{"a port of the host", schedulertest.FitPod("p", ports(corev1.ContainerPort{ContainerPort: 80, HostPort: 8080})), []HostPort{{"0.0.0.0", "TCP", 8080}}},
-		{"all that can be said", schedulertest.FitPod("p", ports(corev1.ContainerPort{HostPort: 53, HostIP: "fd00::1", Protocol: "UDP"})), []HostPort{{"fd00::1", "UDP", 53}}},
-		{"a negative port is none", schedulertest.FitPod("p", ports(corev1.ContainerPort{HostPort: -1})), nil},
-		{"sidecars first, then containers", schedulertest.FitPod("p", ports(corev1.ContainerPort{HostPort: 1}, corev1.ContainerPort{HostPort: 2}), in(always, corev1.ContainerPort{HostPort: 3}), ports(corev1.ContainerPort{HostPort: 4})), []HostPort{{"0.0.0.0", "TCP", 3}, {"0.0.0.0", "TCP", 1}, {"0.0.0.0", "TCP", 2}, {"0.0.0.0", "TCP", 4}}},
-		{"init containers hold none for long", schedulertest.FitPod("p", in(nil, corev1.ContainerPort{HostPort: 3}), in(never, corev1.ContainerPort{HostPort: 4})), nil},
+		{"none", schedulertest.PodWithoutContainers("p"), nil},
+		{"a port of the container alone", schedulertest.PodWithoutContainers("p", ports(corev1.ContainerPort{ContainerPort: 80})), nil},
+		{"a port of the host", schedulertest.PodWithoutContainers("p", ports(corev1.ContainerPort{ContainerPort: 80, HostPort: 8080})), []HostPort{{"0.0.0.0", "TCP", 8080}}},
+		{"all that can be said", schedulertest.PodWithoutContainers("p", ports(corev1.ContainerPort{HostPort: 53, HostIP: "fd00::1", Protocol: "UDP"})), []HostPort{{"fd00::1", "UDP", 53}}},
+		{"a negative port is none", schedulertest.PodWithoutContainers("p", ports(corev1.ContainerPort{HostPort: -1})), nil},
+		{"sidecars first, then containers", schedulertest.PodWithoutContainers("p", ports(corev1.ContainerPort{HostPort: 1}, corev1.ContainerPort{HostPort: 2}), in(always, corev1.ContainerPort{HostPort: 3}), ports(corev1.ContainerPort{HostPort: 4})), []HostPort{{"0.0.0.0", "TCP", 3}, {"0.0.0.0", "TCP", 1}, {"0.0.0.0", "TCP", 2}, {"0.0.0.0", "TCP", 4}}},
+		{"init containers hold none for long", schedulertest.PodWithoutContainers("p", in(nil, corev1.ContainerPort{HostPort: 3}), in(never, corev1.ContainerPort{HostPort: 4})), nil},
 	} {
 		if got := HostPortsOf(test.pod); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
@@ -251,7 +251,7 @@ func TestHostPortsOf(t *testing.T) {
 // The pod all keys below are compared with, and ways to change it.
 func podOfAll() *corev1.Pod {
 	p := schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("1Gi"), schedulertest.Requesting(schedulertest.FitFPGA, "1"), schedulertest.Labelled("app", "x"), schedulertest.Selecting("disk", "ssd"), schedulertest.Toleration("k", schedulertest.TolEqual, "v", schedulertest.NoSchedule), schedulertest.Port(80, "10.0.0.1", corev1.ProtocolTCP),
-		schedulertest.RequiresNodes(schedulertest.Expression("a", schedulertest.OpIn, "b")), schedulertest.WithAffinity("zone", "app", "db"), schedulertest.Spread("zone", 1, schedulertest.SpreadHard, "app", "x"), schedulertest.SpreadOwned("apps/v1", "ReplicaSet", "rs"))
+		schedulertest.RequiresNodes(schedulertest.Expression("a", schedulertest.OpIn, "b")), schedulertest.WithAffinity("zone", "app", "db"), schedulertest.Spread("zone", 1, schedulertest.SpreadHard, "app=x"), schedulertest.SpreadOwned("apps/v1", "ReplicaSet", "rs"))
 	p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "init"}}
 	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "volume"}}}}
 	return p
@@ -282,7 +282,7 @@ func TestKeysCoverWhatRulesRead(t *testing.T) {
 		{"its priority", schedulertest.Priority(9), false, false},
 		{"its status", podResize("x"), false, false},
 		{"its command", container(func(c *corev1.Container) { c.Command = []string{"sh"} }), false, false},
-		{"its limits", container(func(c *corev1.Container) { c.Resources.Limits = schedulertest.FitList("cpu=9") }), false, false},
+		{"its limits", container(func(c *corev1.Container) { c.Resources.Limits = schedulertest.ParseResources("cpu=9") }), false, false},
 		{"its namespace", schedulertest.Namespace("other"), false, true},
 		{"a label more", schedulertest.Labelled("tier", "web"), false, true},
 		{"another label", schedulertest.Labelled("app", "y"), false, true},
@@ -297,8 +297,8 @@ func TestKeysCoverWhatRulesRead(t *testing.T) {
 		{"storage", schedulertest.Requesting(corev1.ResourceEphemeralStorage, "1Gi"), true, false},
 		{"devices", schedulertest.Requesting(schedulertest.FitFPGA, "2"), true, false},
 		{"other devices", schedulertest.Requesting(schedulertest.FitNIC, "1"), true, false},
-		{"overhead", schedulertest.FitOverhead("cpu=1"), true, false},
-		{"as a whole", schedulertest.FitWhole("cpu=1 memory=1Gi"), true, false},
+		{"overhead", schedulertest.Overhead("cpu=1"), true, false},
+		{"as a whole", schedulertest.PodLevelRequests("cpu=1 memory=1Gi"), true, false},
 		{"its node", schedulertest.OnNode("n"), true, false},
 		{"a selector more", schedulertest.Selecting("zone", "1"), true, true},
 		{"another selector", schedulertest.Selecting("disk", "hdd"), true, true},
@@ -328,7 +328,7 @@ func TestKeysCoverWhatRulesRead(t *testing.T) {
 		{"whom it wants away", schedulertest.WithAntiAffinity("zone", "app", "x"), false, true},
 		{"whom it likes", schedulertest.WithPreferredAffinity(1, "zone", "app", "x"), false, true},
 		{"nobody near", func(p *corev1.Pod) { p.Spec.Affinity.PodAffinity = nil }, false, true},
-		{"a constraint more", schedulertest.Spread("host", 1, schedulertest.SpreadSoft, "app", "x"), false, true},
+		{"a constraint more", schedulertest.Spread("host", 1, schedulertest.SpreadSoft, "app=x"), false, true},
 		{"a constraint's skew", constraint(func(c *corev1.TopologySpreadConstraint) { c.MaxSkew = 2 }), false, true},
 		{"a constraint's key", constraint(func(c *corev1.TopologySpreadConstraint) { c.TopologyKey = "host" }), false, true},
 		{"a constraint's action", constraint(func(c *corev1.TopologySpreadConstraint) { c.WhenUnsatisfiable = schedulertest.SpreadSoft }), false, true},
@@ -431,11 +431,11 @@ func TestPodInfoNoticesVolumes(t *testing.T) {
 
 // A pod that asks as a whole is the sum of its containers where nodes are scored; any other is itself.
 func TestPodParts(t *testing.T) {
-	plain := infoOf(t, schedulertest.FitPod("p", schedulertest.FitContainer("c", "cpu=1 memory=1Mi")))
+	plain := infoOf(t, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1Mi")))
 	if plain.WithoutPodLevelResources() != plain {
 		t.Error("a pod that does not ask as a whole is read twice")
 	}
-	whole := infoOf(t, schedulertest.FitPod("p", schedulertest.FitWhole("cpu=4 memory=4Mi"), schedulertest.FitContainer("c", "cpu=1 memory=1Mi"), schedulertest.FitContainer("c2", "")))
+	whole := infoOf(t, schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=4 memory=4Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1Mi"), schedulertest.AddContainer("c2", "")))
 	want := Request{MilliCPU: 1000, Memory: podMi, NonZeroMilliCPU: 1100, NonZeroMemory: 201 * podMi}
 	if got := whole.WithoutPodLevelResources(); !reflect.DeepEqual(got.Request, want) || got.Pod.Spec.Resources != nil {
 		t.Errorf("parts %+v, want %+v", got.Request, want)

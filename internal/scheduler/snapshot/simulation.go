@@ -19,7 +19,7 @@ type nodePlacement struct {
 
 // Simulate lets do move pods. All changes are undone when it returns, even if do panics. Tables do not see them and they do not count
 // as placements.
-func (s *Snapshot) Simulate(do func(*Simulation)) {
+func (s *Snapshot) Simulate(move func(*Simulation)) {
 	sim := &Simulation{snapshot: s}
 	placements, simulating := s.Placements, s.simulating
 	s.simulating = true
@@ -35,7 +35,7 @@ func (s *Snapshot) Simulate(do func(*Simulation)) {
 		}
 		s.Placements, s.simulating = placements, simulating
 	}()
-	do(sim)
+	move(sim)
 }
 
 // Add puts a pod on its node.

@@ -196,7 +196,7 @@ func (s *Snapshot) nodeNumberFor(name string) int32 {
 		for _, c := range s.LabelColumns {
 			c.Set(n, "", false)
 		}
-		s.HostColumn.Of = append(s.HostColumn.Of, n)
+		s.HostColumn.ValueOf = append(s.HostColumn.ValueOf, n)
 		for _, c := range s.Counters {
 			if c.eligible != nil {
 				c.eligibleNodes = append(c.eligibleNodes, false)
@@ -219,9 +219,9 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 		nd.Generation = s.NodeGeneration
 	}
 	// Domains move under the feet of the pods on the node: count them out before and in after.
-	moves := old == nil || !SameLabels(old.Labels, object.Labels) || !slices.EqualFunc(old.Spec.Taints, object.Spec.Taints, SameTaint) ||
+	domainsChange := old == nil || !SameLabels(old.Labels, object.Labels) || !slices.EqualFunc(old.Spec.Taints, object.Spec.Taints, SameTaint) ||
 		old.Spec.Unschedulable != object.Spec.Unschedulable
-	if moves {
+	if domainsChange {
 		s.removeFromDomains(n)
 	}
 	nd.Node = object
@@ -236,7 +236,7 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 		case corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourcePods:
 			s.Allocatable[s.Resource(name)][n] = quantity.Value()
 		default:
-			if countable(name) {
+			if isScalarResource(name) {
 				r := s.Resource(name)
 				s.Allocatable[r][n] = quantity.Value()
 			}
@@ -245,7 +245,7 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 	if old == nil || !slices.EqualFunc(old.Status.Images, object.Status.Images, sameImage) {
 		s.setImages(nd, object.Status.Images)
 	}
-	if moves {
+	if domainsChange {
 		for key, c := range s.LabelColumns {
 			value, has := object.Labels[key]
 			c.Set(n, value, has)
@@ -449,11 +449,11 @@ func (s *Snapshot) RemovePod(p *PodEntry) {
 	nd.Pods = nd.Pods[:len(nd.Pods)-1]
 	pod := p.Info.Pod
 	delete(s.PodEntries, pod.UID)
-	space := s.podsByNamespace[pod.Namespace]
-	last = space[len(space)-1]
-	space[p.namespaceIndex], last.namespaceIndex = last, p.namespaceIndex
-	space[len(space)-1] = nil
-	if s.podsByNamespace[pod.Namespace] = space[:len(space)-1]; len(space) == 1 {
+	inNamespace := s.podsByNamespace[pod.Namespace]
+	last = inNamespace[len(inNamespace)-1]
+	inNamespace[p.namespaceIndex], last.namespaceIndex = last, p.namespaceIndex
+	inNamespace[len(inNamespace)-1] = nil
+	if s.podsByNamespace[pod.Namespace] = inNamespace[:len(inNamespace)-1]; len(inNamespace) == 1 {
 		delete(s.podsByNamespace, pod.Namespace)
 	}
 	s.addRequest(p, -1)

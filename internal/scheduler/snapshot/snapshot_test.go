@@ -43,10 +43,10 @@ func probe(t testing.TB, s *Snapshot) {
 		{schedulertest.WithAffinity(host, "color", "green")},
 		{schedulertest.WithAntiAffinity(zone, "color", "blue")},
 		{schedulertest.WithAffinity(zone, "color", "red"), schedulertest.WithAntiAffinity(host, "color", "red"), schedulertest.Namespace("other")},
-		{schedulertest.Labelled("color", "green"), schedulertest.Spread(host, 1, corev1.DoNotSchedule, "color", "green")},
-		{schedulertest.Labelled("color", "green"), schedulertest.Spread(zone, 1, corev1.DoNotSchedule, "color", "green"), schedulertest.Selecting("disk", "ssd")},
-		{schedulertest.Labelled("color", "blue"), schedulertest.Spread(zone, 2, corev1.ScheduleAnyway, "color", "blue"), schedulertest.WithPreferredAffinity(5, host, "color", "green")},
-		{schedulertest.Labelled("color", "red"), schedulertest.Spread(zone, 1, corev1.DoNotSchedule, "color", "red", func(c *corev1.TopologySpreadConstraint) {
+		{schedulertest.Labelled("color", "green"), schedulertest.Spread(host, 1, corev1.DoNotSchedule, "color=green")},
+		{schedulertest.Labelled("color", "green"), schedulertest.Spread(zone, 1, corev1.DoNotSchedule, "color=green"), schedulertest.Selecting("disk", "ssd")},
+		{schedulertest.Labelled("color", "blue"), schedulertest.Spread(zone, 2, corev1.ScheduleAnyway, "color=blue"), schedulertest.WithPreferredAffinity(5, host, "color", "green")},
+		{schedulertest.Labelled("color", "red"), schedulertest.Spread(zone, 1, corev1.DoNotSchedule, "color=red", func(c *corev1.TopologySpreadConstraint) {
 			honor := corev1.NodeInclusionPolicyHonor
 			c.NodeTaintsPolicy = &honor
 		})},
@@ -648,7 +648,7 @@ func probeCounters(t testing.TB, s *Snapshot, info *PodInfo) {
 			Terms: []Term{NewTerm([]string{info.Pod.Namespace}, labels.Nothing(), selector, "")}, Column: column, SkipTerminating: true,
 			EligibleKey: info.SelectionKey(),
 			Eligible: func(node int32) bool {
-				return column.Of[node] != NoValue && (selected == nil || selected.Matches(node)) && (c.NodeTaintsPolicy == nil || tolerated.Of(node).Untolerated == nil)
+				return column.ValueOf[node] != NoValue && (selected == nil || selected.Matches(node)) && (c.NodeTaintsPolicy == nil || tolerated.ResultFor(node).Untolerated == nil)
 			},
 		})
 	}

@@ -46,28 +46,28 @@ type taintResult struct {
 	PreferNoSchedule int64
 }
 
-func (t *TaintMatcher) Of(node int32) *taintResult {
+func (t *TaintMatcher) ResultFor(node int32) *taintResult {
 	set := t.Snapshot.NodeTaintSets[node]
 	for int(set) >= len(t.results) {
 		t.results = append(t.results, taintResult{})
 	}
-	answer := &t.results[set]
-	if answer.computed {
-		return answer
+	result := &t.results[set]
+	if result.computed {
+		return result
 	}
-	answer.computed = true
+	result.computed = true
 	taints := t.Snapshot.TaintSets[set].Taints
 	for i := range taints {
 		taint := &taints[i]
 		if taint.Effect == corev1.TaintEffectPreferNoSchedule {
 			if !Tolerates(preferTolerations(t.Tolerations), taint) {
-				answer.PreferNoSchedule++
+				result.PreferNoSchedule++
 			}
-		} else if PreventsScheduling(taint) && answer.Untolerated == nil && !Tolerates(t.Tolerations, taint) {
-			answer.Untolerated = taint
+		} else if PreventsScheduling(taint) && result.Untolerated == nil && !Tolerates(t.Tolerations, taint) {
+			result.Untolerated = taint
 		}
 	}
-	return answer
+	return result
 }
 
 // PreventsScheduling reports whether a taint is one that pods must tolerate.

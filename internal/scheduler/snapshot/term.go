@@ -149,7 +149,7 @@ func newTermIndex[T any]() termIndex[T] {
 }
 
 // indexKey is where a term stands in the index.
-func (t *Term) indexKey() (pair termPair, loose bool) {
+func (t *Term) indexKey() (pair termPair, unkeyed bool) {
 	if len(t.namespaces) == 1 && MatchesNothing(t.namespaceSelector) {
 		pair.namespace = t.namespaces[0]
 	}
@@ -167,8 +167,8 @@ func (t *Term) indexKey() (pair termPair, loose bool) {
 }
 
 func (x *termIndex[T]) add(t *Term, item T) {
-	pair, loose := t.indexKey()
-	if loose {
+	pair, unkeyed := t.indexKey()
+	if unkeyed {
 		x.unkeyed[pair.namespace] = append(x.unkeyed[pair.namespace], item)
 	} else {
 		x.byPair[pair] = append(x.byPair[pair], item)
@@ -176,8 +176,8 @@ func (x *termIndex[T]) add(t *Term, item T) {
 }
 
 func (x *termIndex[T]) remove(t *Term, is func(T) bool) {
-	pair, loose := t.indexKey()
-	if loose {
+	pair, unkeyed := t.indexKey()
+	if unkeyed {
 		x.unkeyed[pair.namespace] = slices.DeleteFunc(x.unkeyed[pair.namespace], is)
 	} else if left := slices.DeleteFunc(x.byPair[pair], is); len(left) > 0 {
 		x.byPair[pair] = left

@@ -37,31 +37,31 @@ func TestTermOf(t *testing.T) {
 		key        string // equal for terms about the same pods
 		everywhere bool
 	}{
-		{"neither names nor selector: the pod's own namespace", schedulertest.AboutPods("zone", "app", "db"), "mine", "mine|!|app=db", false},
-		{"names", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespaces("b", "a")), "a b", "a,b|!|app=db", false},
-		{"names are put in order, and each counts once", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespaces("b", "a", "b")), "a b", "a,b|!|app=db", false},
-		{"a selector: not the pod's own namespace", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespacesLike(red)), "", "|team=red|app=db", false},
-		{"an empty selector is all namespaces", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespacesLike(everything)), "", "||app=db", true},
-		{"a selector and names", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespacesLike(red), schedulertest.OfNamespaces("a")), "a", "a|team=red|app=db", false},
-		{"an empty selector and names", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespacesLike(everything), schedulertest.OfNamespaces("a")), "a", "a||app=db", true},
-		{"empty names are none", schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespaces()), "mine", "mine|!|app=db", false},
-		{"another topology key, the same pods", schedulertest.AboutPods("host", "app", "db"), "mine", "mine|!|app=db", false},
-		{"no selector of pods: nobody", schedulertest.AboutPods("zone", "", "", schedulertest.WithSelector(nil)), "mine", "mine|!|!", false},
-		{"an empty selector of pods: everybody", schedulertest.AboutPods("zone", "", "", schedulertest.WithSelector(everything)), "mine", "mine|!|", false},
-		{"labels and expressions in any order", schedulertest.AboutPods("zone", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"b": "1", "a": "2"}, MatchExpressions: termRequirement("c", metav1.LabelSelectorOpExists).MatchExpressions})), "mine", "mine|!|a=2,b=1,c", false},
+		{"neither names nor selector: the pod's own namespace", schedulertest.PodTerm("zone", "app", "db"), "mine", "mine|!|app=db", false},
+		{"names", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespaces("b", "a")), "a b", "a,b|!|app=db", false},
+		{"names are put in order, and each counts once", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespaces("b", "a", "b")), "a b", "a,b|!|app=db", false},
+		{"a selector: not the pod's own namespace", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespacesLike(red)), "", "|team=red|app=db", false},
+		{"an empty selector is all namespaces", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespacesLike(everything)), "", "||app=db", true},
+		{"a selector and names", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespacesLike(red), schedulertest.OfNamespaces("a")), "a", "a|team=red|app=db", false},
+		{"an empty selector and names", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespacesLike(everything), schedulertest.OfNamespaces("a")), "a", "a||app=db", true},
+		{"empty names are none", schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespaces()), "mine", "mine|!|app=db", false},
+		{"another topology key, the same pods", schedulertest.PodTerm("host", "app", "db"), "mine", "mine|!|app=db", false},
+		{"no selector of pods: nobody", schedulertest.PodTerm("zone", "", "", schedulertest.WithSelector(nil)), "mine", "mine|!|!", false},
+		{"an empty selector of pods: everybody", schedulertest.PodTerm("zone", "", "", schedulertest.WithSelector(everything)), "mine", "mine|!|", false},
+		{"labels and expressions in any order", schedulertest.PodTerm("zone", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"b": "1", "a": "2"}, MatchExpressions: termRequirement("c", metav1.LabelSelectorOpExists).MatchExpressions})), "mine", "mine|!|a=2,b=1,c", false},
 	} {
 		got := termOfPod(t, "mine", test.given)
 		if strings.Join(got.namespaces, " ") != test.namespaces || got.key != test.key || got.allNamespaces() != test.everywhere || got.TopologyKey != test.given.TopologyKey {
 			t.Errorf("%s: %v, %q, everywhere is %t, of %s", test.what, got.namespaces, got.key, got.allNamespaces(), got.TopologyKey)
 		}
 	}
-	given := schedulertest.AboutPods("zone", "app", "db", schedulertest.OfNamespaces("b", "a"))
+	given := schedulertest.PodTerm("zone", "app", "db", schedulertest.OfNamespaces("b", "a"))
 	termOfPod(t, "mine", given)
 	if !slices.Equal(given.Namespaces, []string{"b", "a"}) {
 		t.Errorf("reading a term has changed it: %v", given.Namespaces)
 	}
 	odd := termRequirement("a", "Odd")
-	for what, x := range map[string]corev1.PodAffinityTerm{"of pods": schedulertest.AboutPods("zone", "", "", schedulertest.WithSelector(odd)), "of namespaces": schedulertest.AboutPods("zone", "a", "b", schedulertest.OfNamespacesLike(odd))} {
+	for what, x := range map[string]corev1.PodAffinityTerm{"of pods": schedulertest.PodTerm("zone", "", "", schedulertest.WithSelector(odd)), "of namespaces": schedulertest.PodTerm("zone", "a", "b", schedulertest.OfNamespacesLike(odd))} {
 		if _, err := termOf(schedulertest.TestPod("p"), &x); err == nil || !strings.Contains(err.Error(), "Odd") {
 			t.Errorf("a selector %s that cannot be read: %v", what, err)
 		}
@@ -70,16 +70,16 @@ func TestTermOf(t *testing.T) {
 
 // Of a pod's terms, the first that cannot be read is told of, and which kind it is.
 func TestTermErrorsNameTheirKind(t *testing.T) {
-	bad, good := schedulertest.AboutPods("zone", "", "", schedulertest.WithSelector(termRequirement("a", "Odd"))), schedulertest.AboutPods("zone", "a", "b")
+	bad, good := schedulertest.PodTerm("zone", "", "", schedulertest.WithSelector(termRequirement("a", "Odd"))), schedulertest.PodTerm("zone", "a", "b")
 	for want, o := range map[string]schedulertest.PodOption{
-		"requiredAffinityTerms": schedulertest.NearTerm(bad), "preferredAffinityTerms": schedulertest.LikesTerm(1, bad), "requiredAntiAffinityTerms": schedulertest.AwayTerm(bad), "preferredAntiAffinityTerms": schedulertest.DislikesTerm(1, bad),
+		"requiredAffinityTerms": schedulertest.RequiredAffinity(bad), "preferredAffinityTerms": schedulertest.PreferredAffinity(1, bad), "requiredAntiAffinityTerms": schedulertest.RequiredAntiAffinity(bad), "preferredAntiAffinityTerms": schedulertest.PreferredAntiAffinity(1, bad),
 	} {
-		_, err := NewPodInfo(schedulertest.TestPod("p", schedulertest.NearTerm(good), schedulertest.AwayTerm(good), schedulertest.LikesTerm(1, good), schedulertest.DislikesTerm(1, good), o))
+		_, err := NewPodInfo(schedulertest.TestPod("p", schedulertest.RequiredAffinity(good), schedulertest.RequiredAntiAffinity(good), schedulertest.PreferredAffinity(1, good), schedulertest.PreferredAntiAffinity(1, good), o))
 		if err == nil || !strings.HasPrefix(err.Error(), "parsing pod: "+want+": ") {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	info := infoOf(t, schedulertest.TestPod("p", schedulertest.NearTerm(good), schedulertest.AwayTerm(good), schedulertest.AwayTerm(good), schedulertest.LikesTerm(3, good), schedulertest.DislikesTerm(4, good), schedulertest.DislikesTerm(5, good)))
+	info := infoOf(t, schedulertest.TestPod("p", schedulertest.RequiredAffinity(good), schedulertest.RequiredAntiAffinity(good), schedulertest.RequiredAntiAffinity(good), schedulertest.PreferredAffinity(3, good), schedulertest.PreferredAntiAffinity(4, good), schedulertest.PreferredAntiAffinity(5, good)))
 	if len(info.Affinity) != 1 || len(info.AntiAffinity) != 2 || len(info.PreferredAffinity) != 1 || len(info.PreferredAntiAffinity) != 2 {
 		t.Errorf("read %d, %d, %d and %d terms", len(info.Affinity), len(info.AntiAffinity), len(info.PreferredAffinity), len(info.PreferredAntiAffinity))
 	}
@@ -111,14 +111,14 @@ func TestResolvedTerms(t *testing.T) {
 		given corev1.PodAffinityTerm
 		want  string
 	}{
-		{"names stay", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("x", "blue")), "blue,x|!|app=db"},
-		{"its own stays", schedulertest.AboutPods("z", "app", "db"), "mine|!|app=db"},
-		{"all stays all", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), "||app=db"},
-		{"all stays all, with names", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{}), schedulertest.OfNamespaces("x")), "x||app=db"},
-		{"a selector becomes names", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), "red-1,red-2|!|app=db"},
-		{"a selector and names, each once", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")), schedulertest.OfNamespaces("x", "red-2")), "red-1,red-2,x|!|app=db"},
-		{"a selector nobody meets", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "green"))), "|!|app=db"},
-		{"a selector of what is not there", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(termRequirement("team", metav1.LabelSelectorOpDoesNotExist))), "bare|!|app=db"},
+		{"names stay", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("x", "blue")), "blue,x|!|app=db"},
+		{"its own stays", schedulertest.PodTerm("z", "app", "db"), "mine|!|app=db"},
+		{"all stays all", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), "||app=db"},
+		{"all stays all, with names", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{}), schedulertest.OfNamespaces("x")), "x||app=db"},
+		{"a selector becomes names", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), "red-1,red-2|!|app=db"},
+		{"a selector and names, each once", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")), schedulertest.OfNamespaces("x", "red-2")), "red-1,red-2,x|!|app=db"},
+		{"a selector nobody meets", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "green"))), "|!|app=db"},
+		{"a selector of what is not there", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(termRequirement("team", metav1.LabelSelectorOpDoesNotExist))), "bare|!|app=db"},
 	} {
 		given := termOfPod(t, "mine", test.given)
 		before := slices.Clone(given.namespaces)
@@ -142,27 +142,27 @@ func TestTermMatches(t *testing.T) {
 		pod   *corev1.Pod
 		want  bool
 	}{
-		{"label and namespace", schedulertest.AboutPods("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("mine")), true},
-		{"another value", schedulertest.AboutPods("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Labelled("app", "web"), schedulertest.Namespace("mine")), false},
-		{"no label", schedulertest.AboutPods("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Namespace("mine")), false},
-		{"another namespace", schedulertest.AboutPods("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("other")), false},
-		{"the second of its names", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("c", "b", "a")), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("b")), true},
-		{"between its names", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("c", "a")), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("b")), false},
-		{"a namespace of the kind", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("red")), true},
-		{"a namespace of no kind", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("bare")), false},
-		{"a namespace nobody knows", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("gone")), false},
-		{"all namespaces, known or not", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("gone")), true},
-		{"everybody", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{})), schedulertest.TestPod("p", schedulertest.Namespace("mine")), true},
-		{"nobody", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(nil)), schedulertest.TestPod("p", schedulertest.Namespace("mine")), false},
-		{"who does not have a label", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpNotIn, "db"))), schedulertest.TestPod("p", schedulertest.Namespace("mine")), true},
-		{"who has a label not in", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpNotIn, "db"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("mine")), false},
+		{"label and namespace", schedulertest.PodTerm("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("mine")), true},
+		{"another value", schedulertest.PodTerm("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Labelled("app", "web"), schedulertest.Namespace("mine")), false},
+		{"no label", schedulertest.PodTerm("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Namespace("mine")), false},
+		{"another namespace", schedulertest.PodTerm("z", "app", "db"), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("other")), false},
+		{"the second of its names", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("c", "b", "a")), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("b")), true},
+		{"between its names", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("c", "a")), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("b")), false},
+		{"a namespace of the kind", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("red")), true},
+		{"a namespace of no kind", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("bare")), false},
+		{"a namespace nobody knows", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("gone")), false},
+		{"all namespaces, known or not", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("gone")), true},
+		{"everybody", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{})), schedulertest.TestPod("p", schedulertest.Namespace("mine")), true},
+		{"nobody", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(nil)), schedulertest.TestPod("p", schedulertest.Namespace("mine")), false},
+		{"who does not have a label", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpNotIn, "db"))), schedulertest.TestPod("p", schedulertest.Namespace("mine")), true},
+		{"who has a label not in", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpNotIn, "db"))), schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Namespace("mine")), false},
 	} {
 		x := termOfPod(t, "mine", test.given)
 		if got := s.Matches(&x, test.pod); got != test.want {
 			t.Errorf("%s: %t", test.what, got)
 		}
 	}
-	db, tier := termOfPod(t, "default", schedulertest.AboutPods("z", "app", "db")), termOfPod(t, "default", schedulertest.AboutPods("z", "tier", "x"))
+	db, tier := termOfPod(t, "default", schedulertest.PodTerm("z", "app", "db")), termOfPod(t, "default", schedulertest.PodTerm("z", "tier", "x"))
 	both, one, other := schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.Labelled("app", "db")), schedulertest.TestPod("p", schedulertest.Labelled("app", "web"))
 	for _, test := range []struct {
 		what     string
@@ -187,23 +187,23 @@ func TestTermPlaces(t *testing.T) {
 		pair  termPair
 		loose bool
 	}{
-		{"a label in one namespace", schedulertest.AboutPods("z", "app", "db"), termPair{"mine", "app", "db"}, false},
-		{"the first of two labels", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"b": "2", "a": "1"}})), termPair{"mine", "a", "1"}, false},
-		{"one value of In", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", in, "db"))), termPair{"mine", "app", "db"}, false},
-		{"two values of In demand none", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", in, "db", "web"))), termPair{namespace: "mine"}, true},
-		{"one value of NotIn demands none", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpNotIn, "db"))), termPair{namespace: "mine"}, true},
-		{"existence demands no value", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", exists))), termPair{namespace: "mine"}, true},
-		{"absence demands none", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(termRequirement("app", absent))), termPair{namespace: "mine"}, true},
-		{"a label behind an existence", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"z": "1"}, MatchExpressions: termRequirement("a", exists).MatchExpressions})), termPair{"mine", "z", "1"}, false},
-		{"the empty value is a value", schedulertest.AboutPods("z", "app", ""), termPair{"mine", "app", ""}, false},
-		{"everybody", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{})), termPair{namespace: "mine"}, true},
-		{"nobody", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(nil)), termPair{namespace: "mine"}, true},
-		{"two namespaces", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("a", "b")), termPair{"", "app", "db"}, false},
-		{"one namespace by name", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("a")), termPair{"a", "app", "db"}, false},
-		{"one namespace twice", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("a", "a")), termPair{"a", "app", "db"}, false},
-		{"one namespace and a kind", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespaces("a"), schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), termPair{"", "app", "db"}, false},
-		{"all namespaces", schedulertest.AboutPods("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), termPair{"", "app", "db"}, false},
-		{"everybody of all namespaces", schedulertest.AboutPods("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{}), schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), termPair{}, true},
+		{"a label in one namespace", schedulertest.PodTerm("z", "app", "db"), termPair{"mine", "app", "db"}, false},
+		{"the first of two labels", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"b": "2", "a": "1"}})), termPair{"mine", "a", "1"}, false},
+		{"one value of In", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", in, "db"))), termPair{"mine", "app", "db"}, false},
+		{"two values of In demand none", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", in, "db", "web"))), termPair{namespace: "mine"}, true},
+		{"one value of NotIn demands none", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", metav1.LabelSelectorOpNotIn, "db"))), termPair{namespace: "mine"}, true},
+		{"existence demands no value", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", exists))), termPair{namespace: "mine"}, true},
+		{"absence demands none", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(termRequirement("app", absent))), termPair{namespace: "mine"}, true},
+		{"a label behind an existence", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"z": "1"}, MatchExpressions: termRequirement("a", exists).MatchExpressions})), termPair{"mine", "z", "1"}, false},
+		{"the empty value is a value", schedulertest.PodTerm("z", "app", ""), termPair{"mine", "app", ""}, false},
+		{"everybody", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{})), termPair{namespace: "mine"}, true},
+		{"nobody", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(nil)), termPair{namespace: "mine"}, true},
+		{"two namespaces", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("a", "b")), termPair{"", "app", "db"}, false},
+		{"one namespace by name", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("a")), termPair{"a", "app", "db"}, false},
+		{"one namespace twice", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("a", "a")), termPair{"a", "app", "db"}, false},
+		{"one namespace and a kind", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespaces("a"), schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red"))), termPair{"", "app", "db"}, false},
+		{"all namespaces", schedulertest.PodTerm("z", "app", "db", schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), termPair{"", "app", "db"}, false},
+		{"everybody of all namespaces", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{}), schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), termPair{}, true},
 	} {
 		x := termOfPod(t, "mine", test.given)
 		if pair, loose := x.indexKey(); pair != test.pair || loose != test.loose {
@@ -220,7 +220,7 @@ func TestTermIndexLeavesOutNobody(t *testing.T) {
 	s.SetNamespace(schedulertest.AffinityNamespace("a", map[string]string{"team": "red"}))
 	s.SetNamespace(schedulertest.AffinityNamespace("b", nil))
 	draw := func() Term {
-		x := schedulertest.AboutPods("z", schedulertest.OneOf(r, "k", "l"), schedulertest.OneOf(r, "1", "2", ""))
+		x := schedulertest.PodTerm("z", schedulertest.OneOf(r, "k", "l"), schedulertest.OneOf(r, "1", "2", ""))
 		switch r.IntN(6) {
 		case 0:
 			x.LabelSelector = &metav1.LabelSelector{}
@@ -312,7 +312,7 @@ func TestTermKeys(t *testing.T) {
 	}
 	byKey := map[string]string{}
 	for range 800 {
-		x := schedulertest.AboutPods(schedulertest.OneOf(r, "z", "y"), "k", schedulertest.OneOf(r, "1", "2"))
+		x := schedulertest.PodTerm(schedulertest.OneOf(r, "z", "y"), "k", schedulertest.OneOf(r, "1", "2"))
 		switch r.IntN(5) {
 		case 0:
 			x.LabelSelector = nil

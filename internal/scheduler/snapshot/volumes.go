@@ -18,15 +18,15 @@ import (
 
 // volumeObjects is what the snapshot knows of storage.
 type volumeObjects struct {
-	Claims       map[string]*corev1.PersistentVolumeClaim // by namespace/name
-	Volumes      map[string]*corev1.PersistentVolume
-	Classes      map[string]*storagev1.StorageClass
-	Drivers      map[string]*storagev1.CSIDriver
-	capacities   map[string]*storagev1.CSIStorageCapacity // by namespace/name
-	attachments  map[string]*storagev1.VolumeAttachment
-	attachedTo   map[string]map[string]*storagev1.VolumeAttachment // by node, name
-	AssumedClaim map[string]*corev1.PersistentVolumeClaim
-	AssumedPV    map[string]*corev1.PersistentVolume
+	Claims         map[string]*corev1.PersistentVolumeClaim // by namespace/name
+	Volumes        map[string]*corev1.PersistentVolume
+	Classes        map[string]*storagev1.StorageClass
+	Drivers        map[string]*storagev1.CSIDriver
+	capacities     map[string]*storagev1.CSIStorageCapacity // by namespace/name
+	attachments    map[string]*storagev1.VolumeAttachment
+	attachedTo     map[string]map[string]*storagev1.VolumeAttachment // by node, name
+	AssumedClaims  map[string]*corev1.PersistentVolumeClaim
+	AssumedVolumes map[string]*corev1.PersistentVolume
 }
 
 func newVolumeObjects() volumeObjects {
@@ -34,8 +34,8 @@ func newVolumeObjects() volumeObjects {
 		Claims: map[string]*corev1.PersistentVolumeClaim{}, Volumes: map[string]*corev1.PersistentVolume{},
 		Classes: map[string]*storagev1.StorageClass{}, Drivers: map[string]*storagev1.CSIDriver{},
 		capacities: map[string]*storagev1.CSIStorageCapacity{}, attachments: map[string]*storagev1.VolumeAttachment{},
-		attachedTo:   map[string]map[string]*storagev1.VolumeAttachment{},
-		AssumedClaim: map[string]*corev1.PersistentVolumeClaim{}, AssumedPV: map[string]*corev1.PersistentVolume{},
+		attachedTo:    map[string]map[string]*storagev1.VolumeAttachment{},
+		AssumedClaims: map[string]*corev1.PersistentVolumeClaim{}, AssumedVolumes: map[string]*corev1.PersistentVolume{},
 	}
 }
 
@@ -47,13 +47,13 @@ func (s *Snapshot) SetObject(object metav1.Object) {
 	switch o := object.(type) {
 	case *corev1.PersistentVolumeClaim:
 		v.Claims[ObjectKey(o)] = o
-		if assumed := v.AssumedClaim[ObjectKey(o)]; assumed != nil && IsNewer(o, assumed) {
-			delete(v.AssumedClaim, ObjectKey(o))
+		if assumed := v.AssumedClaims[ObjectKey(o)]; assumed != nil && IsNewer(o, assumed) {
+			delete(v.AssumedClaims, ObjectKey(o))
 		}
 	case *corev1.PersistentVolume:
 		v.Volumes[o.Name] = o
-		if assumed := v.AssumedPV[o.Name]; assumed != nil && IsNewer(o, assumed) {
-			delete(v.AssumedPV, o.Name)
+		if assumed := v.AssumedVolumes[o.Name]; assumed != nil && IsNewer(o, assumed) {
+			delete(v.AssumedVolumes, o.Name)
 		}
 	case *storagev1.StorageClass:
 		v.Classes[o.Name] = o
@@ -81,10 +81,10 @@ func (s *Snapshot) DeleteObject(object metav1.Object) {
 	switch o := object.(type) {
 	case *corev1.PersistentVolumeClaim:
 		delete(v.Claims, ObjectKey(o))
-		delete(v.AssumedClaim, ObjectKey(o))
+		delete(v.AssumedClaims, ObjectKey(o))
 	case *corev1.PersistentVolume:
 		delete(v.Volumes, o.Name)
-		delete(v.AssumedPV, o.Name)
+		delete(v.AssumedVolumes, o.Name)
 	case *storagev1.StorageClass:
 		delete(v.Classes, o.Name)
 	case *storagev1.CSIDriver:
@@ -118,14 +118,14 @@ func IsNewer(now, assumed metav1.Object) bool {
 // Claim returns a claim as the API server has it or, if we have decided about it since, as it will be.
 func (v *volumeObjects) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
 	key := namespace + "/" + name
-	if assumed := v.AssumedClaim[key]; assumed != nil {
+	if assumed := v.AssumedClaims[key]; assumed != nil {
 		return assumed
 	}
 	return v.Claims[key]
 }
 
 func (v *volumeObjects) Volume(name string) *corev1.PersistentVolume {
-	if assumed := v.AssumedPV[name]; assumed != nil {
+	if assumed := v.AssumedVolumes[name]; assumed != nil {
 		return assumed
 	}
 	return v.Volumes[name]
@@ -297,34 +297,34 @@ func (v *volumeObjects) FindPodVolumes(claims *podClaims, node *corev1.Node, csi
 			break
 		}
 	}
-	var match, make []*corev1.PersistentVolumeClaim
+	var toMatch, toProvision []*corev1.PersistentVolumeClaim
 	for _, claim := range claims.DelayBinding {
 		if selected, has := claim.Annotations[volume.AnnSelectedNode]; has {
 			if selected != node.Name {
 				return plan, append(reasons, ReasonBindConflict), nil
 			}
-			make = append(make, claim)
+			toProvision = append(toProvision, claim)
 		} else {
-			match = append(match, claim)
+			toMatch = append(toMatch, claim)
 		}
 	}
-	slices.SortFunc(match, func(a, b *corev1.PersistentVolumeClaim) int {
+	slices.SortFunc(toMatch, func(a, b *corev1.PersistentVolumeClaim) int {
 		return a.Spec.Resources.Requests.Storage().Cmp(*b.Spec.Resources.Requests.Storage())
 	})
 	chosen := map[string]*corev1.PersistentVolume{}
-	for _, claim := range match {
+	for _, claim := range toMatch {
 		pv, err := volume.FindMatchingVolume(claim, claims.volumesByClass[volume.GetPersistentVolumeClaimClass(claim)], node, chosen, true, true)
 		if err != nil {
 			return plan, nil, err
 		}
 		if pv == nil {
-			make = append(make, claim)
+			toProvision = append(toProvision, claim)
 			continue
 		}
 		chosen[pv.Name] = pv
 		plan.StaticBindings = append(plan.StaticBindings, StaticBinding{Volume: pv, Claim: claim})
 	}
-	for _, claim := range make {
+	for _, claim := range toProvision {
 		capacity, reason, err := v.canProvision(claim, node)
 		if err != nil {
 			return plan, nil, err
@@ -350,8 +350,8 @@ func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *
 	if class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner || !topologyAllows(class.AllowedTopologies, node.Labels) {
 		return nil, ReasonBindConflict, nil
 	}
-	size, asks := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	if !asks || !TracksCapacity(v.Drivers[class.Provisioner]) {
+	size, requested := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	if !requested || !TracksCapacity(v.Drivers[class.Provisioner]) {
 		return nil, "", nil
 	}
 	for _, c := range v.capacities {
@@ -362,7 +362,7 @@ func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *
 		if c.StorageClassName != name || limit == nil || limit.Value() < size.Value() || c.NodeTopology == nil {
 			continue
 		}
-		if reach, err := metav1.LabelSelectorAsSelector(c.NodeTopology); err == nil && reach.Matches(labels.Set(node.Labels)) {
+		if reachable, err := metav1.LabelSelectorAsSelector(c.NodeTopology); err == nil && reachable.Matches(labels.Set(node.Labels)) {
 			return c, "", nil
 		}
 	}
@@ -400,19 +400,19 @@ func (v *volumeObjects) AssumePodVolumes(plan *PodVolumes, nodeName string) erro
 			return fmt.Errorf("bind volume %s to claim %s: %w", b.Volume.Name, ObjectKey(b.Claim), err)
 		}
 		if changed {
-			v.AssumedPV[pv.Name] = pv
+			v.AssumedVolumes[pv.Name] = pv
 		}
 		b.Volume = pv
 	}
 	for i := range plan.DynamicProvisions {
 		p := &plan.DynamicProvisions[i]
-		_, sent := p.Claim.Annotations[volume.AnnSelectedNode]
+		_, selected := p.Claim.Annotations[volume.AnnSelectedNode]
 		p.Claim = p.Claim.DeepCopy()
-		if sent {
+		if selected {
 			continue // to this node: another pod's plan, which stays when this one is taken back
 		}
 		metav1.SetMetaDataAnnotation(&p.Claim.ObjectMeta, volume.AnnSelectedNode, nodeName)
-		v.AssumedClaim[ObjectKey(p.Claim)] = p.Claim
+		v.AssumedClaims[ObjectKey(p.Claim)] = p.Claim
 	}
 	return nil
 }
@@ -420,13 +420,13 @@ func (v *volumeObjects) AssumePodVolumes(plan *PodVolumes, nodeName string) erro
 // RevertAssumedPodVolumes takes back what assume decided. What has been written since stands: the API server will tell of it.
 func (v *volumeObjects) RevertAssumedPodVolumes(plan *PodVolumes) {
 	for _, b := range plan.StaticBindings {
-		if v.AssumedPV[b.Volume.Name] == b.Volume {
-			delete(v.AssumedPV, b.Volume.Name)
+		if v.AssumedVolumes[b.Volume.Name] == b.Volume {
+			delete(v.AssumedVolumes, b.Volume.Name)
 		}
 	}
 	for _, p := range plan.DynamicProvisions {
-		if v.AssumedClaim[ObjectKey(p.Claim)] == p.Claim {
-			delete(v.AssumedClaim, ObjectKey(p.Claim))
+		if v.AssumedClaims[ObjectKey(p.Claim)] == p.Claim {
+			delete(v.AssumedClaims, ObjectKey(p.Claim))
 		}
 	}
 }

@@ -48,7 +48,7 @@ func planFor(t testing.TB, s *Snapshot, pod *corev1.Pod, node string) (PodVolume
 }
 
 func TestVolumePlans(t *testing.T) {
-	static, made := schedulertest.LateClass("late", volume.NotSupportedProvisioner), schedulertest.LateClass("late", schedulertest.CsiName)
+	static, made := schedulertest.WaitForConsumerClass("late", volume.NotSupportedProvisioner), schedulertest.WaitForConsumerClass("late", schedulertest.CsiName)
 	tracks := schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)
 	for _, test := range []struct {
 		what  string
@@ -57,26 +57,26 @@ func TestVolumePlans(t *testing.T) {
 		want  [2]string // on a and b; reasons in brackets
 	}{
 		{"nothing to do", nil, schedulertest.TestPod("p"), [2]string{"", ""}},
-		{"all is bound", schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimHas("v")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"", ""}},
+		{"all is bound", schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimBoundTo("v")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"", ""}},
 		{"the only volume", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=v", "c=v"}},
 		{"the smallest that will do", schedulertest.Objects{static, schedulertest.StorageClaim("c", schedulertest.ClaimSize("2Gi")), schedulertest.StorageVolume("v", schedulertest.VolumeSize("9Gi")), schedulertest.StorageVolume("w", schedulertest.VolumeSize("2Gi")), schedulertest.StorageVolume("x", schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("y", schedulertest.VolumeSize("3Gi"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=w", "c=w"}},
 		{"of two alike the first by name", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("w"), schedulertest.StorageVolume("v"), schedulertest.StorageVolume("x")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=v", "c=v"}},
-		{"the smallest the node reaches", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v", schedulertest.VolumeSize("1Gi"), schedulertest.VolumeAt("b")), schedulertest.StorageVolume("w", schedulertest.VolumeSize("2Gi"), schedulertest.VolumeAt("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=w", "c=v"}},
-		{"what is kept for the claim, though larger", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v", schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("w", schedulertest.VolumeSize("9Gi"), schedulertest.VolumeOf("default", "c", ""))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=w", "c=w"}},
+		{"the smallest the node reaches", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v", schedulertest.VolumeSize("1Gi"), schedulertest.VolumeOnNode("b")), schedulertest.StorageVolume("w", schedulertest.VolumeSize("2Gi"), schedulertest.VolumeOnNode("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=w", "c=v"}},
+		{"what is kept for the claim, though larger", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v", schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("w", schedulertest.VolumeSize("9Gi"), schedulertest.VolumeClaimRef("default", "c", ""))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=w", "c=w"}},
 		{"small claims first", schedulertest.Objects{static, schedulertest.StorageClaim("c", schedulertest.ClaimSize("3Gi")), schedulertest.StorageClaim("d", schedulertest.ClaimSize("1Gi")), schedulertest.StorageClaim("e", schedulertest.ClaimSize("2Gi")), schedulertest.StorageVolume("v", schedulertest.VolumeSize("3Gi")), schedulertest.StorageVolume("w", schedulertest.VolumeSize("3Gi")), schedulertest.StorageVolume("x", schedulertest.VolumeSize("3Gi"))},
 			schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d"), schedulertest.UsingClaim("e")), [2]string{"d=v e=w c=x", "d=v e=w c=x"}},
 		{"a small claim may take the only large volume", schedulertest.Objects{static, schedulertest.StorageClaim("c", schedulertest.ClaimSize("3Gi")), schedulertest.StorageClaim("d"), schedulertest.StorageVolume("v", schedulertest.VolumeSize("3Gi"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")), [2]string{"d=v [" + ReasonBindConflict + "]", "d=v [" + ReasonBindConflict + "]"}},
 		{"made when nothing is there", schedulertest.Objects{made, schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c+", "c+"}},
 		{"made where there is room", schedulertest.Objects{made, tracks, schedulertest.StorageClaim("c"), schedulertest.StorageCapacity("x", "late", "za", "2Gi", ""), schedulertest.StorageCapacity("y", "late", "zb", "1Mi", "")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c+x", "[" + ReasonNotEnoughSpace + "]"}},
-		{"one taken, one made", schedulertest.Objects{made, schedulertest.StorageClaim("c"), schedulertest.StorageClaim("d", schedulertest.ClaimSize("2Gi")), schedulertest.StorageVolume("v", schedulertest.VolumeAt("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("d"), schedulertest.UsingClaim("c")), [2]string{"c=v d+", "c+ d+"}},
-		{"sent to a node before, others after", schedulertest.Objects{made, schedulertest.StorageClaim("c"), schedulertest.StorageClaim("d", schedulertest.ClaimSize("9Gi"), schedulertest.ClaimFor("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")), [2]string{"d+ c+", "[" + ReasonBindConflict + "]"}},
+		{"one taken, one made", schedulertest.Objects{made, schedulertest.StorageClaim("c"), schedulertest.StorageClaim("d", schedulertest.ClaimSize("2Gi")), schedulertest.StorageVolume("v", schedulertest.VolumeOnNode("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("d"), schedulertest.UsingClaim("c")), [2]string{"c=v d+", "c+ d+"}},
+		{"sent to a node before, others after", schedulertest.Objects{made, schedulertest.StorageClaim("c"), schedulertest.StorageClaim("d", schedulertest.ClaimSize("9Gi"), schedulertest.ClaimSelectedNode("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")), [2]string{"d+ c+", "[" + ReasonBindConflict + "]"}},
 		{"a claim used twice is two claims", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v"), schedulertest.StorageVolume("w")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("c")), [2]string{"c=v c=w", "c=v c=w"}},
-		{"classes keep to themselves", schedulertest.Objects{static, schedulertest.LateClass("other", volume.NotSupportedProvisioner), schedulertest.StorageClaim("c"), schedulertest.StorageClaim("d", schedulertest.ClaimClass("other")), schedulertest.StorageVolume("v", schedulertest.VolumeClass("other"), schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("w")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")), [2]string{"c=w d=v", "c=w d=v"}},
-		{"the class of the old annotation", schedulertest.Objects{schedulertest.LateClass("other", volume.NotSupportedProvisioner), schedulertest.StorageClaim("c", schedulertest.ClaimNote(corev1.BetaStorageClassAnnotation, "other")), schedulertest.StorageVolume("v", schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("w", func(v *corev1.PersistentVolume) {
+		{"classes keep to themselves", schedulertest.Objects{static, schedulertest.WaitForConsumerClass("other", volume.NotSupportedProvisioner), schedulertest.StorageClaim("c"), schedulertest.StorageClaim("d", schedulertest.ClaimClass("other")), schedulertest.StorageVolume("v", schedulertest.VolumeClass("other"), schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("w")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")), [2]string{"c=w d=v", "c=w d=v"}},
+		{"the class of the old annotation", schedulertest.Objects{schedulertest.WaitForConsumerClass("other", volume.NotSupportedProvisioner), schedulertest.StorageClaim("c", schedulertest.ClaimAnnotation(corev1.BetaStorageClassAnnotation, "other")), schedulertest.StorageVolume("v", schedulertest.VolumeSize("1Gi")), schedulertest.StorageVolume("w", func(v *corev1.PersistentVolume) {
 			v.Annotations = map[string]string{corev1.BetaStorageClassAnnotation: "other"}
 		})}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), [2]string{"c=w", "c=w"}},
-		{"its own claim", schedulertest.Objects{static, schedulertest.StorageClaim("p-x", schedulertest.ClaimOf("p")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingOwn("x")), [2]string{"p-x=v", "p-x=v"}},
-		{"bound here, to be bound there", schedulertest.Objects{static, schedulertest.StorageClaim("c", schedulertest.ClaimHas("v")), schedulertest.StorageVolume("v", schedulertest.VolumeAt("b"), schedulertest.VolumeOf("default", "c", "c")), schedulertest.StorageClaim("d"), schedulertest.StorageVolume("w", schedulertest.VolumeAt("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")),
+		{"its own claim", schedulertest.Objects{static, schedulertest.StorageClaim("p-x", schedulertest.ClaimOwnedBy("p")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingEphemeralVolume("x")), [2]string{"p-x=v", "p-x=v"}},
+		{"bound here, to be bound there", schedulertest.Objects{static, schedulertest.StorageClaim("c", schedulertest.ClaimBoundTo("v")), schedulertest.StorageVolume("v", schedulertest.VolumeOnNode("b"), schedulertest.VolumeClaimRef("default", "c", "c")), schedulertest.StorageClaim("d"), schedulertest.StorageVolume("w", schedulertest.VolumeOnNode("a"))}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("d")),
 			[2]string{"d=w [" + ReasonNodeConflict + "]", "[" + ReasonBindConflict + "]"}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
@@ -100,10 +100,10 @@ func TestVolumePlans(t *testing.T) {
 
 func TestClaimsOf(t *testing.T) {
 	known := schedulertest.Objects{
-		schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.SoonClass("soon"), schedulertest.ModelessClass("odd"), schedulertest.StorageVolume("v1"), schedulertest.StorageVolume("v2"), schedulertest.StorageVolume("v3", schedulertest.VolumeClass("soon")),
-		schedulertest.StorageClaim("bound", schedulertest.ClaimHas("v1")), schedulertest.StorageClaim("waits"), schedulertest.StorageClaim("waits-too"), schedulertest.StorageClaim("soon", schedulertest.ClaimClass("soon")), schedulertest.StorageClaim("named", schedulertest.ClaimWants("v2")),
-		schedulertest.StorageClaim("odd", schedulertest.ClaimClass("odd")), schedulertest.StorageClaim("odd-bound", schedulertest.ClaimClass("odd"), schedulertest.ClaimHas("v1")), schedulertest.StorageClaim("noted", schedulertest.ClaimNote(volume.AnnBindCompleted, "yes")),
-		schedulertest.StorageClaim("unset", func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = nil }), schedulertest.StorageClaim("elsewhere", schedulertest.ClaimIn("other")),
+		schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.ImmediateClass("soon"), schedulertest.ClassWithoutBindingMode("odd"), schedulertest.StorageVolume("v1"), schedulertest.StorageVolume("v2"), schedulertest.StorageVolume("v3", schedulertest.VolumeClass("soon")),
+		schedulertest.StorageClaim("bound", schedulertest.ClaimBoundTo("v1")), schedulertest.StorageClaim("waits"), schedulertest.StorageClaim("waits-too"), schedulertest.StorageClaim("soon", schedulertest.ClaimClass("soon")), schedulertest.StorageClaim("named", schedulertest.ClaimVolumeName("v2")),
+		schedulertest.StorageClaim("odd", schedulertest.ClaimClass("odd")), schedulertest.StorageClaim("odd-bound", schedulertest.ClaimClass("odd"), schedulertest.ClaimBoundTo("v1")), schedulertest.StorageClaim("noted", schedulertest.ClaimAnnotation(volume.AnnBindCompleted, "yes")),
+		schedulertest.StorageClaim("unset", func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = nil }), schedulertest.StorageClaim("elsewhere", schedulertest.ClaimNamespace("other")),
 	}
 	for _, test := range []struct {
 		what           string
@@ -171,18 +171,18 @@ func TestTopologyAllows(t *testing.T) {
 		{"no terms", nil, true},
 		{"an empty list", []corev1.TopologySelectorTerm{}, true},
 		{"an empty term", []corev1.TopologySelectorTerm{{}}, false},
-		{"an empty term beside one that fits", []corev1.TopologySelectorTerm{{}, schedulertest.AllowedPlace("zone", "za")}, true},
-		{"the value", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "za")}, true},
-		{"one of the values", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "zb,za")}, true},
-		{"another value", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "zb")}, false},
-		{"a key that is missing", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("room", "za")}, false},
-		{"a key that is missing, and no value", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("room", "")}, false},
-		{"a key with an empty value", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("empty", "")}, true},
+		{"an empty term beside one that fits", []corev1.TopologySelectorTerm{{}, schedulertest.AllowedTopology("zone", "za")}, true},
+		{"the value", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "za")}, true},
+		{"one of the values", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "zb,za")}, true},
+		{"another value", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "zb")}, false},
+		{"a key that is missing", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("room", "za")}, false},
+		{"a key that is missing, and no value", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("room", "")}, false},
+		{"a key with an empty value", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("empty", "")}, true},
 		{"no values at all", []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone"}}}}, false},
-		{"both of two", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "za", "rack", "1")}, true},
-		{"one of two", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "za", "rack", "2")}, false},
-		{"either of two terms", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "zb"), schedulertest.AllowedPlace("rack", "1")}, true},
-		{"neither of two terms", []corev1.TopologySelectorTerm{schedulertest.AllowedPlace("zone", "zb"), schedulertest.AllowedPlace("rack", "2")}, false},
+		{"both of two", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "za", "rack", "1")}, true},
+		{"one of two", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "za", "rack", "2")}, false},
+		{"either of two terms", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "zb"), schedulertest.AllowedTopology("rack", "1")}, true},
+		{"neither of two terms", []corev1.TopologySelectorTerm{schedulertest.AllowedTopology("zone", "zb"), schedulertest.AllowedTopology("rack", "2")}, false},
 	} {
 		if got := topologyAllows(test.terms, set); got != test.want {
 			t.Errorf("%s: %t", test.what, got)
@@ -201,15 +201,15 @@ func TestCanProvision(t *testing.T) {
 	}{
 		{"no class", nil, schedulertest.StorageClaim("c", schedulertest.ClaimClass("")), "", "", `no class for claim "default/c"`},
 		{"a class that is missing", nil, schedulertest.StorageClaim("c"), "", "", `failed to find storage class "late"`},
-		{"nobody makes volumes", schedulertest.Objects{schedulertest.LateClass("late", "")}, schedulertest.StorageClaim("c"), "", ReasonBindConflict, ""},
-		{"nobody may make volumes", schedulertest.Objects{schedulertest.LateClass("late", volume.NotSupportedProvisioner)}, schedulertest.StorageClaim("c"), "", ReasonBindConflict, ""},
-		{"not here", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName, schedulertest.AllowedPlace(corev1.LabelTopologyZone, "zb"))}, schedulertest.StorageClaim("c"), "", ReasonBindConflict, ""},
-		{"nobody tracks room", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName)}, schedulertest.StorageClaim("c"), "", "", ""},
-		{"no room is known", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)}, schedulertest.StorageClaim("c"), "", ReasonNotEnoughSpace, ""},
-		{"room", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil), schedulertest.StorageCapacity("x", "late", "za", "1Gi", "")}, schedulertest.StorageClaim("c"), "x", "", ""},
-		{"no size asked", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)}, schedulertest.StorageClaim("c", func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = corev1.ResourceList{} }), "", "", ""},
-		{"a size of nothing still needs a place", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)}, schedulertest.StorageClaim("c", schedulertest.ClaimSize("0")), "", ReasonNotEnoughSpace, ""},
-		{"a size beyond all numbers", schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil), schedulertest.StorageCapacity("x", "late", "za", "8Ei", "")}, schedulertest.StorageClaim("c", schedulertest.ClaimSize("7Ei")), "x", "", ""},
+		{"nobody makes volumes", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", "")}, schedulertest.StorageClaim("c"), "", ReasonBindConflict, ""},
+		{"nobody may make volumes", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", volume.NotSupportedProvisioner)}, schedulertest.StorageClaim("c"), "", ReasonBindConflict, ""},
+		{"not here", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName, schedulertest.AllowedTopology(corev1.LabelTopologyZone, "zb"))}, schedulertest.StorageClaim("c"), "", ReasonBindConflict, ""},
+		{"nobody tracks room", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName)}, schedulertest.StorageClaim("c"), "", "", ""},
+		{"no room is known", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)}, schedulertest.StorageClaim("c"), "", ReasonNotEnoughSpace, ""},
+		{"room", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil), schedulertest.StorageCapacity("x", "late", "za", "1Gi", "")}, schedulertest.StorageClaim("c"), "x", "", ""},
+		{"no size asked", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)}, schedulertest.StorageClaim("c", func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = corev1.ResourceList{} }), "", "", ""},
+		{"a size of nothing still needs a place", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil)}, schedulertest.StorageClaim("c", schedulertest.ClaimSize("0")), "", ReasonNotEnoughSpace, ""},
+		{"a size beyond all numbers", schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil), schedulertest.StorageCapacity("x", "late", "za", "8Ei", "")}, schedulertest.StorageClaim("c", schedulertest.ClaimSize("7Ei")), "x", "", ""},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			s := knowing(t, []*corev1.Node{node}, test.known)
@@ -228,8 +228,8 @@ func TestCanProvision(t *testing.T) {
 // What is decided about a volume or a claim counts until the API server tells something newer, and no longer.
 func TestAssumedVolumes(t *testing.T) {
 	const none, taken, sent = "free", "taken", "sent to a"
-	known := schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageClaim("bind"), schedulertest.StorageClaim("make", schedulertest.ClaimSize("9Gi")), schedulertest.StorageVolume("v")}
-	look := func(s *Snapshot) [2]string {
+	known := schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageClaim("bind"), schedulertest.StorageClaim("make", schedulertest.ClaimSize("9Gi")), schedulertest.StorageVolume("v")}
+	stateOf := func(s *Snapshot) [2]string {
 		got := [2]string{none, none}
 		if pv := s.Volumes.Volume("v"); pv == nil {
 			got[0] = "gone"
@@ -272,7 +272,7 @@ func TestAssumedVolumes(t *testing.T) {
 		}, [2]string{none, none}},
 		{"another volume and another claim are told of", func(s *Snapshot, plan *PodVolumes) {
 			s.SetObject(schedulertest.StorageVolume("w", schedulertest.VolumeVersion("99")))
-			s.SetObject(schedulertest.StorageClaim("make", schedulertest.ClaimIn("other"), schedulertest.ClaimVersion("99")))
+			s.SetObject(schedulertest.StorageClaim("make", schedulertest.ClaimNamespace("other"), schedulertest.ClaimVersion("99")))
 		}, [2]string{taken, sent}},
 		{"deleted", func(s *Snapshot, plan *PodVolumes) {
 			s.DeleteObject(schedulertest.StorageVolume("v"))
@@ -285,12 +285,12 @@ func TestAssumedVolumes(t *testing.T) {
 			s.SetObject(schedulertest.StorageClaim("make", schedulertest.ClaimVersion("12")))
 		}, [2]string{none, none}},
 		{"written: what is taken back then is the API server's to tell", func(s *Snapshot, plan *PodVolumes) {
-			plan.StaticBindings[0].Volume = schedulertest.StorageVolume("v", schedulertest.VolumeOf("default", "bind", "bind"), schedulertest.VolumeVersion("11"))
-			plan.DynamicProvisions[0].Claim = schedulertest.StorageClaim("make", schedulertest.ClaimFor("a"), schedulertest.ClaimVersion("11"))
+			plan.StaticBindings[0].Volume = schedulertest.StorageVolume("v", schedulertest.VolumeClaimRef("default", "bind", "bind"), schedulertest.VolumeVersion("11"))
+			plan.DynamicProvisions[0].Claim = schedulertest.StorageClaim("make", schedulertest.ClaimSelectedNode("a"), schedulertest.ClaimVersion("11"))
 			s.Volumes.RevertAssumedPodVolumes(plan)
 		}, [2]string{taken, sent}},
 		{"one written, the other taken back", func(s *Snapshot, plan *PodVolumes) {
-			plan.StaticBindings[0].Volume = schedulertest.StorageVolume("v", schedulertest.VolumeOf("default", "bind", "bind"), schedulertest.VolumeVersion("11"))
+			plan.StaticBindings[0].Volume = schedulertest.StorageVolume("v", schedulertest.VolumeClaimRef("default", "bind", "bind"), schedulertest.VolumeVersion("11"))
 			s.Volumes.RevertAssumedPodVolumes(plan)
 		}, [2]string{taken, none}},
 		{"another pod of the claim is taken back", func(s *Snapshot, plan *PodVolumes) {
@@ -320,7 +320,7 @@ func TestAssumedVolumes(t *testing.T) {
 				t.Fatal(err)
 			}
 			test.after(s, &plan)
-			if got := look(s); got != test.want {
+			if got := stateOf(s); got != test.want {
 				t.Errorf("volume and claim are %v, want %v", got, test.want)
 			}
 			// What the API server has told is never changed by a decision.
@@ -342,7 +342,7 @@ func TestAssumedVolumes(t *testing.T) {
 
 // What is written for a claim is what the volume controller looks for.
 func TestWhatIsAssumedIsWhatIsWritten(t *testing.T) {
-	s := knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageClaim("bind"), schedulertest.StorageClaim("kept"), schedulertest.StorageClaim("make", schedulertest.ClaimSize("9Gi"), schedulertest.ClaimNote("mine", "stays")), schedulertest.StorageVolume("v"), schedulertest.StorageVolume("w", schedulertest.VolumeOf("default", "kept", "kept"))})
+	s := knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageClaim("bind"), schedulertest.StorageClaim("kept"), schedulertest.StorageClaim("make", schedulertest.ClaimSize("9Gi"), schedulertest.ClaimAnnotation("mine", "stays")), schedulertest.StorageVolume("v"), schedulertest.StorageVolume("w", schedulertest.VolumeClaimRef("default", "kept", "kept"))})
 	plan, _ := planFor(t, s, schedulertest.TestPod("p", schedulertest.UsingClaim("bind"), schedulertest.UsingClaim("kept"), schedulertest.UsingClaim("make")), "b")
 	if err := s.Volumes.AssumePodVolumes(&plan, "b"); err != nil {
 		t.Fatal(err)
@@ -357,7 +357,7 @@ func TestWhatIsAssumedIsWhatIsWritten(t *testing.T) {
 			t.Errorf("volume %s is noted %q, want %q", b.Volume.Name, noted, want)
 		}
 	}
-	if _, assumed := s.Volumes.AssumedPV["w"]; assumed {
+	if _, assumed := s.Volumes.AssumedVolumes["w"]; assumed {
 		t.Error("a volume that needs no change is assumed to change")
 	}
 	if got := plan.DynamicProvisions[0].Claim.Annotations; !maps.Equal(got, map[string]string{volume.AnnSelectedNode: "b", "mine": "stays"}) {
@@ -396,8 +396,8 @@ func TestObjectsOfStorage(t *testing.T) {
 		}
 	}
 	all := schedulertest.Objects{
-		schedulertest.StorageClaim("c"), schedulertest.StorageClaim("c", schedulertest.ClaimIn("other")), schedulertest.StorageVolume("v"), schedulertest.LateClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, nil, nil),
-		schedulertest.StorageCapacity("r", "late", "za", "1Gi", ""), schedulertest.AttachedAs("x", "a", schedulertest.CsiName, "v"), schedulertest.AttachedAs("y", "a", schedulertest.CsiName, "v"), schedulertest.AttachedAs("z", "b", schedulertest.CsiName, "v"), schedulertest.DriversOn("a", nil),
+		schedulertest.StorageClaim("c"), schedulertest.StorageClaim("c", schedulertest.ClaimNamespace("other")), schedulertest.StorageVolume("v"), schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, nil, nil),
+		schedulertest.StorageCapacity("r", "late", "za", "1Gi", ""), schedulertest.Attachment("x", "a", schedulertest.CsiName, "v"), schedulertest.Attachment("y", "a", schedulertest.CsiName, "v"), schedulertest.Attachment("z", "b", schedulertest.CsiName, "v"), schedulertest.CSINodeWithDrivers("a", nil),
 	}
 	for range 2 {
 		for _, o := range all {
@@ -409,7 +409,7 @@ func TestObjectsOfStorage(t *testing.T) {
 		t.Errorf("knows of %v, want %v", got, want)
 	}
 	// An attachment that moves is of its new node only.
-	s.SetObject(schedulertest.AttachedAs("z", "a", schedulertest.CsiName, "v"))
+	s.SetObject(schedulertest.Attachment("z", "a", schedulertest.CsiName, "v"))
 	if n := len(s.Volumes.attachedTo["a"]); n != 3 || s.Volumes.attachedTo["b"] != nil {
 		t.Errorf("%d attachments to a, %v to b", n, s.Volumes.attachedTo["b"])
 	}
@@ -506,9 +506,9 @@ func (m *volumeModel) objects() schedulertest.Objects {
 	all := schedulertest.Objects{}
 	size := func(n int) string { return fmt.Sprintf("%dGi", n) }
 	if m.makes == "" {
-		all = append(all, schedulertest.LateClass("late", volume.NotSupportedProvisioner))
+		all = append(all, schedulertest.WaitForConsumerClass("late", volume.NotSupportedProvisioner))
 	} else {
-		all = append(all, schedulertest.LateClass("late", schedulertest.CsiName, schedulertest.AllowedPlace(corev1.LabelHostname, strings.Join(strings.Split(m.makes, ""), ","))))
+		all = append(all, schedulertest.WaitForConsumerClass("late", schedulertest.CsiName, schedulertest.AllowedTopology(corev1.LabelHostname, strings.Join(strings.Split(m.makes, ""), ","))))
 	}
 	if m.rooms != nil {
 		all = append(all, schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil))
@@ -521,14 +521,14 @@ func (m *volumeModel) objects() schedulertest.Objects {
 	for _, c := range m.claims {
 		options := []schedulertest.ClaimOption{schedulertest.ClaimSize(size(c.size))}
 		if c.sent != "" {
-			options = append(options, schedulertest.ClaimFor(c.sent))
+			options = append(options, schedulertest.ClaimSelectedNode(c.sent))
 		}
 		all = append(all, schedulertest.StorageClaim(c.name, options...))
 	}
 	for _, v := range m.volumes {
-		options := []schedulertest.VolumeOption{schedulertest.VolumeSize(size(v.size)), schedulertest.VolumeNear(corev1.LabelHostname, strings.Split(v.nodes, "")...)}
+		options := []schedulertest.VolumeOption{schedulertest.VolumeSize(size(v.size)), schedulertest.VolumeNodeAffinity(corev1.LabelHostname, strings.Split(v.nodes, "")...)}
 		if v.taken != "" {
-			options = append(options, schedulertest.VolumeOf("default", v.taken, types.UID(v.taken)))
+			options = append(options, schedulertest.VolumeClaimRef("default", v.taken, types.UID(v.taken)))
 		}
 		all = append(all, schedulertest.StorageVolume(v.name, options...))
 	}
@@ -630,10 +630,10 @@ func TestPlansAreAsTheModelSays(t *testing.T) {
 // snapshotOfStorage is all that is assumed, as text.
 func snapshotOfStorage(s *Snapshot) string {
 	var words []string
-	for name, pv := range s.Volumes.AssumedPV {
+	for name, pv := range s.Volumes.AssumedVolumes {
 		words = append(words, name+"="+pv.Spec.ClaimRef.Name)
 	}
-	for key, claim := range s.Volumes.AssumedClaim {
+	for key, claim := range s.Volumes.AssumedClaims {
 		words = append(words, key+"@"+claim.Annotations[volume.AnnSelectedNode])
 	}
 	slices.Sort(words)

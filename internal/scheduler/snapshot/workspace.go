@@ -16,16 +16,16 @@ func Sized[T any](buffer *[]T, n int) []T {
 }
 
 // Scratch returns memory for n numbers, of any content.
-func (s *Snapshot) Scratch(n int) []int64 { return Sized(&s.workspace.numbers, n) }
+func (s *Snapshot) ScratchBuffer(n int) []int64 { return Sized(&s.workspace.numbers, n) }
 
 // Totals returns memory for n sums, of any content.
-func (s *Snapshot) Totals(n int) []int64 { return Sized(&s.workspace.sums, n) }
+func (s *Snapshot) TotalsBuffer(n int) []int64 { return Sized(&s.workspace.sums, n) }
 
 // List returns an empty list with capacity for n nodes.
-func (s *Snapshot) List(n int) []int32 { return Sized(&s.workspace.nodes, n)[:0] }
+func (s *Snapshot) NodeBuffer(n int) []int32 { return Sized(&s.workspace.nodes, n)[:0] }
 
 // Marks returns n marks, none set.
-func (s *Snapshot) Marks(n int) []bool {
+func (s *Snapshot) FlagBuffer(n int) []bool {
 	marks := Sized(&s.workspace.marked, n)
 	clear(marks)
 	return marks

@@ -134,7 +134,7 @@ func TestTaintTolerationFilter(t *testing.T) {
 				t.Errorf("refused %v, want %v", got, want)
 			}
 			// What a pod tolerates must count from the first to the last node with the same taints, and whatever taints came before.
-			many := schedulertest.NodesNamed(6, func(i int) schedulertest.NodeOption {
+			many := schedulertest.TestNodes(6, func(i int) schedulertest.NodeOption {
 				return func(n *corev1.Node) {
 					if i%2 == 0 {
 						schedulertest.Taint("other", fmt.Sprint(i), schedulertest.NoSchedule)(n)
@@ -297,7 +297,7 @@ func TestNodeAffinityFilter(t *testing.T) {
 			if got := pluginRefusals(t, rule, s, test.pod); !maps.Equal(got, want) {
 				t.Errorf("refused %v, want %v", got, want)
 			}
-			// Nodes that come after the pod was read, with values nobody had before, are judged as those that were there.
+			// Nodes that come after the pod was read, with values nobody had before, are filtered like those that were there.
 			late := cluster(t, nodes[:1])
 			f, _ := rule.Filter(late, infoOf(t, test.pod))
 			for _, n := range nodes[1:] {
@@ -449,7 +449,7 @@ func TestNodeAffinityEqualsLibrary(t *testing.T) {
 	}
 	matched := 0
 	for round := range 1500 {
-		nodes := schedulertest.NodesNamed(4, func(int) schedulertest.NodeOption {
+		nodes := schedulertest.TestNodes(4, func(int) schedulertest.NodeOption {
 			set := schedulertest.RandomLabels(r, keys, values[:6]...)
 			return func(n *corev1.Node) { maps.Copy(n.Labels, set) }
 		})
@@ -481,12 +481,12 @@ func TestNodeAffinityEqualsLibrary(t *testing.T) {
 			read, err := nodeaffinity.NewPreferredSchedulingTerms([]corev1.PreferredSchedulingTerm{x})
 			for i, n := range nodes {
 				if err != nil {
-					if score.Err == nil || score.Err.Error() != err.Error() || score.Of != nil {
+					if score.Err == nil || score.Err.Error() != err.Error() || score.Score != nil {
 						t.Fatalf("seed %d, round %d: %+v cannot be read: %v, want %v", seed, round, x, score.Err, err)
 					}
 					continue
 				}
-				if got, want := score.Of(int32(i)), read.Score(n); got != want {
+				if got, want := score.Score(int32(i)), read.Score(n); got != want {
 					t.Fatalf("seed %d, round %d: node %v is worth %d to %+v, want %d", seed, round, n.Labels, got, x, want)
 				}
 			}
@@ -518,7 +518,7 @@ func TestNamedNodesLeaveOutNobody(t *testing.T) {
 			t.Fatalf("names %v are not in order, or not once each", only)
 		}
 		library := nodeaffinity.GetRequiredNodeAffinity(pod)
-		for _, n := range schedulertest.NodesNamed(4) {
+		for _, n := range schedulertest.TestNodes(4) {
 			if match, _ := library.Match(n); match && limited && !slices.Contains(only, n.Name) {
 				t.Fatalf("%s is selected by %+v, but only %v are asked", n.Name, terms, only)
 			}
@@ -532,7 +532,7 @@ func TestNamedNodesLeaveOutNobody(t *testing.T) {
 	}
 }
 
-// One pod's taints and tolerations, judged by the model below, which knows nothing of sets of taints.
+// One pod's taints and tolerations, compared with a model that has no taint sets.
 func TestTaintTolerationEqualsModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 1))
 	keys, values := []string{"a", "b"}, []string{"", "1", "2"}
@@ -544,7 +544,7 @@ func TestTaintTolerationEqualsModel(t *testing.T) {
 		return tol.Operator == schedulertest.TolExists || (tol.Operator == "" || tol.Operator == schedulertest.TolEqual) && tol.Value == tnt.Value
 	}
 	for round := range 600 {
-		nodes := schedulertest.NodesNamed(5, func(int) schedulertest.NodeOption {
+		nodes := schedulertest.TestNodes(5, func(int) schedulertest.NodeOption {
 			taints := schedulertest.SomeOf(r, 3, func() corev1.Taint {
 				return corev1.Taint{Key: schedulertest.OneOf(r, keys...), Value: schedulertest.OneOf(r, values...), Effect: schedulertest.OneOf(r, effects...)}
 			})
@@ -688,7 +688,7 @@ func TestNodePortsHeldTwice(t *testing.T) {
 	}
 }
 
-// Ports on random nodes, judged by a model that compares every pair of sockets.
+// Ports on random nodes, compared with a model that compares every pair of sockets.
 func TestNodePortsEqualModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(14, 1))
 	type socket struct {
@@ -749,7 +749,7 @@ func TestNodeAffinityArgumentsReachTheRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel("disk", "ssd")), schedulertest.TestNode("b")})
-	want := map[string]string{"b": strings.TrimPrefix(schedulertest.EnforcedReason, schedulertest.Lasting)}
+	want := map[string]string{"b": strings.TrimPrefix(schedulertest.EnforcedReason, schedulertest.UnresolvablePrefix)}
 	if got := filterReasons(t, s, schedulertest.TestPod("p"), profile); !maps.Equal(got, want) {
 		t.Errorf("refused %v, want %v", got, want)
 	}
@@ -784,7 +784,7 @@ func TestNodeRulesFollowTheNode(t *testing.T) {
 		s.SetNode(step.node)
 		want := map[string]string{}
 		if step.want != "" {
-			want["a"] = strings.TrimPrefix(step.want, schedulertest.Lasting)
+			want["a"] = strings.TrimPrefix(step.want, schedulertest.UnresolvablePrefix)
 		}
 		if got := filterReasons(t, s, pod, profile); !maps.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", step.what, got, want)
@@ -792,7 +792,7 @@ func TestNodeRulesFollowTheNode(t *testing.T) {
 	}
 	s.DeleteNode("a")
 	s.SetNode(schedulertest.TestNode("c", schedulertest.Cordoned)) // takes the number of a
-	if got := filterReasons(t, s, pod, profile); !maps.Equal(got, map[string]string{"c": strings.TrimPrefix(schedulertest.UnschedulableReason, schedulertest.Lasting)}) {
+	if got := filterReasons(t, s, pod, profile); !maps.Equal(got, map[string]string{"c": strings.TrimPrefix(schedulertest.UnschedulableReason, schedulertest.UnresolvablePrefix)}) {
 		t.Errorf("a node in place of another: %v", got)
 	}
 }

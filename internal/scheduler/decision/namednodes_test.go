@@ -40,7 +40,7 @@ func TestFewNodes(t *testing.T) {
 		{
 			what: "the one where fewer are", nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "1")), schedulertest.TestNode("c")},
 			running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.Labelled("app", "db"))},
-			pod:     schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b")), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app", "db")), want: "b", rule: plugins.PodTopologySpreadName,
+			pod:     schedulertest.TestPod("p", schedulertest.Labelled("app", "db"), schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b")), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app=db")), want: "b", rule: plugins.PodTopologySpreadName,
 		},
 		{
 			what: "none that is full", nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")},
