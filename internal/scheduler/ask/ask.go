@@ -1,9 +1,9 @@
-// Package ask puts questions to a scheduler, wherever it runs: why a pod is where it is or nowhere, and where the pods of a
-// manifest would go if it were applied. It speaks as the user whose kubeconfig it is given, and with no other rights.
+// Package ask is the client of the scheduler's queries: why a pod is on its node or pending, and where the pods of a manifest would be
+// placed if it were applied. Requests are made with the user's kubeconfig and the user's permissions.
 //
-// A question goes to the API server, which answers itself or hands it on, or straight to a scheduler that runs alone. Before it
-// asks where pods would go, the API server is asked what it would make of them (a dry run of creating them): defaults,
-// priority, limits and everything else admission does are then part of the answer, and so is what it would refuse.
+// A query goes to the API server, which responds itself or proxies it, or directly to a scheduler that runs as a separate process.
+// Pods of a what-if query are first created with dryRun in the API server: defaulting and admission then apply to them, and a
+// rejection is reported.
 package ask
 
 import (
@@ -23,17 +23,17 @@ import (
 	"skiff/internal/scheduler/decision"
 )
 
-// Client asks as one user.
+// Client sends queries as one user.
 type Client struct {
 	server, scheduler rest.Interface
 }
 
-// Elsewhere says where to find a scheduler that runs alone, and by whose certificates to know it.
+// SchedulerAddress is the URL of a scheduler that runs as a separate process, and the CA that signed its certificate.
 type SchedulerAddress struct {
 	URL, CAFile string
 }
 
-// New makes a client of the API server that config names. A scheduler with a URL is asked directly.
+// New returns a client for the API server of config. If address has a URL, queries go to that scheduler directly.
 func New(config *rest.Config, address SchedulerAddress) (*Client, error) {
 	server, err := restClient(rest.CopyConfig(config))
 	if err != nil {
@@ -55,7 +55,7 @@ func New(config *rest.Config, address SchedulerAddress) (*Client, error) {
 }
 
 func restClient(config *rest.Config) (rest.Interface, error) {
-	// Errors arrive as Status objects; everything else is read here.
+	// Only Status objects of errors are decoded by the client; decode does the rest.
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
@@ -66,7 +66,7 @@ func restClient(config *rest.Config) (rest.Interface, error) {
 	return rest.UnversionedRESTClientFor(config)
 }
 
-// Why asks why a pod is where it is, or nowhere.
+// Why returns the explanation of a pod's placement, or of why it is pending.
 func (c *Client) Why(ctx context.Context, namespace, name string) (*decision.Explanation, error) {
 	var e decision.Explanation
 	path := scheduler.Root + scheduler.GroupVersion.Version + "/namespaces/" + namespace + "/pods/" + name + "/why"
@@ -76,8 +76,8 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (*decision.Exp
 	return &e, nil
 }
 
-// WhatIf asks where the pods of workloads would go. Pods of one namespace are asked about there; those of several need the right
-// to ask about all.
+// WhatIf returns where the pods of workloads would be placed. A query about one namespace is sent to that namespace; one about several
+// needs cluster-wide permission.
 func (c *Client) WhatIf(ctx context.Context, workloads []Workload, verdicts bool) ([]decision.Explanation, error) {
 	request := scheduler.WhatIf{
 		TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: scheduler.GroupVersion.String()}, Verdicts: verdicts,
@@ -108,9 +108,9 @@ func (c *Client) WhatIf(ctx context.Context, workloads []Workload, verdicts bool
 	return response.Results, nil
 }
 
-// admitted is what the API server would make of a new pod.
+// dryRunCreate returns a new pod as the API server would store it.
 func (c *Client) dryRunCreate(ctx context.Context, pod corev1.Pod) (*corev1.Pod, error) {
-	// A pod of that name may exist; one by a name the server makes up does not.
+	// A pod of that name may exist, so let the server generate a name.
 	name := pod.Name
 	pod.TypeMeta = metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}
 	pod.GenerateName, pod.Name, pod.ResourceVersion, pod.UID = strings.TrimSuffix(name, "-")+"-", "", "", ""
@@ -130,7 +130,7 @@ func (c *Client) dryRunCreate(ctx context.Context, pod corev1.Pod) (*corev1.Pod,
 func decode(result rest.Result, object any) error {
 	data, err := result.Raw()
 	if err != nil {
-		// Raw does not read the Status that an error comes with.
+		// Raw does not decode the Status of an error; Error does.
 		if read := result.Error(); read != nil {
 			return read
 		}

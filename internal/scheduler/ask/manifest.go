@@ -15,15 +15,15 @@ import (
 	"skiff/internal/scheduler"
 )
 
-// Workload is pods that an object of a manifest would have.
+// Workload is the pods that an object of a manifest would create.
 type Workload struct {
 	// Origin names the object: "Deployment default/web".
 	Origin string
 	scheduler.HypotheticalPod
 }
 
-// ReadManifest finds the pods that the objects of a manifest would have, YAML or JSON, in order. Objects without pods are passed over.
-// namespace is for objects that name none.
+// ReadManifest returns the pods that the objects of a YAML or JSON manifest would create, in order. Objects without pods are skipped.
+// namespace is the default for objects without one.
 func ReadManifest(r io.Reader, namespace string) ([]Workload, error) {
 	var all []Workload
 	for documents := yaml.NewYAMLOrJSONDecoder(r, 4096); ; {
@@ -44,7 +44,7 @@ func ReadManifest(r io.Reader, namespace string) ([]Workload, error) {
 	}
 }
 
-// workloadsOf finds the pods of one object, or of all objects of a list.
+// workloadsOf returns the pods of one object, or of all objects of a List.
 func workloadsOf(raw []byte, namespace string) ([]Workload, error) {
 	var object struct {
 		metav1.TypeMeta
@@ -80,7 +80,7 @@ func workloadsOf(raw []byte, namespace string) ([]Workload, error) {
 	return []Workload{{Origin: fmt.Sprintf("%s %s/%s", object.Kind, pod.Namespace, pod.Name), HypotheticalPod: *hypothetical}}, nil
 }
 
-// hypotheticalPodOf reads an object of a kind that has pods; nil for the others.
+// hypotheticalPodOf decodes an object of a kind that has pods; it returns nil for other kinds.
 func hypotheticalPodOf(kind string, raw []byte) (*scheduler.HypotheticalPod, error) {
 	var err error
 	read := func(object any) { err = json.Unmarshal(raw, object) }
@@ -94,7 +94,7 @@ func hypotheticalPodOf(kind string, raw []byte) (*scheduler.HypotheticalPod, err
 		if read(&o); o.Spec.Template != nil {
 			selector := o.Spec.Selector
 			if len(selector) == 0 {
-				selector = o.Spec.Template.Labels // as the API server fills it in
+				selector = o.Spec.Template.Labels // as the API server defaults it
 			}
 			s = replicated("v1", "ReplicationController", o.Spec.Template, o.Spec.Replicas, metav1.SetAsLabelSelector(selector))
 		}
@@ -136,10 +136,10 @@ func hypotheticalPodOf(kind string, raw []byte) (*scheduler.HypotheticalPod, err
 	return s, nil
 }
 
-// none marks a controller that would have no pods: scaled to zero, done at once, or suspended.
+// none is the number of copies of a controller without pods: scaled to zero, complete, or suspended.
 const none = -1
 
-// replicated are the pods of a controller; by default one.
+// replicated returns the pods of a controller; replicas defaults to 1.
 func replicated(apiVersion, kind string, template *corev1.PodTemplateSpec, replicas *int32, selector *metav1.LabelSelector) *scheduler.HypotheticalPod {
 	s := &scheduler.HypotheticalPod{Pod: corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, Copies: 1}
 	if replicas != nil {
@@ -153,7 +153,7 @@ func replicated(apiVersion, kind string, template *corev1.PodTemplateSpec, repli
 	return s
 }
 
-// job are the pods a Job has at once, when it begins.
+// job returns the pods that a Job starts with.
 func job(spec *batchv1.JobSpec) *scheduler.HypotheticalPod {
 	s := replicated("", "", &spec.Template, spec.Parallelism, nil)
 	if spec.Completions != nil {
@@ -165,7 +165,7 @@ func job(spec *batchv1.JobSpec) *scheduler.HypotheticalPod {
 	return s
 }
 
-// daemonTolerations are those every pod of a DaemonSet is given.
+// daemonTolerations returns the tolerations that the DaemonSet controller adds to every pod.
 func daemonTolerations(pod *corev1.Pod) (all []corev1.Toleration) {
 	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		all = append(all, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})

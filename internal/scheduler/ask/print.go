@@ -12,7 +12,7 @@ import (
 	"skiff/internal/scheduler/decision"
 )
 
-// PrintWhy writes an explanation as a person reads it: the outcome, a table of all nodes, and what would help.
+// PrintWhy writes an explanation as text: the outcome, a table of all nodes, and suggestions.
 func PrintWhy(w io.Writer, e *decision.Explanation) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Pod %s/%s %s\n", e.Namespace, e.Name, outcome(e))
@@ -27,7 +27,7 @@ func PrintWhy(w io.Writer, e *decision.Explanation) error {
 	return err
 }
 
-// PrintWhatIf writes where each pod would go.
+// PrintWhatIf writes a table of where each pod would be placed.
 func PrintWhatIf(w io.Writer, all []decision.Explanation) error {
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
@@ -64,7 +64,7 @@ func outcome(e *decision.Explanation) string {
 	return "has no node: " + e.Message
 }
 
-// printVerdicts writes the table of nodes: a column for each rule that scored, and the refusal of those that cannot take the pod.
+// printVerdicts writes the table of nodes: a column for each plugin that scored, and the reasons of nodes that were rejected.
 func printVerdicts(w io.Writer, e *decision.Explanation) {
 	if len(e.Verdicts) == 0 {
 		return

@@ -1,5 +1,5 @@
-// Package queue orders the pods that have no node: those to be tried next, those in backoff, and those that are unschedulable until an
-// event that may help them.
+// Package queue is the scheduling queue: the pods without a node, in activeQ, in backoffQ, or unschedulable until an event may make them
+// schedulable.
 package queue
 
 import (
@@ -14,39 +14,40 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// maxUnschedulableDuration is how long a pod that was refused waits at most: then it is tried again even if nothing seems to have helped.
+// maxUnschedulableDuration is how long a pod stays in unschedulablePods at most; then it is retried without an event.
 const maxUnschedulableDuration = 5 * time.Minute
 
 // Queue holds the pods that have no node. A pod is in one of four places:
 //
-//   - activeQ: to be tried next, the highest priority first, then the one that was added first;
-//   - backoffQ: unschedulable or failed a moment ago, and to be tried again when its backoff ends;
-//   - unschedulablePods: until an event that may help; gated pods are here too, until their gates are removed;
-//   - in flight: popped, being tried. Events are kept meanwhile, for they may help if the attempt fails.
+//   - activeQ: ready to be scheduled, by priority, then by the time they were added;
+//   - backoffQ: to be retried when their backoff ends;
+//   - unschedulablePods: until an event that may make them schedulable; gated pods are here too, until their gates are removed;
+//   - in flight: popped, being scheduled. Events are kept meanwhile: they may make the pod schedulable if the attempt fails.
 //
-// A Queue is not safe for use by several goroutines at once, and has no clock.
+// A Queue is not safe for concurrent use, and has no clock.
 type Queue struct {
 	profiles       map[string]*plugins.Profile
 	initialBackoff time.Duration
 	maxBackoff     time.Duration
 	activeQ        podHeap
-	// backoffQ holds pods that were refused, which need not wait when nobody else wants to be tried; erred those whose try failed.
+	// backoffQ holds unschedulable pods, which are popped early if activeQ is empty; errorBackoffQ holds pods whose attempt failed with an
+	// error.
 	backoffQ, errorBackoffQ podHeap
 	UnschedulablePods       map[types.UID]*QueuedPod
 	All                     map[types.UID]*QueuedPod
 	inFlight                int
-	InFlightEvents          []plugins.Event // since the oldest flying pod was taken out
+	InFlightEvents          []plugins.Event // since the oldest in-flight pod was popped
 	registeredEvents        map[plugins.Resource]plugins.Action
-	// KeepAllEvents queues remember every change: there is somebody, a rule without hints or an extender, whom any may make think again.
+	// KeepAllEvents is set when a plugin without queueing hints, or an extender, may reject pods: then every event may help.
 	KeepAllEvents bool
 	nextFlush     time.Time
-	// ClaimsMissing reports that something a pod names is not there yet: then it is not tried at all. It may be nil.
+	// ClaimsMissing reports that a resource claim of the pod does not exist yet: then the pod is not scheduled. It may be nil.
 	ClaimsMissing func(pod *corev1.Pod) bool
-	// OnAdd is told of every pod that comes to a place, and which event brought it; it may be nil.
+	// OnAdd is called when a pod is added to a queue, with the event that caused it. It may be nil.
 	OnAdd func(to Location, gated bool, event string)
 }
 
-// Location is where a pod is.
+// Location is the queue a pod is in.
 type Location uint8
 
 const (
@@ -60,27 +61,27 @@ const (
 // QueuedPod is a pod in the queue.
 type QueuedPod struct {
 	PodInfo *snapshot.PodInfo
-	// timestamp orders pods of equal priority: when the pod came, or last came back.
+	// timestamp orders pods of equal priority: when the pod was added, or last added back.
 	timestamp    time.Time
 	addedAt      time.Time
 	FirstAttempt time.Time
 	Attempts     int
-	// unschedulableCount and errors count failed tries; they make the backoff longer.
+	// unschedulableCount and consecutiveErrors count failed attempts; they determine the backoff.
 	unschedulableCount, consecutiveErrors int
 	backoffEnd                            time.Time // end of backoff
-	RejectedBy                            []string  // that refused the pod when it was last tried
+	RejectedBy                            []string  // plugins that rejected the pod in the last attempt
 	Gated                                 bool
-	// blocked pods wait whatever happens; helped is the event that would have woken one meanwhile.
+	// blocked pods stay in unschedulablePods; pendingEvent is the event that would have moved one meanwhile.
 	blocked        bool
 	pendingEvent   string
 	Location       Location
-	heap           *podHeap // active or in backoff
+	heap           *podHeap // in activeQ or a backoff queue
 	index          int      // in its heap
-	firstEvent     int      // flying: place in Queue.happened when taken out
-	WaitsForClaims bool     // it waits, without a try, for what it names
+	firstEvent     int      // in flight: index into InFlightEvents when popped
+	WaitsForClaims bool     // see ClaimsMissing
 }
 
-// New makes an empty queue for the profiles. Backoff doubles from initial to most.
+// New returns an empty queue for the profiles. Backoff doubles from initialBackoff to maxBackoff.
 func New(profiles map[string]*plugins.Profile, initialBackoff, maxBackoff time.Duration) *Queue {
 	q := &Queue{
 		profiles: profiles, initialBackoff: initialBackoff, maxBackoff: maxBackoff,
@@ -113,12 +114,12 @@ func New(profiles map[string]*plugins.Profile, initialBackoff, maxBackoff time.D
 	return q
 }
 
-// Len counts the pods by place.
+// Len returns the number of pods by location.
 func (q *Queue) Len() (active, backoff, unschedulable, inFlight int) {
 	return len(q.activeQ.pods), len(q.backoffQ.pods) + len(q.errorBackoffQ.pods), len(q.UnschedulablePods), q.inFlight
 }
 
-// Add takes in a pod that has no node yet.
+// Add adds a pod that has no node.
 func (q *Queue) Add(info *snapshot.PodInfo, now time.Time) {
 	if old := q.All[info.Pod.UID]; old != nil {
 		old.PodInfo = info
@@ -129,7 +130,7 @@ func (q *Queue) Add(info *snapshot.PodInfo, now time.Time) {
 	q.moveTo(p, InActiveQ, eventPodAdded)
 }
 
-// What brings a pod to a place besides changes in the cluster, by upstream's names.
+// Events that move pods besides changes in the cluster, by upstream's names.
 const (
 	eventPodAdded        = "UnscheduledPodAdd"
 	eventFailed          = "ScheduleAttemptFailure"
@@ -139,7 +140,7 @@ const (
 	eventActivated       = "ForceActivate"
 )
 
-// put moves a pod to a place. A pod with gates always waits, as does one that is incomplete.
+// moveTo moves a pod to a queue. Gated pods and pods with missing claims go to unschedulablePods.
 func (q *Queue) moveTo(p *QueuedPod, to Location, event string) {
 	q.remove(p)
 	p.Gated = q.isGated(p.PodInfo.Pod)
@@ -181,7 +182,7 @@ func (q *Queue) push(to *podHeap, p *QueuedPod) {
 	heap.Push(to, p)
 }
 
-// take removes a pod from where it is.
+// remove removes a pod from its queue.
 func (q *Queue) remove(p *QueuedPod) {
 	switch p.Location {
 	case InActiveQ, InBackoffQ:
@@ -201,7 +202,7 @@ func (q *Queue) isGated(pod *corev1.Pod) bool {
 	return profile != nil && profile.SchedulingGates && len(pod.Spec.SchedulingGates) > 0
 }
 
-// Update takes over a pod's new state. A pod that waits is tried again if the change may help it.
+// Update updates a pod. An unschedulable pod is requeued if the update may make it schedulable.
 func (q *Queue) Update(s *snapshot.Snapshot, old *corev1.Pod, info *snapshot.PodInfo, now time.Time) {
 	p := q.All[info.Pod.UID]
 	if p == nil {
@@ -230,7 +231,7 @@ func (q *Queue) Update(s *snapshot.Snapshot, old *corev1.Pod, info *snapshot.Pod
 	}
 }
 
-// Delete forgets a pod.
+// Delete removes a pod.
 func (q *Queue) Delete(uid types.UID) {
 	if p := q.All[uid]; p != nil {
 		q.remove(p)
@@ -238,7 +239,7 @@ func (q *Queue) Delete(uid types.UID) {
 	}
 }
 
-// Pop takes out the next pod to try. When there is none, it tells when to look again at the latest.
+// Pop returns the next pod to schedule. If there is none, it returns how long to wait at most before the next call.
 func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
 	q.flush(now)
 	for _, h := range []*podHeap{&q.backoffQ, &q.errorBackoffQ} {
@@ -251,7 +252,7 @@ func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
 	case len(q.activeQ.pods) > 0:
 		p = q.activeQ.pods[0]
 	case len(q.backoffQ.pods) > 0:
-		// Nobody else wants to be tried, and something has changed that may help: there is no reason to wait.
+		// activeQ is empty: pop from backoffQ before the backoff ends, as upstream does.
 		p = q.backoffQ.pods[0]
 		if q.OnAdd != nil {
 			q.OnAdd(InActiveQ, false, eventPopFromBackoff)
@@ -271,7 +272,7 @@ func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
 	return p, 0
 }
 
-// flush wakes pods that have waited too long.
+// flush requeues pods that have been unschedulable for too long.
 func (q *Queue) flush(now time.Time) {
 	if now.Before(q.nextFlush) {
 		return
@@ -284,10 +285,11 @@ func (q *Queue) flush(now time.Time) {
 	}
 }
 
-// Done forgets a pod that was taken out: it has a node now, or is gone.
+// Done removes an in-flight pod: it is bound, or deleted.
 func (q *Queue) Done(uid types.UID) { q.Delete(uid) }
 
-// AddUnschedulable takes back a pod that was tried in vain. rules are those that refused it; without any the try itself failed.
+// AddUnschedulable adds back a pod whose attempt failed. rejectedBy are the plugins that rejected it; it is empty if the attempt failed
+// with an error.
 func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rejectedBy []string, now time.Time) {
 	if q.All[p.PodInfo.Pod.UID] != p {
 		return // deleted meanwhile
@@ -315,8 +317,8 @@ func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rejectedBy 
 	}
 }
 
-// backoffEndOf is when a backoff that begins now is over: at a full second, so that pods whose time comes within the same one are tried by
-// their priority.
+// backoffEndOf returns when a backoff that begins now ends, rounded up to a full second: pods whose backoff ends within the same second are
+// ordered by priority.
 func backoffEndOf(now time.Time, backoff time.Duration) time.Time {
 	if backoff == 0 {
 		return now
@@ -328,7 +330,7 @@ func backoffEndOf(now time.Time, backoff time.Duration) time.Time {
 	return end
 }
 
-// backoffOf is how long a pod waits after a failed try.
+// backoffOf returns a pod's backoff after a failed attempt.
 func (q *Queue) backoffOf(p *QueuedPod) time.Duration {
 	attempts := p.unschedulableCount
 	if p.consecutiveErrors > 0 {
@@ -343,7 +345,7 @@ func (q *Queue) backoffOf(p *QueuedPod) time.Duration {
 	return q.maxBackoff
 }
 
-// requeue moves a pod that something may have helped to where it is tried again.
+// requeue moves a pod that may be schedulable now to activeQ or backoffQ.
 func (q *Queue) requeue(p *QueuedPod, now time.Time, event string) {
 	switch {
 	case p.blocked:
@@ -358,10 +360,10 @@ func (q *Queue) requeue(p *QueuedPod, now time.Time, event string) {
 	}
 }
 
-// Block lets a pod that is being tried wait until Release, once it is back: what its try has set going is not finished.
+// Block keeps an in-flight pod from being retried until Unblock: work that its attempt has started, such as preemption, is not finished.
 func (q *Queue) Block(p *QueuedPod) { p.blocked, p.pendingEvent = true, "" }
 
-// Unblock lets a held pod be tried again: at once if retry is set, or else when a change may help it, or has done so meanwhile.
+// Unblock lets a blocked pod be retried: at once if retry is set, otherwise on the next event that may help, or for an event since Block.
 func (q *Queue) Unblock(uid types.UID, now time.Time, retry bool) {
 	p := q.All[uid]
 	if p == nil || !p.blocked {
@@ -377,7 +379,8 @@ func (q *Queue) Unblock(uid types.UID, now time.Time, retry bool) {
 	}
 }
 
-// MoveToActiveOrBackoff wakes the waiting pods a change may help. only, if set, limits which. It reports whether it woke any.
+// MoveToActiveOrBackoff requeues the unschedulable pods that an event may make schedulable. only, if set, limits which. It reports whether
+// any pod was moved.
 func (q *Queue) MoveToActiveOrBackoff(s *snapshot.Snapshot, e plugins.Event, now time.Time, only func(*corev1.Pod) bool) bool {
 	if e.Resource == "" || !q.KeepAllEvents && q.registeredEvents[e.Resource]&e.Action == 0 {
 		return false
@@ -397,7 +400,7 @@ func (q *Queue) MoveToActiveOrBackoff(s *snapshot.Snapshot, e plugins.Event, now
 	return len(moved) > 0
 }
 
-// mayHelp asks the rules that refused a pod whether a change may help it.
+// mayHelp calls the queueing hints of the plugins that rejected a pod.
 func (q *Queue) mayHelp(s *snapshot.Snapshot, p *QueuedPod, e *plugins.Event) bool {
 	if len(p.RejectedBy) == 0 {
 		return true

@@ -8,11 +8,11 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 )
 
-// AttachedVolume is a volume of a driver.
+// AttachedVolume identifies a volume by its CSI driver and the driver's volume handle.
 type AttachedVolume struct{ Driver, Handle string }
 
-// AttachableVolumes are the volumes a pod needs attached. Claims of pods that run already may be gone; those of a new pod must be there.
-// Volumes of built-in kinds count where drivers have moved in: on nodes that tell of their drivers.
+// AttachableVolumes returns the volumes a pod needs attached. A missing claim is an error for a new pod; for a running pod it is skipped.
+// In-tree volumes are included when migrated is set: on nodes that have a CSINode.
 func (s *Snapshot) AttachableVolumes(pod *corev1.Pod, isNew, migrated bool) (map[AttachedVolume]bool, error) {
 	all := map[AttachedVolume]bool{}
 	for i := range pod.Spec.Volumes {
@@ -62,7 +62,7 @@ func (s *Snapshot) volumeOfClaim(claim *corev1.PersistentVolumeClaim, migrated b
 		}
 		return AttachedVolume{}, false
 	}
-	// The volume is still to be made: it will be a new one of the class's driver.
+	// The volume is not provisioned yet: it will be a new one of the class's driver.
 	class := s.Volumes.Classes[volume.GetPersistentVolumeClaimClass(claim)]
 	if class == nil || class.Provisioner == "" {
 		return AttachedVolume{}, false
@@ -74,7 +74,7 @@ func (s *Snapshot) volumeOfClaim(claim *corev1.PersistentVolumeClaim, migrated b
 	return AttachedVolume{driver, "\x00" + ObjectKey(claim)}, true
 }
 
-// AttachedAt are the volumes of drivers that are attached to a node.
+// AttachedAt returns the CSI volumes that VolumeAttachments attach to a node.
 func (v *volumeObjects) AttachedAt(node string) map[AttachedVolume]bool {
 	all := map[AttachedVolume]bool{}
 	for _, a := range v.attachedTo[node] {

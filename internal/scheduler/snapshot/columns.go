@@ -7,22 +7,23 @@ import (
 // NoValue is the value of a node that does not have the label.
 const NoValue int32 = -1
 
-// LabelColumn holds one label of all nodes. Values are numbers, so that rules compare and count instead of hashing strings.
+// LabelColumn holds one label of all nodes. Values are numbered, so that plugins compare integers instead of hashing strings.
 type LabelColumn struct {
 	Key          string
-	ValueOf      []int32 // by node: number of the value, or none
+	ValueOf      []int32 // by node: number of the value, or NoValue
 	Values       []string
 	ValueNumbers map[string]int32
-	// Shared is set while a record holds of as well.
+	// Shared is set when a decision record refers to ValueOf too: it is then copied before the next write.
 	Shared bool
 }
 
-// Share returns the column as it is now: it is copied before it changes.
+// Share returns the values as they are now; later writes go to a copy.
 func (c *LabelColumn) Share() []int32 {
 	c.Shared = true
 	return c.ValueOf
 }
 
+// Set stores a node's value, or NoValue if the node does not have the label.
 func (c *LabelColumn) Set(node int32, value string, has bool) {
 	for int(node) >= len(c.ValueOf) {
 		c.ValueOf = append(c.ValueOf, NoValue)
@@ -45,7 +46,7 @@ func (c *LabelColumn) Set(node int32, value string, has bool) {
 	c.ValueOf[node] = n
 }
 
-// LabelColumn returns the column of a label, filling it when it is asked for the first time.
+// LabelColumn returns the column of a label, filling it on first use.
 func (s *Snapshot) LabelColumn(key string) *LabelColumn {
 	if c := s.LabelColumns[key]; c != nil {
 		return c

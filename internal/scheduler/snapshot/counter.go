@@ -7,35 +7,35 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// MaxCounters bounds the counts kept for pods that may come again. Beyond it the ones unused longest are dropped.
+// MaxCounters bounds the cached counters. Beyond it the least recently used half is dropped.
 const MaxCounters = 4096
 
-// Counter counts, in every domain of one topology key, the pods that match some terms. It is made when a pod first needs it and
-// from then on follows every pod that comes and goes, so that the next pod finds the answer ready.
+// Counter counts, in every domain of one topology key, the pods that match all its terms. It is built when a pod first needs it and
+// updated with every pod added or removed, so that later pods with the same terms need no scan.
 type Counter struct {
 	key   string
 	terms []Term // a pod counts when it matches all of them
-	// skipTerminating leaves out pods that are on their way out (spreading does; affinity does not).
+	// skipTerminating leaves out terminating pods (topology spread does; affinity does not).
 	skipTerminating bool
 	Column          *LabelColumn
-	// eligible limits the nodes that count; nil lets all count.
+	// eligible limits the nodes whose pods are counted; nil means all nodes.
 	eligible      func(node int32) bool
 	eligibleNodes []bool // by node: eligible, when eligible is set
 
 	Pods          []int32 // by domain
-	Domains       []int32 // by domain: nodes that count, to know which domains exist
+	Domains       []int32 // by domain: eligible nodes; a domain exists if it has any
 	Total         int     // pods counted in domains
-	WithoutDomain int32   // pods on nodes that count and are in no domain
+	WithoutDomain int32   // pods on eligible nodes that do not have the topology key
 	lastUsed      uint64
 }
 
-// ExistingTerm counts, in every domain of a term's topology key, the pods that carry that term: what they demand of newcomers.
+// ExistingTerm counts, in every domain of a term's topology key, the existing pods that have that term, which applies to incoming pods.
 type ExistingTerm struct {
 	Key    existingTermKey
 	Term   Term
 	Column *LabelColumn
 	Pods   []int32 // by domain
-	Total  int     // pods that carry the term, in domains or not
+	Total  int     // pods that have the term, including those on nodes without the topology key
 }
 
 type existingTermKey struct {
@@ -77,12 +77,12 @@ type CounterSpec struct {
 	Terms           []Term // a pod counts when it matches all of them
 	Column          *LabelColumn
 	SkipTerminating bool
-	// eligible limits the nodes that count; nil lets all count. eligibleKey tells apart counters that differ only in eligible.
+	// Eligible limits the nodes whose pods are counted; nil means all nodes. EligibleKey identifies the function in the cache key.
 	EligibleKey string
 	Eligible    func(node int32) bool
 }
 
-// CounterFor returns the counter of a spec. It is made from the pods on nodes when it is first needed.
+// CounterFor returns the counter of a spec. It is built from the pods on nodes when it is first needed.
 func (s *Snapshot) CounterFor(spec CounterSpec) *Counter {
 	var key strings.Builder
 	for i := range spec.Terms {
@@ -118,7 +118,7 @@ func (s *Snapshot) CounterFor(spec CounterSpec) *Counter {
 	return c
 }
 
-// podsOfTerms are the pods a term may speak of, by its namespaces.
+// podsOfTerms returns the pods in the namespaces that a term may match.
 func (s *Snapshot) podsInNamespacesOf(t *Term) []*PodEntry {
 	if t.allNamespaces() || len(t.namespaces) == 0 {
 		var all []*PodEntry
@@ -141,7 +141,7 @@ func (c *Counter) matches(s *Snapshot, pod *corev1.Pod) bool {
 	return s.MatchesAll(c.terms, pod)
 }
 
-// addNode takes note of a node's domain and of whether the node counts. The node's pods must not be counted at this time.
+// addNode records a node's domain and eligibility. The node's pods must not be counted at this time.
 func (c *Counter) addNode(s *Snapshot, node int32) {
 	if c.eligible != nil {
 		for int(node) >= len(c.eligibleNodes) {
@@ -161,7 +161,7 @@ func (c *Counter) countDomain(s *Snapshot, node, delta int32) {
 	c.Domains[domain] += delta
 }
 
-// add counts a pod in, or out, on a node.
+// add adds delta to the count of a node's domain.
 func (c *Counter) add(node, delta int32) {
 	domain := c.Column.ValueOf[node]
 	if c.eligible != nil && !c.eligibleNodes[node] {
@@ -176,7 +176,7 @@ func (c *Counter) add(node, delta int32) {
 	c.Total += int(delta)
 }
 
-// MinPods is the smallest count of any domain, and how many domains there are.
+// MinPods returns the smallest count of any domain, and the number of domains.
 func (c *Counter) MinPods() (least int32, domains int) {
 	least = 1<<31 - 1
 	for d, nodes := range c.Domains {
@@ -193,7 +193,7 @@ func (c *Counter) MinPods() (least int32, domains int) {
 	return least, domains
 }
 
-// dropCounters forgets the half of the counters that nobody asked for longest.
+// dropCounters removes the least recently used half of the counters.
 func (s *Snapshot) dropCounters() {
 	all := make([]*Counter, 0, len(s.Counters))
 	for _, c := range s.Counters {
@@ -212,7 +212,7 @@ func (s *Snapshot) dropCounters() {
 	s.TopologyVersion++
 }
 
-// countTerms counts the terms a pod carries in, or out, on its node.
+// countTerms adds delta to the counts of all affinity terms of a pod, in its node's domains.
 func (s *Snapshot) countTerms(p *PodEntry, delta int32) {
 	info := p.Info
 	if len(info.Affinity)+len(info.AntiAffinity)+len(info.PreferredAffinity)+len(info.PreferredAntiAffinity) == 0 {
@@ -250,8 +250,8 @@ func (s *Snapshot) countTerm(node int32, kind termKind, t *Term, weight int64, d
 	}
 }
 
-// DropUnusedTerms forgets terms that no pod carries any more, when there are many. A holder stays until then: what was learned
-// about a pod points at it.
+// DropUnusedTerms removes terms that no pod has any more, once there are many. Until then they stay, because cached affinity states
+// point at them.
 func (s *Snapshot) DropUnusedTerms() {
 	if len(s.ExistingTerms) < s.MaxExistingTerms {
 		return
@@ -266,7 +266,7 @@ func (s *Snapshot) DropUnusedTerms() {
 	s.MaxExistingTerms = 2*len(s.ExistingTerms) + 1024
 }
 
-// TermCounter is the counter of one term about other pods.
+// TermCounter returns the counter of one affinity term.
 func (s *Snapshot) TermCounter(t Term) *Counter {
 	t = s.ResolveNamespaces(t)
 	return s.CounterFor(CounterSpec{Terms: []Term{t}, Column: s.LabelColumn(t.TopologyKey)})

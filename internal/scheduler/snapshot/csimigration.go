@@ -12,22 +12,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Volumes of kinds that were once built into Kubernetes are served by CSI drivers today. The objects still say what they always
-// said; translation tells which driver and which volume of it they mean.
+// translation maps in-tree volume plugins to the CSI drivers that replace them, and in-tree volumes to the drivers' volume handles.
 var translation = csitranslation.New()
 
-// migratedPlugins are the kinds whose move counts here.
+// migratedPlugins are the in-tree plugins whose CSI migration the scheduler takes into account.
 var migratedPlugins = []string{
 	plugins.AWSEBSInTreePluginName, plugins.GCEPDInTreePluginName, plugins.AzureDiskInTreePluginName,
 	plugins.CinderInTreePluginName, plugins.PortworxVolumePluginName,
 }
 
-// IsMigratedInline reports whether a pod names a volume of a kind that has moved to a driver, without a claim.
+// IsMigratedInline reports whether a pod's volume is an inline volume of a migrated in-tree plugin.
 func IsMigratedInline(v *corev1.Volume) bool {
 	return v.AWSElasticBlockStore != nil || v.GCEPersistentDisk != nil || v.AzureDisk != nil || v.Cinder != nil || v.PortworxVolume != nil
 }
 
-// MigratedVolume is the driver and the volume that a persistent volume of a built-in kind means.
+// MigratedVolume translates an in-tree persistent volume to the CSI driver and handle.
 func MigratedVolume(pv *corev1.PersistentVolume) (AttachedVolume, bool) {
 	if !translation.IsPVMigratable(pv) {
 		return AttachedVolume{}, false
@@ -38,12 +37,12 @@ func MigratedVolume(pv *corev1.PersistentVolume) (AttachedVolume, bool) {
 	}
 	translated, err := translation.TranslateInTreePVToCSI(klog.Logger{}, pv)
 	if err != nil || translated.Spec.CSI == nil {
-		return AttachedVolume{}, false // a volume that cannot be read is not counted
+		return AttachedVolume{}, false // a volume that cannot be translated is not counted
 	}
 	return AttachedVolume{translated.Spec.CSI.Driver, translated.Spec.CSI.VolumeHandle}, true
 }
 
-// MigratedInlineVolume is the driver and the volume that a volume of a pod itself means. It is for those movedInline speaks of.
+// MigratedInlineVolume translates an inline volume, one that IsMigratedInline accepts, to the CSI driver and handle.
 func MigratedInlineVolume(v *corev1.Volume, namespace string) (AttachedVolume, error) {
 	translated, err := translation.TranslateInTreeInlineVolumeToCSI(klog.Logger{}, v, namespace)
 	if err != nil {
@@ -52,7 +51,8 @@ func MigratedInlineVolume(v *corev1.Volume, namespace string) (AttachedVolume, e
 	return AttachedVolume{translated.Spec.CSI.Driver, translated.Spec.CSI.VolumeHandle}, nil
 }
 
-// MigratedProvisioner is the driver that makes volumes in place of a built-in provisioner. A kind whose move does not count has none.
+// MigratedProvisioner returns the CSI driver that provisions volumes in place of an in-tree provisioner. It reports false for in-tree
+// plugins that are not in migratedPlugins.
 func MigratedProvisioner(provisioner string) (driver string, supported bool) {
 	if !translation.IsMigratableIntreePluginByName(provisioner) {
 		return provisioner, true
@@ -61,7 +61,8 @@ func MigratedProvisioner(provisioner string) (driver string, supported bool) {
 	return driver, err == nil && slices.Contains(migratedPlugins, provisioner)
 }
 
-// TranslateForNode is a volume as a node sees it: where a driver has taken over, in the driver's words, which name places differently.
+// TranslateForNode returns a volume as a node sees it: translated to CSI if the node uses the migrated plugin, because drivers use other
+// topology labels in node affinity.
 func TranslateForNode(pv *corev1.PersistentVolume, csi *storagev1.CSINode) (*corev1.PersistentVolume, error) {
 	if csi == nil || pv.Spec.CSI != nil || !translation.IsPVMigratable(pv) {
 		return pv, nil
@@ -80,11 +81,12 @@ func TranslateForNode(pv *corev1.PersistentVolume, csi *storagev1.CSINode) (*cor
 	return translated, nil
 }
 
-// MigratedPluginsOf names the kinds that a node leaves to drivers.
+// MigratedPluginsOf returns the node's annotation that lists its migrated in-tree plugins.
 func MigratedPluginsOf(csi *storagev1.CSINode) string {
 	return csi.Annotations[corev1.MigratedPluginsAnnotationKey]
 }
 
+// NeedsDiskCheck reports whether VolumeRestrictions checks the volume for conflicts.
 func NeedsDiskCheck(v *corev1.Volume) bool {
 	return v.GCEPersistentDisk != nil || v.AWSElasticBlockStore != nil || v.RBD != nil || v.ISCSI != nil
 }

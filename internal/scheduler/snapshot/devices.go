@@ -18,29 +18,32 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// DeviceObjects is what the snapshot knows of devices: which there are, and who has them.
+// DeviceObjects holds the objects of dynamic resource allocation: claims, slices, classes and taint rules.
 type DeviceObjects struct {
 	Claims     map[string]*resourcev1.ResourceClaim // by namespace/name
 	slices     map[string]*resourcev1.ResourceSlice
 	Classes    map[string]*resourcev1.DeviceClass
 	taintRules map[string]*resourcev1.DeviceTaintRule
-	// Assumed claims are allocated by us, and the API server has not told yet.
+	// Assumed holds the claims that the scheduler has allocated and that have not been observed from the API server yet. It is exported
+	// for tests.
 	Assumed     map[string]*assumedClaim
 	expressions *cel.Cache
 }
 
-// assumedClaim is a claim as it will be. Once it is written, it is as the API server has it, and stands until that is heard.
+// assumedClaim is a claim with its assumed allocation. Once written, it is the API server's response to the write, and is kept until the
+// watch delivers that version.
 type assumedClaim struct {
 	claim   *resourcev1.ResourceClaim
 	written bool
 }
 
-// deviceFeatures are what upstream's allocator is asked to mind.
+// deviceFeatures are the features enabled in upstream's allocator.
 var deviceFeatures = structured.Features{
 	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true, FractionalCapacityRange: true,
 	DeviceBindingAndStatus: true,
 }
 
+// NewDeviceObjects returns an empty set. Only NewSnapshot and tests use it.
 func NewDeviceObjects() DeviceObjects {
 	return DeviceObjects{
 		Claims: map[string]*resourcev1.ResourceClaim{}, slices: map[string]*resourcev1.ResourceSlice{}, Classes: map[string]*resourcev1.DeviceClass{}, taintRules: map[string]*resourcev1.DeviceTaintRule{},
@@ -48,6 +51,7 @@ func NewDeviceObjects() DeviceObjects {
 	}
 }
 
+// SetObject adds or updates an object. Other kinds are ignored.
 func (d *DeviceObjects) SetObject(object metav1.Object) {
 	switch o := object.(type) {
 	case *resourcev1.ResourceClaim:
@@ -64,6 +68,7 @@ func (d *DeviceObjects) SetObject(object metav1.Object) {
 	}
 }
 
+// DeleteObject removes an object.
 func (d *DeviceObjects) DeleteObject(object metav1.Object) {
 	switch o := object.(type) {
 	case *resourcev1.ResourceClaim:
@@ -78,12 +83,12 @@ func (d *DeviceObjects) DeleteObject(object metav1.Object) {
 	}
 }
 
-// isOlder reports whether an object the API server told of is older than what it answered to a write.
+// isOlder reports whether an object observed by the watch is older than the response to a write.
 func isOlder(observed, written metav1.Object) bool {
 	return observed.GetResourceVersion() != written.GetResourceVersion() && !IsNewer(observed, written)
 }
 
-// Claim is a claim as the API server has it, so far as we know.
+// Claim returns the newest known version of a claim, from the watch or from the response to a write.
 func (d *DeviceObjects) Claim(key string) *resourcev1.ResourceClaim {
 	if a := d.Assumed[key]; a != nil && a.written {
 		return a.claim
@@ -91,13 +96,13 @@ func (d *DeviceObjects) Claim(key string) *resourcev1.ResourceClaim {
 	return d.Claims[key]
 }
 
-// AllocationPending reports whether we are about to write that a claim has its devices.
+// AllocationPending reports whether an allocation of the claim is assumed and not yet written.
 func (d *DeviceObjects) AllocationPending(key string) bool {
 	a := d.Assumed[key]
 	return a != nil && !a.written
 }
 
-// PodResourceClaims are the resource claims a pod uses. A claim that is still to be made for it is an error, as is one on its way out.
+// PodResourceClaims returns the resource claims a pod uses. It fails if one is not created yet or is being deleted.
 func (d *DeviceObjects) PodResourceClaims(pod *corev1.Pod) (all []*resourcev1.ResourceClaim, err error) {
 	for i := range pod.Spec.ResourceClaims {
 		name, own, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
@@ -105,7 +110,7 @@ func (d *DeviceObjects) PodResourceClaims(pod *corev1.Pod) (all []*resourcev1.Re
 			return nil, err
 		}
 		if name == nil {
-			continue // the template was optional
+			continue // no claim was needed for this template
 		}
 		key := pod.Namespace + "/" + *name
 		claim := d.Claim(key)
@@ -125,7 +130,7 @@ func (d *DeviceObjects) PodResourceClaims(pod *corev1.Pod) (all []*resourcev1.Re
 	return all, nil
 }
 
-// Allocated is what all claims together hold, assumed ones included.
+// Allocated returns the devices allocated to all claims, assumed allocations included.
 func (d *DeviceObjects) Allocated() structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -142,7 +147,7 @@ func (d *DeviceObjects) Allocated() structured.AllocatedState {
 	return state
 }
 
-// addAllocated notes the devices that a claim holds.
+// addAllocated adds the devices allocated to a claim.
 func addAllocated(state *structured.AllocatedState, claim *resourcev1.ResourceClaim) {
 	if claim.Status.Allocation == nil {
 		return
@@ -150,7 +155,7 @@ func addAllocated(state *structured.AllocatedState, claim *resourcev1.ResourceCl
 	for i := range claim.Status.Allocation.Devices.Results {
 		r := &claim.Status.Allocation.Devices.Results[i]
 		if r.AdminAccess != nil && *r.AdminAccess {
-			continue // watching a device does not take it
+			continue // admin access does not allocate the device
 		}
 		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 		if r.ShareID == nil {
@@ -164,7 +169,7 @@ func addAllocated(state *structured.AllocatedState, claim *resourcev1.ResourceCl
 	}
 }
 
-// withTaints is a slice with the taints that rules add to its devices; the slice itself when none does.
+// withTaints returns the slice with the taints that DeviceTaintRules add to its devices; the slice itself if there are none.
 func (d *DeviceObjects) withTaints(slice *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
 	changed := slice
 	for _, rule := range rules {
@@ -185,10 +190,10 @@ func (d *DeviceObjects) withTaints(slice *resourcev1.ResourceSlice, rules []*res
 	return changed
 }
 
-// nameMatches reports whether a part of a selector allows a name: without one, any.
+// nameMatches reports whether an optional selector field matches a name; nil matches any.
 func nameMatches(part *string, name string) bool { return part == nil || *part == name }
 
-// sliceList are all slices, in an order that does not change by itself, with the taints rules give their devices.
+// sliceList returns all slices sorted by name, with the taints of DeviceTaintRules added.
 func (d *DeviceObjects) sliceList() []*resourcev1.ResourceSlice {
 	names := make([]string, 0, len(d.slices))
 	for name := range d.slices {
@@ -203,12 +208,12 @@ func (d *DeviceObjects) sliceList() []*resourcev1.ResourceSlice {
 	return all
 }
 
-// Allocator finds free devices for claims.
+// Allocator returns upstream's allocator over the present state.
 func (d *DeviceObjects) Allocator(ctx context.Context) (structured.Allocator, error) {
 	return structured.NewAllocator(ctx, deviceFeatures, d.Allocated(), classLister{d}, d.sliceList(), d.expressions)
 }
 
-// classLister gives the allocator the device classes.
+// classLister implements the allocator's DeviceClassLister.
 type classLister struct{ devices *DeviceObjects }
 
 func (l classLister) List() (all []*resourcev1.DeviceClass, err error) {
@@ -225,18 +230,18 @@ func (l classLister) Get(name string) (*resourcev1.DeviceClass, error) {
 	return nil, apierrors.NewNotFound(resourcev1.Resource("deviceclass"), name)
 }
 
-// ClaimAllocation is an allocation decided for a claim; nil when the claim had one already and is only reserved.
+// ClaimAllocation is an allocation decided for a claim. Allocation is nil when the claim was allocated before and is only reserved.
 type ClaimAllocation struct {
-	// Claim is what the API server answered once the grant is written.
+	// Claim is replaced by the API server's response once the allocation is written.
 	Claim      *resourcev1.ResourceClaim
 	Allocation *resourcev1.AllocationResult
-	// Extended is set when the claim stands for extended resources: then it is made when it is written.
+	// Extended is set for a claim that backs extended resources: the scheduler creates it before it writes the allocation.
 	Extended *ExtendedClaim
-	// Created claims were not there before.
+	// Created is set when the scheduler has created the claim.
 	Created bool
 }
 
-// AssumeAllocations decides allocations: from now on the devices are taken.
+// AssumeAllocations marks the devices as allocated, before that is written.
 func (d *DeviceObjects) AssumeAllocations(allocations []ClaimAllocation) {
 	for _, g := range allocations {
 		if g.Allocation == nil {
@@ -248,7 +253,7 @@ func (d *DeviceObjects) AssumeAllocations(allocations []ClaimAllocation) {
 	}
 }
 
-// AllocationWritten notes that the API server has a grant. The claim is under its own name now, which it may have been given only then.
+// AllocationWritten replaces an assumed allocation by the response to its write. An extended resource claim gets its name only then.
 func (d *DeviceObjects) AllocationWritten(g *ClaimAllocation, written *resourcev1.ResourceClaim) {
 	if d.AllocationPending(ObjectKey(g.Claim)) {
 		delete(d.Assumed, ObjectKey(g.Claim))
@@ -259,7 +264,7 @@ func (d *DeviceObjects) AllocationWritten(g *ClaimAllocation, written *resourcev
 	g.Claim = written
 }
 
-// RevertAllocations takes back what assume decided and nobody has written.
+// RevertAllocations undoes AssumeAllocations for allocations that were not written.
 func (d *DeviceObjects) RevertAllocations(allocations []ClaimAllocation) {
 	for _, g := range allocations {
 		if g.Allocation != nil && d.AllocationPending(ObjectKey(g.Claim)) {
@@ -268,10 +273,9 @@ func (d *DeviceObjects) RevertAllocations(allocations []ClaimAllocation) {
 	}
 }
 
-// A device class may stand for an extended resource. Pods that ask for the resource get devices of the class on nodes that do not
-// offer the resource themselves: the scheduler makes a claim for them.
-
-// ClassFor is the device class that stands for a resource. Of several the newest does; every class stands for a name of its own.
+// ClassFor returns the device class that backs an extended resource, by spec.extendedResourceName or by the implicit name that every
+// class has. Of several classes the newest is used. Pods that request the resource get devices of the class on nodes whose
+// allocatable does not have the resource; the scheduler creates a claim for them.
 func (d *DeviceObjects) ClassFor(name corev1.ResourceName) (found *resourcev1.DeviceClass) {
 	if class, own := strings.CutPrefix(string(name), resourcev1.ResourceDeviceClassPrefix); own {
 		return d.Classes[class]
@@ -288,12 +292,12 @@ func (d *DeviceObjects) ClassFor(name corev1.ResourceName) (found *resourcev1.De
 	return found
 }
 
-// HaveClassFor reports whether classes stand for something a pod asks.
+// HasClassFor reports whether a device class backs any of the requested resources.
 func (d *DeviceObjects) HasClassFor(amounts []Amount) bool {
 	return slices.ContainsFunc(amounts, func(a Amount) bool { return a.Value > 0 && d.ClassFor(a.Resource) != nil })
 }
 
-// ExtendedClaimOf is the claim made for a pod's extended resources, if there is one.
+// ExtendedClaimOf returns the claim that was created for a pod's extended resources, or nil.
 func (d *DeviceObjects) ExtendedClaimOf(pod *corev1.Pod) *resourcev1.ResourceClaim {
 	for _, claim := range d.Claims {
 		if IsExtendedResourceClaim(claim) && metav1.IsControlledBy(claim, pod) {
@@ -303,19 +307,20 @@ func (d *DeviceObjects) ExtendedClaimOf(pod *corev1.Pod) *resourcev1.ResourceCla
 	return nil
 }
 
+// IsExtendedResourceClaim reports whether the scheduler created the claim for a pod's extended resources.
 func IsExtendedResourceClaim(claim *resourcev1.ResourceClaim) bool {
 	return claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] == "true"
 }
 
-// DeviceCount is how many devices there are, and how many of them are taken.
+// DeviceCount is a number of devices, and how many of them are allocated.
 type DeviceCount struct{ Total, Allocated int64 }
 
-// CountDevices tells how many devices of a class nodes have, for scores that look at resources the class stands for.
+// CountDevices returns a function that counts a node's devices of a class, for scoring extended resources that the class backs.
 func (s *Snapshot) CountDevices(class *resourcev1.DeviceClass) func(node int32) DeviceCount {
 	state := s.Devices.Allocated()
 	byName := map[string]DeviceCount{}
 	type group struct {
-		where *NodeSelection // nil is everywhere
+		where *NodeSelection // nil means all nodes
 		count DeviceCount
 	}
 	var groups []group
@@ -355,7 +360,7 @@ func (s *Snapshot) CountDevices(class *resourcev1.DeviceClass) func(node int32) 
 	}
 }
 
-// Matches reports whether a device is of a class. A selector that fails matches nothing.
+// Matches reports whether a class selects a device. A selector that fails to compile or run matches nothing.
 func (d *DeviceObjects) Matches(class *resourcev1.DeviceClass, driver string, device *resourcev1.Device) bool {
 	for _, selector := range class.Spec.Selectors {
 		if selector.CEL == nil {
@@ -375,12 +380,12 @@ func (d *DeviceObjects) Matches(class *resourcev1.DeviceClass, driver string, de
 	return true
 }
 
-// WantsDevices reports whether a pod claims devices, or asks for resources that device classes stand for.
+// WantsDevices reports whether a pod has resource claims, or requests extended resources that device classes back.
 func (s *Snapshot) WantsDevices(p *PodInfo) bool {
 	return len(p.Pod.Spec.ResourceClaims) > 0 || s.Devices.HasClassFor(p.Request.Extended)
 }
 
-// ExtendedClaim is a claim that stands for extended resources, and which of its requests each container uses.
+// ExtendedClaim is a claim that backs a pod's extended resources, and which of its requests each container uses.
 type ExtendedClaim struct {
 	Claim    *resourcev1.ResourceClaim
 	Mappings []corev1.ContainerExtendedResourceRequest

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Dump writes out everything a snapshot has, sorted, so that two can be compared. Numbers that only depend on the order of changes are
-// left out.
+// Dump returns the whole content of a snapshot as sorted text, for tests that compare snapshots. Numbers that depend on the order of
+// changes are left out.
 func (s *Snapshot) Dump() string {
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
@@ -53,7 +53,7 @@ func (s *Snapshot) Dump() string {
 			}
 		}
 		slices.Sort(set)
-		add("node %s exists=%v closed=%v taints=%v %v assumed=%d,%d labels=%v pods=%v coming=%v ports=%v images=%v", name, s.Exists[n] && nd.Node != nil, s.Unschedulable[n],
+		add("node %s exists=%v unschedulable=%v taints=%v %v assumed=%d,%d labels=%v pods=%v nominated=%v ports=%v images=%v", name, s.Exists[n] && nd.Node != nil, s.Unschedulable[n],
 			s.TaintSets[s.NodeTaintSets[n]].Taints, resources, s.NonZeroRequested[ResourceCPU][n], s.NonZeroRequested[ResourceMemory][n], set, pods, nominated, ports, nd.Images)
 		if s.HostColumn.ValueOf[n] != n {
 			add("node %s is in domain %d of its own", name, s.HostColumn.ValueOf[n])
@@ -88,14 +88,14 @@ func (s *Snapshot) Dump() string {
 	}
 	for key, existing := range s.ExistingTerms {
 		if existing.Total == 0 {
-			continue // it may stay for a while
+			continue // see DropUnusedTerms
 		}
 		for domain, n := range existing.Pods {
 			if n != 0 {
-				add("holder %v has %d in %s", key, n, s.domainName(existing.Column, int32(domain)))
+				add("term %v has %d in %s", key, n, s.domainName(existing.Column, int32(domain)))
 			}
 		}
-		add("holder %v has %d in all", key, existing.Total)
+		add("term %v has %d in all", key, existing.Total)
 	}
 	add("%d nodes, %d pods, %d nominated", s.NodeCount, len(s.PodEntries), len(s.Nominations))
 	slices.Sort(lines)

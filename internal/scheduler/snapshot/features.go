@@ -11,7 +11,7 @@ import (
 
 var kubernetesVersion = versionutil.MustParse(version.Kubernetes)
 
-// RequiredFeatures are what a pod needs of a kubelet beyond what all have.
+// RequiredFeatures returns the declared node features that a pod needs.
 func RequiredFeatures(pod *corev1.Pod) (nodedeclaredfeatures.FeatureSet, error) {
 	return nodedeclaredfeatures.DefaultFramework.InferForPodScheduling(&featuretypes.PodInfo{Spec: &pod.Spec}, kubernetesVersion)
 }

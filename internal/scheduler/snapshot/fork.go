@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Fork is a private copy of a snapshot, for a query that moves pods to see what would be. It is made in two steps, so that the lock
+// Fork is a private copy of a snapshot, for a query that simulates other placements. It is made in two steps, so that the lock
 // on the original is held briefly: Fork copies the columns, the pods' entries and the maps of objects; Snapshot derives the rest
-// (counters, existing terms, indexes by name) from the copy and needs no lock. Objects are shared: nobody changes them.
+// (counters, existing terms, indexes by name) from the copy and needs no lock. API objects are shared; they are read-only.
 type Fork struct {
 	snapshot *Snapshot
 	pods     []PodEntry
@@ -54,7 +54,7 @@ func (s *Snapshot) Fork() *Fork {
 	return f
 }
 
-// Snapshot finishes the copy.
+// Snapshot completes the copy.
 func (f *Fork) Snapshot() *Snapshot {
 	c := f.snapshot
 	c.NodeNumbers, c.LabelColumns, c.HostColumn = make(map[string]int32, len(c.NodeInfos)), map[string]*LabelColumn{}, &LabelColumn{}

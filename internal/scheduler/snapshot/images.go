@@ -6,15 +6,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// image is a container image some nodes hold.
+// image is a container image that some nodes have.
 type image struct {
 	Size  int64
 	Nodes int
-	// version grows whenever the set of nodes that hold the image changes: its worth on every one of them changes with it.
+	// version grows whenever the set of nodes with the image changes, because that changes its score on all of them.
 	version uint64
 }
 
-// NormalizedImageName adds the tag that is meant when none is named.
+// NormalizedImageName adds the tag latest if the name has no tag.
 func NormalizedImageName(name string) string {
 	if strings.LastIndex(name, ":") <= strings.LastIndex(name, "/") {
 		return name + ":latest"
@@ -46,7 +46,7 @@ func (s *Snapshot) setImages(n *NodeInfo, images []corev1.ContainerImage) {
 	for name, size := range names {
 		held := s.Images[name]
 		if before, had := n.Images[name]; had {
-			// Only where nobody else has told another size, the new one counts.
+			// The first node that reports an image determines its size; update it only if no other node has the image.
 			if before != size && held.Nodes == 1 {
 				held.Size = size
 				held.version++
@@ -63,6 +63,7 @@ func (s *Snapshot) setImages(n *NodeInfo, images []corev1.ContainerImage) {
 	n.Images = names
 }
 
+// ImageVersion returns the version of an image, 0 if no node has it.
 func (s *Snapshot) ImageVersion(name string) uint64 {
 	if i := s.Images[name]; i != nil {
 		return i.version

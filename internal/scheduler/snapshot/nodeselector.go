@@ -11,11 +11,11 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// NodeSelection is a pod's required selection of nodes, in terms of columns.
+// NodeSelection is a pod's nodeSelector and required node affinity, compiled to label columns.
 type NodeSelection struct {
 	Snapshot     *Snapshot
 	NodeSelector []Requirement
-	// Terms are alternatives; when limited, at least one must match.
+	// Terms are alternatives: if HasTerms is set, at least one must match.
 	Terms    []SelectionTerm
 	HasTerms bool
 }
@@ -27,22 +27,22 @@ type SelectionTerm struct {
 	MatchesNothing bool
 }
 
-// Requirement is a demand on one label. What a value means to it is found out once for each value.
+// Requirement is a requirement on one label. The result is cached by value.
 type Requirement struct {
 	Column         *LabelColumn
 	Operator       corev1.NodeSelectorOperator
 	Values         []string
-	matchesByValue []bool // by value: whether it is wanted
+	matchesByValue []bool // by value: whether it satisfies the requirement
 }
 
-// fieldRequirement is a demand on one field. The name is the only field nodes have here; all others are empty.
+// fieldRequirement is a requirement on one field. Only metadata.name is supported; all other fields are empty.
 type fieldRequirement struct {
 	isName bool
 	value  string
 	not    bool
 }
 
-// RequiredSelection reads which nodes a pod selects; nil means all.
+// RequiredSelection compiles a pod's nodeSelector and required node affinity; nil means all nodes.
 func (s *Snapshot) RequiredSelection(pod *corev1.Pod) *NodeSelection {
 	var required *corev1.NodeSelector
 	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
@@ -71,7 +71,7 @@ func (s *Snapshot) NodeSelection(exact map[string]string, required *corev1.NodeS
 }
 
 func (s *Snapshot) SelectionTerm(t *corev1.NodeSelectorTerm) SelectionTerm {
-	// A term that cannot be read matches nothing.
+	// An invalid term matches nothing.
 	if _, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*t}}); err != nil {
 		return SelectionTerm{MatchesNothing: true}
 	}
@@ -138,7 +138,7 @@ func (r *Requirement) Matches(node int32) bool {
 	return r.matchesByValue[value]
 }
 
-// Wants reports whether a node with the label's value is meant.
+// MatchesValue reports whether a value of the label satisfies the requirement.
 func (r *Requirement) MatchesValue(value string) bool {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn:
@@ -149,7 +149,7 @@ func (r *Requirement) MatchesValue(value string) bool {
 		return true
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		has, err := strconv.ParseInt(value, 10, 64)
-		limit, _ := strconv.ParseInt(r.Values[0], 10, 64) // terms whose limit is no number are not asked
+		limit, _ := strconv.ParseInt(r.Values[0], 10, 64) // NewNodeSelector rejects limits that are not numbers
 		return err == nil && (r.Operator == corev1.NodeSelectorOpGt && has > limit || r.Operator == corev1.NodeSelectorOpLt && has < limit)
 	}
 	return false

@@ -7,11 +7,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// ownerSelectors knows which pods belong together: those of one service, and those of one controller.
+// ownerSelectors holds the selectors of Services and controllers, from which default topology spread constraints are derived.
 type ownerSelectors struct {
 	services               map[string]map[string]map[string]string // by namespace, name: the selector
-	replicationControllers map[OwnerKey]labels.Set                 // of replication controllers
-	// Controllers are those with a selector of several kinds of demands.
+	replicationControllers map[OwnerKey]labels.Set                 // selectors of ReplicationControllers
+	// Controllers holds the label selectors of ReplicaSets and StatefulSets.
 	Controllers map[OwnerKey]labels.Selector
 }
 
@@ -21,7 +21,7 @@ func newOwnerSelectors() ownerSelectors {
 	return ownerSelectors{services: map[string]map[string]map[string]string{}, replicationControllers: map[OwnerKey]labels.Set{}, Controllers: map[OwnerKey]labels.Selector{}}
 }
 
-// SetService takes over the selector of a service.
+// SetService adds or updates the selector of a Service.
 func (s *Snapshot) SetService(service *corev1.Service) {
 	inNamespace := s.Owners.services[service.Namespace]
 	if inNamespace == nil {
@@ -34,13 +34,13 @@ func (s *Snapshot) SetService(service *corev1.Service) {
 	inNamespace[service.Name] = service.Spec.Selector
 }
 
-// DeleteService forgets a service.
+// DeleteService removes a Service.
 func (s *Snapshot) DeleteService(namespace, name string) {
 	delete(s.Owners.services[namespace], name)
 	s.TopologyVersion++
 }
 
-// SetReplicationController takes over the selector of a replication controller.
+// SetReplicationController adds or updates the selector of a ReplicationController.
 func (s *Snapshot) SetReplicationController(rc *corev1.ReplicationController) {
 	key := OwnerKey{"v1", "ReplicationController", rc.Namespace, rc.Name}
 	if old, known := s.Owners.replicationControllers[key]; !known || !SameLabels(old, rc.Spec.Selector) {
@@ -49,12 +49,12 @@ func (s *Snapshot) SetReplicationController(rc *corev1.ReplicationController) {
 	s.Owners.replicationControllers[key] = rc.Spec.Selector
 }
 
-// SetReplicaSet takes over the selector of a replica set.
+// SetReplicaSet adds or updates the selector of a ReplicaSet.
 func (s *Snapshot) SetReplicaSet(rs *appsv1.ReplicaSet) {
 	s.setLabelSelector("ReplicaSet", rs.Namespace, rs.Name, rs.Spec.Selector)
 }
 
-// SetStatefulSet takes over the selector of a stateful set.
+// SetStatefulSet adds or updates the selector of a StatefulSet.
 func (s *Snapshot) SetStatefulSet(ss *appsv1.StatefulSet) {
 	s.setLabelSelector("StatefulSet", ss.Namespace, ss.Name, ss.Spec.Selector)
 }
@@ -62,12 +62,13 @@ func (s *Snapshot) SetStatefulSet(ss *appsv1.StatefulSet) {
 func (s *Snapshot) setLabelSelector(kind, namespace, name string, selector *metav1.LabelSelector) {
 	read, err := metav1.LabelSelectorAsSelector(selector)
 	if err != nil {
-		// A selector that cannot be read adds nothing.
+		// An invalid selector selects no pods.
 		read = labels.Nothing()
 	}
 	s.SetOwner(OwnerKey{appsv1.SchemeGroupVersion.String(), kind, namespace, name}, read)
 }
 
+// SetOwner adds or updates the selector of a controller.
 func (s *Snapshot) SetOwner(key OwnerKey, selector labels.Selector) {
 	if old := s.Owners.Controllers[key]; old == nil || old.String() != selector.String() {
 		s.TopologyVersion++
@@ -75,18 +76,19 @@ func (s *Snapshot) SetOwner(key OwnerKey, selector labels.Selector) {
 	s.Owners.Controllers[key] = selector
 }
 
-// DeleteController forgets a controller of pods.
+// DeleteController removes a controller.
 func (s *Snapshot) DeleteController(apiVersion, kind, namespace, name string) {
 	s.DeleteOwner(OwnerKey{apiVersion, kind, namespace, name})
 }
 
+// DeleteOwner removes a controller.
 func (s *Snapshot) DeleteOwner(key OwnerKey) {
 	delete(s.Owners.replicationControllers, key)
 	delete(s.Owners.Controllers, key)
 	s.TopologyVersion++
 }
 
-// OwnerSelector selects the pods that belong with a pod. It is empty for a pod that stands alone.
+// OwnerSelector returns a selector for the pods of the same Services and controller. It is empty for a pod without either.
 func (s *Snapshot) OwnerSelector(pod *corev1.Pod) labels.Selector {
 	set := labels.Set{}
 	for _, selector := range s.Owners.services[pod.Namespace] {
@@ -99,7 +101,7 @@ func (s *Snapshot) OwnerSelector(pod *corev1.Pod) labels.Selector {
 		return set.AsSelector()
 	}
 	key := OwnerKey{owner.APIVersion, owner.Kind, pod.Namespace, owner.Name}
-	// A replication controller has the last word on a label that services name too; other controllers add to what services demand.
+	// A ReplicationController's labels override those of Services; other controllers add requirements.
 	selector := labels.Merge(set, s.Owners.replicationControllers[key]).AsSelector()
 	if own := s.Owners.Controllers[key]; own != nil {
 		if requirements, selectable := own.Requirements(); selectable {

@@ -13,27 +13,27 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// What a container that names no request is taken to use when nodes are scored, so that such pods spread too.
+// Requests that scoring assumes for containers without any, so that such pods spread too.
 const (
 	defaultMilliCPU = 100
 	defaultMemory   = 200 * 1024 * 1024
 )
 
-// Amount is some of an extended resource.
+// Amount is a quantity of a scalar resource.
 type Amount struct {
 	Resource corev1.ResourceName
 	Value    int64
 }
 
-// Request is what a pod asks of a node.
+// Request is the sum of a pod's resource requests.
 type Request struct {
 	MilliCPU, Memory, Storage int64
-	// NonZeroMilliCPU and AssumedMemory are what scores count: containers without requests use something too.
+	// NonZeroMilliCPU and NonZeroMemory are used for scoring: they include defaults for containers without requests.
 	NonZeroMilliCPU, NonZeroMemory int64
 	Extended                       []Amount // sorted by name
 }
 
-// HostPort is a port of the node itself.
+// HostPort is a host port of a container.
 type HostPort struct {
 	ip       string
 	protocol corev1.Protocol
@@ -42,26 +42,26 @@ type HostPort struct {
 
 const anyAddress = "0.0.0.0"
 
-// Conflicts reports whether two ports of one node cannot both be had.
+// Conflicts reports whether two host ports cannot be used on the same node.
 func (p HostPort) Conflicts(other HostPort) bool {
 	return p.port == other.port && p.protocol == other.protocol && (p.ip == other.ip || p.ip == anyAddress || other.ip == anyAddress)
 }
 
-// PodInfo is a pod as the scheduler sees it: read once, used often.
+// PodInfo is a pod with everything the scheduler derives from it.
 type PodInfo struct {
 	Pod     *corev1.Pod
 	Request Request
-	// localKeyCache and topology are the keys below, once they are asked for: most pods have a node and are never asked.
+	// localKeyCache and topologyKeyCache are computed on first use: pods that have a node never need them.
 	localKeyCache, topologyKeyCache string
 	HostPorts                       []HostPort
-	// required and preferred are the terms about other pods.
+	// Affinity and AntiAffinity are the required terms.
 	Affinity, AntiAffinity                   []Term
 	PreferredAffinity, PreferredAntiAffinity []weightedTerm
 	HasVolumes                               bool
 	NeedsFeatures                            bool
 }
 
-// NewPodInfo reads a pod. It fails on selectors that cannot be read, which the API server would not have let in.
+// NewPodInfo parses a pod. It fails on invalid selectors, which API validation rejects.
 func NewPodInfo(pod *corev1.Pod) (*PodInfo, error) {
 	p := &PodInfo{Pod: pod, Request: PodRequests(pod, pod.Spec.NodeName != ""), HostPorts: HostPortsOf(pod)}
 	if err := p.readAffinity(); err != nil {
@@ -76,7 +76,8 @@ func NewPodInfo(pod *corev1.Pod) (*PodInfo, error) {
 	return p, nil
 }
 
-// LocalKey is equal for pods that mean the same to each node alone: what they ask, tolerate, select and hold.
+// LocalKey is equal for pods that get the same result from all plugins that depend on one node only: it covers requests, tolerations,
+// node selection, host ports and images.
 func (p *PodInfo) LocalKey() string {
 	if p.localKeyCache == "" {
 		p.localKeyCache = p.makeLocalKey()
@@ -84,7 +85,8 @@ func (p *PodInfo) LocalKey() string {
 	return p.localKeyCache
 }
 
-// TopologyKey is equal for pods that mean the same to other pods: namespace, labels, affinity, spreading, owner.
+// TopologyKey is equal for pods that get the same result from PodTopologySpread and InterPodAffinity: it covers namespace, labels,
+// affinity, spread constraints and owner.
 func (p *PodInfo) TopologyKey() string {
 	if p.topologyKeyCache == "" {
 		p.topologyKeyCache = p.makeTopologyKey()
@@ -116,8 +118,8 @@ func (p *PodInfo) readAffinity() (err error) {
 	return nil
 }
 
-// PodRequests adds up what a pod asks for. A pod that has a node may be in the middle of a resize: then what it was given and what it
-// has count as well as what it asks.
+// PodRequests returns the sum of a pod's requests. For a running pod that is being resized in place, the allocated and actual resources
+// in its status are taken into account.
 func PodRequests(pod *corev1.Pod, running bool) Request {
 	if r, ok := PlainRequest(pod, running); ok {
 		return r
@@ -138,7 +140,7 @@ func PodRequests(pod *corev1.Pod, running bool) Request {
 		}
 	}
 	slices.SortFunc(r.Extended, func(a, b Amount) int { return strings.Compare(string(a.Resource), string(b.Resource)) })
-	// A pod that states its request as a whole is not given what its containers leave out.
+	// A pod-level request replaces the default for containers without one.
 	missing := corev1.ResourceList{}
 	podLevel := resourcehelper.IsPodLevelRequestsSet(pod)
 	if _, has := requested[corev1.ResourceCPU]; !has || !podLevel {
@@ -153,7 +155,7 @@ func PodRequests(pod *corev1.Pod, running bool) Request {
 	return r
 }
 
-// PlainRequest adds up the requests of the many pods that have containers and nothing special, without making lists.
+// PlainRequest is PodRequests without allocations, for the common pods without init containers, overhead, pod-level resources or resize.
 func PlainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 	spec := &pod.Spec
 	if len(spec.InitContainers) > 0 || spec.Overhead != nil || spec.Resources != nil {
@@ -165,7 +167,7 @@ func PlainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 	for i := range spec.Containers {
 		cpu, memory := int64(defaultMilliCPU), int64(defaultMemory)
 		for name, quantity := range spec.Containers[i].Resources.Requests {
-			// Parts of a byte are rounded once they are added up.
+			// Fractions of a byte are rounded after the sum: leave those to PodRequests.
 			bytes, whole := quantity.AsInt64()
 			switch {
 			case name == corev1.ResourceCPU:
@@ -186,7 +188,7 @@ func PlainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 	return r, true
 }
 
-// resized reports whether a pod's status has a say in what it takes up.
+// hasResizeStatus reports whether a pod's status affects its effective requests.
 func hasResizeStatus(pod *corev1.Pod) bool {
 	for i := range pod.Status.ContainerStatuses {
 		if c := &pod.Status.ContainerStatuses[i]; c.Resources != nil || c.AllocatedResources != nil {
@@ -196,15 +198,15 @@ func hasResizeStatus(pod *corev1.Pod) bool {
 	return pod.Status.Resources != nil || pod.Status.AllocatedResources != nil || resourcehelper.IsPodResizeInfeasible(pod)
 }
 
-// countable reports whether a resource beyond the well-known ones is counted on nodes: extended resources, huge pages, those
-// with a prefix of Kubernetes, attachable volumes.
+// isScalarResource reports whether the scheduler accounts for a resource besides CPU, memory and ephemeral storage: extended resources,
+// huge pages, resources with the kubernetes.io prefix and attachable volumes.
 func isScalarResource(name corev1.ResourceName) bool {
 	s := string(name)
 	return strings.HasPrefix(s, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(s, corev1.ResourceAttachableVolumesPrefix) ||
 		strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || IsExtendedResource(name)
 }
 
-// Extended reports whether the resource belongs to neither Kubernetes nor quota's own names.
+// IsExtendedResource reports whether a resource name is outside the kubernetes.io domain and has no quota prefix.
 func IsExtendedResource(name corev1.ResourceName) bool {
 	s := string(name)
 	if !strings.Contains(s, "/") || strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || strings.HasPrefix(s, corev1.DefaultResourceRequestsPrefix) {
@@ -213,6 +215,7 @@ func IsExtendedResource(name corev1.ResourceName) bool {
 	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+s)) == 0
 }
 
+// HostPortsOf returns the host ports of a pod's containers and restartable init containers.
 func HostPortsOf(pod *corev1.Pod) (ports []HostPort) {
 	add := func(c *corev1.Container) {
 		for _, p := range c.Ports {
@@ -240,10 +243,10 @@ func HostPortsOf(pod *corev1.Pod) (ports []HostPort) {
 	return ports
 }
 
-// marshaller is what all API types are.
+// marshaller is implemented by all API types.
 type marshaller interface{ Marshal() ([]byte, error) }
 
-// keyWriter builds keys of equivalence. Every part is preceded by its length, so that different pods never share a key.
+// keyWriter builds keys that are equal for equivalent pods. Every part is preceded by its length, so that different pods never share a key.
 type keyWriter []byte
 
 func (k *keyWriter) text(s string) {
@@ -294,7 +297,7 @@ func (k *keyWriter) request(r *Request) {
 	}
 }
 
-// WithoutPodLevelResources is the pod as the sum of its containers, whatever it asks for as a whole.
+// WithoutPodLevelResources returns the pod with its pod-level resources ignored.
 func (p *PodInfo) WithoutPodLevelResources() *PodInfo {
 	if p.Pod.Spec.Resources == nil {
 		return p
@@ -365,7 +368,7 @@ func (p *PodInfo) makeTopologyKey() string {
 			k.object(&pod.Spec.TopologySpreadConstraints[i])
 		}
 	}
-	// Which nodes count for spreading depends on what the pod selects and tolerates.
+	// Which nodes are eligible for spreading depends on the pod's node selection and tolerations.
 	k.text(p.SelectionKey())
 	k.text(p.TolerationKey())
 	return string(k)
@@ -385,7 +388,7 @@ func (p *PodInfo) SelectionKey() string {
 	return string(k)
 }
 
-// TolerationKey is equal for pods that tolerate the same.
+// TolerationKey is equal for pods with the same tolerations.
 func (p *PodInfo) TolerationKey() string {
 	if len(p.Pod.Spec.Tolerations) == 0 {
 		return ""

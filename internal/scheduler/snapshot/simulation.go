@@ -4,11 +4,11 @@ import (
 	"slices"
 )
 
-// Simulation moves pods to see what a node would be like. Its changes are undone when Simulate returns.
+// Simulation adds and removes pods hypothetically. Its changes are undone when Simulate returns.
 type Simulation struct {
 	snapshot       *Snapshot
 	added, removed []*PodEntry
-	// placements are the last placements of the nodes touched, as they were before.
+	// placements are the last placements of the nodes touched, before the simulation.
 	placements []nodePlacement
 }
 
@@ -17,8 +17,8 @@ type nodePlacement struct {
 	last uint32
 }
 
-// Simulate lets do move pods. All changes are undone when it returns, even if do panics. Tables do not see them and they do not count
-// as placements.
+// Simulate calls move, which may add and remove pods. All changes are undone when Simulate returns, even if move panics. They are not
+// logged in Changes and do not count as placements.
 func (s *Snapshot) Simulate(move func(*Simulation)) {
 	sim := &Simulation{snapshot: s}
 	placements, simulating := s.Placements, s.simulating

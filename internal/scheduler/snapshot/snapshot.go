@@ -12,7 +12,7 @@ import (
 	"skiff/internal/podstate"
 )
 
-// The resources every node has. Extended resources follow, numbered as they are met.
+// The column numbers of the resources that every node has. Scalar resources follow in order of first use.
 const (
 	ResourceCPU = iota
 	ResourceMemory
@@ -21,27 +21,28 @@ const (
 	firstExtended
 )
 
-// Snapshot is all the scheduler knows, as columns over nodes. It is changed in place: SetNode, SetPod and their likes take
-// microseconds and touch only what changed. A Snapshot is not safe for use by several goroutines at once.
+// Snapshot is the scheduler's state of the cluster, as columns over nodes. It is changed in place: SetNode, SetPod and the other setters
+// take microseconds and touch only what changed. A Snapshot is not safe for concurrent use.
 //
 // Invariants: Requested[r][n] is the sum of the requests of the pods on node n; Counters and ExistingTerms count exactly the pods in
 // PodEntries; every change of a node's columns appends the node to Changes.
 type Snapshot struct {
 	// NodeGeneration counts the nodes that were ever added.
 	NodeGeneration uint64
-	NodeInfos      []NodeInfo // by number; numbers are used again after a node and all its pods are gone
+	NodeInfos      []NodeInfo // by number; numbers are reused after a node and all its pods are removed
 	NodeNumbers    map[string]int32
 	freeNumbers    []int32
 	NodeCount      int // nodes that exist
 
-	Exists        []bool  // by node: it is more than a name that pods speak of
+	Exists        []bool  // by node: the Node object exists, and not only pods that name it
 	Unschedulable []bool  // by node: spec.unschedulable
-	NodeTaintSets []int32 // by node: number of its combination of taints
+	NodeTaintSets []int32 // by node: index into TaintSets
 
 	Allocatable      [][]int64 // by resource, node
 	Requested        [][]int64 // by resource, node
 	NonZeroRequested [2][]int64
-	// LastPlacement is when a node last received a pod, as a count: among equals the node that waited longest is taken.
+	// LastPlacement is the value of Placements when a pod was last added to the node: of nodes with equal scores the one with the oldest
+	// placement is chosen.
 	LastPlacement     []uint32
 	Placements        uint32
 	extendedResources map[corev1.ResourceName]int
@@ -57,19 +58,21 @@ type Snapshot struct {
 	podsByNamespace map[string][]*PodEntry
 	NominatedPods   map[int32][]*PodEntry // by node
 	Nominations     map[types.UID]*PodEntry
-	ClaimUsers      map[string]int // pods on nodes that use a claim, by namespace/name
+	ClaimUsers      map[string]int // number of pods on nodes that use a PersistentVolumeClaim, by namespace/name
 
+	// Counters caches counters by what they count. It is exported for tests; use CounterFor.
 	Counters          map[string]*Counter
 	counterIndex      termIndex[*Counter]
 	ExistingTerms     map[existingTermKey]*ExistingTerm
 	ExistingTermIndex termIndex[*ExistingTerm]
 	MaxExistingTerms  int
-	TopologyVersion   uint64 // grows when the counters or holders that concern a pod may have changed: new terms, namespaces, services, owners
+	TopologyVersion   uint64 // grows when cached topology states become invalid: new terms, namespaces, services, owners
 
-	Changes []int32 // nodes changed, oldest first; the first has number changesFrom
-	// ChangesFrom and clock only grow.
+	Changes []int32 // changed nodes, oldest first; the first entry has sequence number ChangesFrom
+	// ChangesFrom is the sequence number of the first entry of Changes.
 	ChangesFrom uint64
-	UseClock    uint64
+	// UseClock counts uses of cached objects, to find the least recently used.
+	UseClock uint64
 
 	Namespaces map[string]labels.Set
 	Owners     ownerSelectors
@@ -77,19 +80,19 @@ type Snapshot struct {
 	Devices    DeviceObjects
 	workspace  workspace
 	simulating bool // see Simulate
-	// Memo belongs to the decision package: what it keeps between pods, for as long as the snapshot.
+	// Memo belongs to the decision package: its cache between pods.
 	Memo any
 }
 
-// MaxChanges bounds the log of changed nodes. A table that has not followed for longer is made anew.
+// MaxChanges bounds the log of changed nodes. A table that is further behind is filled again. It is exported for tests.
 const MaxChanges = 8192
 
-// NodeInfo is what is not a column because plugins read it as a whole.
+// NodeInfo holds the data of a node that is not in columns.
 type NodeInfo struct {
-	// Generation tells the node from one that had its number before.
+	// Generation distinguishes the node from an earlier one with the same number.
 	Generation uint64
 	Name       string
-	Node       *corev1.Node // nil while only pods speak of the node
+	Node       *corev1.Node // nil while only pods or a CSINode name the node
 	Pods       []*PodEntry
 	HostPorts  []HostPort
 	Images     map[string]int64
@@ -100,14 +103,14 @@ type NodeInfo struct {
 type PodEntry struct {
 	Info           *PodInfo
 	Node           int32
-	nodeIndex      int // in node.pods
-	namespaceIndex int // in byNamespace
+	nodeIndex      int // in NodeInfo.Pods
+	namespaceIndex int // in podsByNamespace
 	counters       []*Counter
-	// Assumed pods were decided by us and are not yet confirmed by the API server.
+	// Assumed is set until the API server confirms the binding.
 	Assumed bool
 }
 
-// NewSnapshot makes an empty one.
+// NewSnapshot returns an empty snapshot.
 func NewSnapshot() *Snapshot {
 	s := &Snapshot{
 		NodeNumbers: map[string]int32{}, extendedResources: map[corev1.ResourceName]int{}, LabelColumns: map[string]*LabelColumn{},
@@ -135,7 +138,7 @@ func (s *Snapshot) nextVersion() uint64 {
 	return s.UseClock
 }
 
-// Changed notes that a node's columns differ from before.
+// Changed appends a node to the log of changed nodes.
 func (s *Snapshot) Changed(node int32) {
 	if s.simulating {
 		return
@@ -148,6 +151,7 @@ func (s *Snapshot) Changed(node int32) {
 	s.Changes = append(s.Changes, node)
 }
 
+// ChangesEnd is the sequence number of the next change.
 func (s *Snapshot) ChangesEnd() uint64 { return s.ChangesFrom + uint64(len(s.Changes)) }
 
 // Resource returns the number of a resource's columns.
@@ -172,7 +176,7 @@ func (s *Snapshot) Resource(name corev1.ResourceName) int {
 	return r
 }
 
-// nodeNumberFor returns the number of a node, giving it one if it is new.
+// nodeNumberFor returns the number of a node, allocating one if it is new.
 func (s *Snapshot) nodeNumberFor(name string) int32 {
 	if n, ok := s.NodeNumbers[name]; ok {
 		return n
@@ -208,7 +212,7 @@ func (s *Snapshot) nodeNumberFor(name string) int32 {
 	return n
 }
 
-// SetNode takes over a node as it is now.
+// SetNode adds or updates a node.
 func (s *Snapshot) SetNode(object *corev1.Node) {
 	n := s.nodeNumberFor(object.Name)
 	nd := &s.NodeInfos[n]
@@ -218,7 +222,7 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 		s.NodeGeneration++
 		nd.Generation = s.NodeGeneration
 	}
-	// Domains move under the feet of the pods on the node: count them out before and in after.
+	// The node's topology domains or eligibility may change: remove its pods from the counters before, and add them again after.
 	domainsChange := old == nil || !SameLabels(old.Labels, object.Labels) || !slices.EqualFunc(old.Spec.Taints, object.Spec.Taints, SameTaint) ||
 		old.Spec.Unschedulable != object.Spec.Unschedulable
 	if domainsChange {
@@ -255,7 +259,7 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 	s.Changed(n)
 }
 
-// DeleteNode forgets a node. Its pods are remembered until they are gone too.
+// DeleteNode removes a node. Its pods stay until they are deleted too.
 func (s *Snapshot) DeleteNode(name string) {
 	n, ok := s.NodeNumbers[name]
 	if !ok || s.NodeInfos[n].Node == nil {
@@ -278,7 +282,7 @@ func (s *Snapshot) DeleteNode(name string) {
 	s.releaseNumber(n)
 }
 
-// releaseNumber gives a node's number free when nothing speaks of the node any more.
+// releaseNumber frees a node's number when no object refers to the node any more.
 func (s *Snapshot) releaseNumber(n int32) {
 	nd := &s.NodeInfos[n]
 	if nd.Node == nil && len(nd.Pods) == 0 && len(s.NominatedPods[n]) == 0 && nd.CSINode == nil {
@@ -307,6 +311,7 @@ func (s *Snapshot) addToDomains(n int32) {
 	}
 }
 
+// SameTaint compares key, value and effect.
 func SameTaint(a, b corev1.Taint) bool {
 	return a.Key == b.Key && a.Value == b.Value && a.Effect == b.Effect
 }
@@ -327,7 +332,7 @@ func SameLabels(a, b map[string]string) bool {
 	return true
 }
 
-// SetPod takes over a pod that has a node, as it is now. Pods that have ended hold nothing and are forgotten.
+// SetPod adds or updates a pod that has a node. Terminal pods are removed.
 func (s *Snapshot) SetPod(info *PodInfo) {
 	pod := info.Pod
 	old := s.PodEntries[pod.UID]
@@ -347,19 +352,20 @@ func (s *Snapshot) SetPod(info *PodInfo) {
 	s.AddPod(&PodEntry{Info: info, Node: s.nodeNumberFor(pod.Spec.NodeName)})
 }
 
-// sameForColumns reports whether a pod's new state changes nothing the columns know: most updates are of status only.
+// sameForColumns reports whether an update of a pod changes no column: most updates are of status only.
 func sameForColumns(old, now *PodInfo) bool {
 	a, b := old.Pod, now.Pod
 	return (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && SameRequest(&old.Request, &now.Request) &&
 		SameLabels(a.Labels, b.Labels) && slices.Equal(old.HostPorts, now.HostPorts)
 }
 
+// SameRequest compares two requests.
 func SameRequest(a, b *Request) bool {
 	return a.MilliCPU == b.MilliCPU && a.Memory == b.Memory && a.Storage == b.Storage && a.NonZeroMilliCPU == b.NonZeroMilliCPU &&
 		a.NonZeroMemory == b.NonZeroMemory && slices.Equal(a.Extended, b.Extended)
 }
 
-// DeletePod forgets a pod.
+// DeletePod removes a pod and its nomination.
 func (s *Snapshot) DeletePod(uid types.UID) {
 	if p := s.PodEntries[uid]; p != nil {
 		s.RemovePod(p)
@@ -367,7 +373,7 @@ func (s *Snapshot) DeletePod(uid types.UID) {
 	s.Nominate(nil, uid, "")
 }
 
-// Assume puts a pod on a node before the API server knows of it.
+// Assume adds a pod to a node before the binding is written.
 func (s *Snapshot) Assume(info *PodInfo, nodeName string) {
 	if old := s.PodEntries[info.Pod.UID]; old != nil {
 		s.RemovePod(old)
@@ -376,7 +382,7 @@ func (s *Snapshot) Assume(info *PodInfo, nodeName string) {
 	s.AddPod(&PodEntry{Info: info, Node: s.nodeNumberFor(nodeName), Assumed: true})
 }
 
-// Forget takes back an assumption. It reports false when the pod is not assumed, because it was confirmed or deleted since.
+// Forget removes an assumed pod. It reports false if the pod is not assumed, because it was confirmed or deleted since.
 func (s *Snapshot) Forget(uid types.UID) bool {
 	p := s.PodEntries[uid]
 	if p == nil || !p.Assumed {
@@ -394,7 +400,7 @@ func (s *Snapshot) Assumed(uid types.UID) (nodeName string, ok bool) {
 	return "", false
 }
 
-// Nominate remembers that a pod waits for room on a node; an empty name ends that.
+// Nominate sets the node a pod is nominated to; an empty name removes the nomination.
 func (s *Snapshot) Nominate(info *PodInfo, uid types.UID, nodeName string) {
 	if old := s.Nominations[uid]; old != nil {
 		delete(s.Nominations, uid)
@@ -409,13 +415,13 @@ func (s *Snapshot) Nominate(info *PodInfo, uid types.UID, nodeName string) {
 	}
 	p := &PodEntry{Info: info, Node: s.nodeNumberFor(nodeName)}
 	s.Nominations[uid] = p
-	// The terms the pod carries are known from now on, so that it can be tried on the node without making new ones.
+	// Register the pod's affinity terms, so that simulating it on the node adds no terms and TopologyVersion stays.
 	s.countTerms(p, 1)
 	s.countTerms(p, -1)
 	s.NominatedPods[p.Node] = append(s.NominatedPods[p.Node], p)
 }
 
-// AddPod counts a pod into the columns.
+// AddPod adds a pod to the columns and counters.
 func (s *Snapshot) AddPod(p *PodEntry) {
 	nd := &s.NodeInfos[p.Node]
 	p.nodeIndex = len(nd.Pods)
@@ -440,7 +446,7 @@ func (s *Snapshot) AddPod(p *PodEntry) {
 	s.Changed(p.Node)
 }
 
-// RemovePod counts a pod out of the columns.
+// RemovePod removes a pod from the columns and counters.
 func (s *Snapshot) RemovePod(p *PodEntry) {
 	nd := &s.NodeInfos[p.Node]
 	last := nd.Pods[len(nd.Pods)-1]
@@ -503,7 +509,7 @@ func (s *Snapshot) countClaimUsers(info *PodInfo, delta int) {
 	}
 }
 
-// SetNamespace takes over the labels of a namespace.
+// SetNamespace adds or updates the labels of a namespace.
 func (s *Snapshot) SetNamespace(namespace *corev1.Namespace) {
 	if old, ok := s.Namespaces[namespace.Name]; !ok || !SameLabels(old, namespace.Labels) {
 		s.TopologyVersion++
@@ -511,18 +517,19 @@ func (s *Snapshot) SetNamespace(namespace *corev1.Namespace) {
 	s.Namespaces[namespace.Name] = namespace.Labels
 }
 
-// DeleteNamespace forgets a namespace.
+// DeleteNamespace removes a namespace.
 func (s *Snapshot) DeleteNamespace(name string) {
 	delete(s.Namespaces, name)
 	s.TopologyVersion++
 }
 
+// PriorityOf returns a pod's priority, 0 if unset.
 func PriorityOf(pod *corev1.Pod) int32 { return corev1helpers.PodPriority(pod) }
 
-// Node returns a node by its number, for rules.
+// Node returns a node by its number, for plugins.
 func (s *Snapshot) Node(node int32) *corev1.Node { return s.NodeInfos[node].Node }
 
-// PodsOn returns the pods on a node, for rules.
+// PodsOn returns the pods on a node, for plugins.
 func (s *Snapshot) PodsOn(node int32) []*corev1.Pod {
 	var all []*corev1.Pod
 	for _, p := range s.NodeInfos[node].Pods {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// taintSet is a combination of taints that some nodes have. Clusters have few, so that rules look at each once per pod.
+// taintSet is a combination of taints that some nodes have. Clusters have few of them, so plugins evaluate each once per pod.
 type taintSet struct {
 	Taints []corev1.Taint
 }
@@ -31,7 +31,7 @@ func (s *Snapshot) taintSetNumberFor(taints []corev1.Taint) int32 {
 	return n
 }
 
-// TaintMatcher answers, for one pod, what the nodes' taints mean to it. Answers are kept by combination of taints.
+// TaintMatcher matches one pod's tolerations against nodes' taints. Results are cached by taint set.
 type TaintMatcher struct {
 	Snapshot    *Snapshot
 	Tolerations []corev1.Toleration
@@ -40,12 +40,13 @@ type TaintMatcher struct {
 
 type taintResult struct {
 	computed bool
-	// Untolerated is a taint that keeps the pod away.
+	// Untolerated is the first NoSchedule or NoExecute taint the pod does not tolerate.
 	Untolerated *corev1.Taint
-	// PreferNoSchedule counts PreferNoSchedule taints the pod does not tolerate.
+	// PreferNoSchedule is the number of PreferNoSchedule taints the pod does not tolerate.
 	PreferNoSchedule int64
 }
 
+// ResultFor returns the result for a node.
 func (t *TaintMatcher) ResultFor(node int32) *taintResult {
 	set := t.Snapshot.NodeTaintSets[node]
 	for int(set) >= len(t.results) {
@@ -81,7 +82,7 @@ func Tolerates(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
 	})
 }
 
-// preferTolerations are those that speak of PreferNoSchedule, by name or by naming no effect.
+// preferTolerations returns the tolerations whose effect is PreferNoSchedule or empty.
 func preferTolerations(all []corev1.Toleration) []corev1.Toleration {
 	return slices.DeleteFunc(slices.Clone(all), func(t corev1.Toleration) bool {
 		return t.Effect != "" && t.Effect != corev1.TaintEffectPreferNoSchedule

@@ -10,13 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Term is a wish about other pods: those of some namespaces that a selector matches, in one kind of domain.
+// Term is a pod affinity term, or the selector of a topology spread constraint: it matches pods of some namespaces by label.
 type Term struct {
 	namespaces        []string // sorted
 	namespaceSelector labels.Selector
 	selector          labels.Selector
 	TopologyKey       string
-	// key is equal for terms that speak of the same pods. The topology key is not part of it.
+	// key is equal for terms that match the same pods. The topology key is not part of it.
 	key string
 }
 
@@ -66,6 +66,7 @@ func termOf(pod *corev1.Pod, t *corev1.PodAffinityTerm) (Term, error) {
 	return NewTerm(slices.Compact(namespaces), namespaceSelector, selector, t.TopologyKey), nil
 }
 
+// NewTerm makes a term. namespaces must be sorted.
 func NewTerm(namespaces []string, namespaceSelector, selector labels.Selector, topologyKey string) Term {
 	return Term{
 		namespaces: namespaces, namespaceSelector: namespaceSelector, selector: selector, TopologyKey: topologyKey,
@@ -73,7 +74,7 @@ func NewTerm(namespaces []string, namespaceSelector, selector labels.Selector, t
 	}
 }
 
-// selectorKey tells a selector that matches nothing from one that matches everything, which read the same.
+// selectorKey distinguishes a selector that matches nothing from one that matches everything: String is empty for both.
 func selectorKey(s labels.Selector) string {
 	if MatchesNothing(s) {
 		return "!"
@@ -87,7 +88,7 @@ func MatchesNothing(s labels.Selector) bool {
 	return !selectable
 }
 
-// allNamespaces reports whether the term speaks of all namespaces.
+// allNamespaces reports whether the term applies to all namespaces.
 func (t *Term) allNamespaces() bool { return t.namespaceSelector.Empty() }
 
 // ResolveNamespaces returns the term with its namespace selector replaced by the namespaces it selects now.
@@ -105,7 +106,7 @@ func (s *Snapshot) ResolveNamespaces(t Term) Term {
 	return NewTerm(slices.Compact(namespaces), labels.Nothing(), t.selector, t.TopologyKey)
 }
 
-// Matches reports whether a pod is one the term speaks of.
+// Matches reports whether a term matches a pod.
 func (s *Snapshot) Matches(t *Term, pod *corev1.Pod) bool {
 	if _, found := slices.BinarySearch(t.namespaces, pod.Namespace); !found && !t.namespaceSelector.Matches(s.Namespaces[pod.Namespace]) {
 		return false
@@ -113,6 +114,7 @@ func (s *Snapshot) Matches(t *Term, pod *corev1.Pod) bool {
 	return t.selector.Matches(labels.Set(pod.Labels))
 }
 
+// MatchesAll reports whether there are terms and all match a pod.
 func (s *Snapshot) MatchesAll(terms []Term, pod *corev1.Pod) bool {
 	if len(terms) == 0 {
 		return false
@@ -125,6 +127,7 @@ func (s *Snapshot) MatchesAll(terms []Term, pod *corev1.Pod) bool {
 	return true
 }
 
+// MatchesAny reports whether any term matches a pod.
 func (s *Snapshot) MatchesAny(terms []Term, pod *corev1.Pod) bool {
 	for i := range terms {
 		if s.Matches(&terms[i], pod) {
@@ -134,21 +137,21 @@ func (s *Snapshot) MatchesAny(terms []Term, pod *corev1.Pod) bool {
 	return false
 }
 
-// termIndex finds, among many terms, those that may speak of a pod, by one label value each of them demands.
+// termIndex finds, among many terms, those that may match a pod, by one label value that the term requires.
 type termIndex[T any] struct {
 	byPair map[termPair][]T
-	// unkeyed are terms that demand no particular label value, by namespace.
+	// unkeyed holds the terms that require no particular label value, by namespace.
 	unkeyed map[string][]T
 }
 
-// termPair is a demanded label value in a namespace; the namespace is empty for terms that speak of several.
+// termPair is a required label value in a namespace; the namespace is empty for terms of several namespaces.
 type termPair struct{ namespace, key, value string }
 
 func newTermIndex[T any]() termIndex[T] {
 	return termIndex[T]{byPair: map[termPair][]T{}, unkeyed: map[string][]T{}}
 }
 
-// indexKey is where a term stands in the index.
+// indexKey returns the key of a term in the index.
 func (t *Term) indexKey() (pair termPair, unkeyed bool) {
 	if len(t.namespaces) == 1 && MatchesNothing(t.namespaceSelector) {
 		pair.namespace = t.namespaces[0]
@@ -186,7 +189,7 @@ func (x *termIndex[T]) remove(t *Term, is func(T) bool) {
 	}
 }
 
-// Candidates calls visit for every item whose term may speak of the pod. The caller still has to ask the term itself.
+// Candidates calls visit for every item whose term may match the pod. The caller must still check the term.
 func (x *termIndex[T]) Candidates(pod *corev1.Pod, visit func(T)) {
 	if len(x.byPair) > 0 {
 		for key, value := range pod.Labels {

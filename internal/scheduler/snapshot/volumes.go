@@ -16,7 +16,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// volumeObjects is what the snapshot knows of storage.
+// volumeObjects holds the storage objects: claims, volumes, classes, drivers, capacities and attachments. AssumedClaims and AssumedVolumes
+// override the watched objects until the watch delivers newer versions; they are exported for tests.
 type volumeObjects struct {
 	Claims         map[string]*corev1.PersistentVolumeClaim // by namespace/name
 	Volumes        map[string]*corev1.PersistentVolume
@@ -39,9 +40,10 @@ func newVolumeObjects() volumeObjects {
 	}
 }
 
+// ObjectKey returns namespace/name.
 func ObjectKey(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// SetObject takes over an object of storage or of devices as it is now. Other objects are ignored.
+// SetObject adds or updates an object of the storage or resource API. Other kinds are ignored.
 func (s *Snapshot) SetObject(object metav1.Object) {
 	v := &s.Volumes
 	switch o := object.(type) {
@@ -75,7 +77,7 @@ func (s *Snapshot) SetObject(object metav1.Object) {
 	}
 }
 
-// DeleteObject forgets an object of storage or of devices.
+// DeleteObject removes an object of the storage or resource API.
 func (s *Snapshot) DeleteObject(object metav1.Object) {
 	v := &s.Volumes
 	switch o := object.(type) {
@@ -109,13 +111,13 @@ func (s *Snapshot) DeleteObject(object metav1.Object) {
 	}
 }
 
-// IsNewer reports whether an object from the API server is newer than the one our assumption was made from.
+// IsNewer reports whether an object is newer than the one an assumed object was derived from.
 func IsNewer(now, assumed metav1.Object) bool {
 	order, err := resourceversion.CompareResourceVersion(now.GetResourceVersion(), assumed.GetResourceVersion())
 	return err != nil || order > 0
 }
 
-// Claim returns a claim as the API server has it or, if we have decided about it since, as it will be.
+// Claim returns a claim, the assumed version if there is one.
 func (v *volumeObjects) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
 	key := namespace + "/" + name
 	if assumed := v.AssumedClaims[key]; assumed != nil {
@@ -124,6 +126,7 @@ func (v *volumeObjects) Claim(namespace, name string) *corev1.PersistentVolumeCl
 	return v.Claims[key]
 }
 
+// Volume returns a volume, the assumed version if there is one.
 func (v *volumeObjects) Volume(name string) *corev1.PersistentVolume {
 	if assumed := v.AssumedVolumes[name]; assumed != nil {
 		return assumed
@@ -131,7 +134,7 @@ func (v *volumeObjects) Volume(name string) *corev1.PersistentVolume {
 	return v.Volumes[name]
 }
 
-// ClaimNames are the names of the claims a pod uses, made for it or not.
+// ClaimNames returns the names of the claims a pod uses, those of ephemeral volumes included.
 func ClaimNames(pod *corev1.Pod) (names []string) {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -144,30 +147,32 @@ func ClaimNames(pod *corev1.Pod) (names []string) {
 	return names
 }
 
+// UsesClaim reports whether a pod uses a claim.
 func UsesClaim(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	return claim != nil && claim.Namespace == pod.Namespace && slices.Contains(ClaimNames(pod), claim.Name)
 }
 
-// ClaimNotFound reads as the API server's own answer.
+// ClaimNotFound has the text of the API server's NotFound error.
 func ClaimNotFound(name string) error {
 	return apierrors.NewNotFound(corev1.Resource("persistentvolumeclaim"), name)
 }
 
-// podClaims are a pod's claims, by what is to be done about them.
+// podClaims are a pod's claims, by binding state.
 type podClaims struct {
 	bound []*corev1.PersistentVolumeClaim
-	// DelayBinding claims are bound when a pod that uses them has a node.
+	// DelayBinding claims have volumeBindingMode WaitForFirstConsumer.
 	DelayBinding []*corev1.PersistentVolumeClaim
-	// UnboundImmediate claims should have been bound already.
+	// UnboundImmediate is set if a claim with volumeBindingMode Immediate is not bound.
 	UnboundImmediate bool
 	volumesByClass   map[string][]*corev1.PersistentVolume
 }
 
+// FullyBound reports whether the binding of a claim is complete.
 func FullyBound(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Spec.VolumeName != "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
 }
 
-// CheckPodClaims says why a pod's claims cannot be used by any pod now.
+// CheckPodClaims fails if a claim of the pod is missing, lost or being deleted. has is set if the pod uses claims.
 func (v *volumeObjects) CheckPodClaims(pod *corev1.Pod) (has bool, err error) {
 	for i := range pod.Spec.Volumes {
 		source := &pod.Spec.Volumes[i]
@@ -201,6 +206,7 @@ func (v *volumeObjects) CheckPodClaims(pod *corev1.Pod) (has bool, err error) {
 	return has, nil
 }
 
+// PodVolumeClaims returns a pod's claims by binding state.
 func (v *volumeObjects) PodVolumeClaims(pod *corev1.Pod) (*podClaims, error) {
 	p := &podClaims{volumesByClass: map[string][]*corev1.PersistentVolume{}}
 	for _, name := range ClaimNames(pod) {
@@ -250,18 +256,19 @@ func (v *volumeObjects) volumesOfClass(class string) (all []*corev1.PersistentVo
 	return all
 }
 
-// PodVolumes is what has to be done about a pod's claims once it has a node.
+// PodVolumes are the bindings and provisionings that a pod's claims need on a node.
 type PodVolumes struct {
 	StaticBindings    []StaticBinding
 	DynamicProvisions []DynamicProvision
 }
 
+// StaticBinding binds a claim to an existing volume.
 type StaticBinding struct {
 	Volume *corev1.PersistentVolume
 	Claim  *corev1.PersistentVolumeClaim
 }
 
-// DynamicProvision asks for a new volume on the node.
+// DynamicProvision provisions a new volume for a claim.
 type DynamicProvision struct {
 	Claim    *corev1.PersistentVolumeClaim
 	Capacity *storagev1.CSIStorageCapacity // nil when the driver does not publish any
@@ -276,7 +283,7 @@ const (
 	ReasonVolumeMissing  = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
 )
 
-// FindPodVolumes finds how a pod's claims can be had on a node, or the reasons why not.
+// FindPodVolumes finds bindings and provisionings for a pod's claims on a node, or the reasons why there are none.
 func (v *volumeObjects) FindPodVolumes(claims *podClaims, node *corev1.Node, csi *storagev1.CSINode) (plan PodVolumes, reasons []string, err error) {
 	missing := false
 	defer func() {
@@ -337,7 +344,7 @@ func (v *volumeObjects) FindPodVolumes(claims *podClaims, node *corev1.Node, csi
 	return plan, reasons, nil
 }
 
-// canProvision tells whether a volume for a claim can be made on a node.
+// canProvision reports whether a volume for a claim can be provisioned on a node, or the reason why not.
 func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *corev1.Node) (capacity *storagev1.CSIStorageCapacity, reason string, err error) {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	if name == "" {
@@ -369,12 +376,12 @@ func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *
 	return nil, ReasonNotEnoughSpace, nil
 }
 
-// TracksCapacity reports whether a driver tells how much room there is for new volumes.
+// TracksCapacity reports whether a driver publishes storage capacity.
 func TracksCapacity(driver *storagev1.CSIDriver) bool {
 	return driver != nil && ptr.Deref(driver.Spec.StorageCapacity, false)
 }
 
-// topologyAllows reports whether a class may have volumes on a node with these labels.
+// topologyAllows reports whether a class's allowedTopologies match a node's labels.
 func topologyAllows(terms []corev1.TopologySelectorTerm, set map[string]string) bool {
 	if len(terms) == 0 {
 		return true
@@ -390,7 +397,7 @@ func topologyAllows(terms []corev1.TopologySelectorTerm, set map[string]string) 
 	})
 }
 
-// AssumePodVolumes decides a plan: from now on its volumes are taken and its claims are for the node.
+// AssumePodVolumes assumes a plan: its volumes are bound, and its claims have the node selected.
 func (v *volumeObjects) AssumePodVolumes(plan *PodVolumes, nodeName string) error {
 	for i := range plan.StaticBindings {
 		b := &plan.StaticBindings[i]
@@ -409,7 +416,7 @@ func (v *volumeObjects) AssumePodVolumes(plan *PodVolumes, nodeName string) erro
 		_, selected := p.Claim.Annotations[volume.AnnSelectedNode]
 		p.Claim = p.Claim.DeepCopy()
 		if selected {
-			continue // to this node: another pod's plan, which stays when this one is taken back
+			continue // selected by another pod's plan: it must stay when this plan is reverted
 		}
 		metav1.SetMetaDataAnnotation(&p.Claim.ObjectMeta, volume.AnnSelectedNode, nodeName)
 		v.AssumedClaims[ObjectKey(p.Claim)] = p.Claim
@@ -417,7 +424,7 @@ func (v *volumeObjects) AssumePodVolumes(plan *PodVolumes, nodeName string) erro
 	return nil
 }
 
-// RevertAssumedPodVolumes takes back what assume decided. What has been written since stands: the API server will tell of it.
+// RevertAssumedPodVolumes undoes AssumePodVolumes. What was written since stays: the watch will deliver it.
 func (v *volumeObjects) RevertAssumedPodVolumes(plan *PodVolumes) {
 	for _, b := range plan.StaticBindings {
 		if v.AssumedVolumes[b.Volume.Name] == b.Volume {
