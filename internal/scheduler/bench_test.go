@@ -51,7 +51,7 @@ func BenchmarkSchedule(b *testing.B) {
 	}
 }
 
-// BenchmarkRecord measures what keeping decisions for questions costs, beside deciding itself: with the record and without it in turns, so
+// BenchmarkRecord measures what recording decisions for queries costs: with the record and without it in alternating rounds, so
 // that whatever else happens on the machine falls on both.
 func BenchmarkRecord(b *testing.B) {
 	const nodes, pods, batch = 5000, 4000, 200
@@ -63,7 +63,7 @@ func BenchmarkRecord(b *testing.B) {
 			}
 			var took [2]time.Duration // without, with
 			profile := plugins.DefaultProfile()
-			// Garbage is collected between the turns, for it cannot be told whose it is. What the record holds on to is bounded.
+			// Garbage is collected between the rounds, so that no round pays for the other. The size of the record is bounded.
 			defer debug.SetGCPercent(debug.SetGCPercent(-1))
 			for range b.N {
 				snapshots := [2]*snapshot.Snapshot{cluster(b, schedulertest.BenchNodes(nodes)), cluster(b, schedulertest.BenchNodes(nodes))}
@@ -71,8 +71,8 @@ func BenchmarkRecord(b *testing.B) {
 				var log decision.Log
 				for from := 0; from < pods; from += batch {
 					runtime.GC()
-					for turn := range snapshots {
-						kept := (turn + from/batch) % 2
+					for round := range snapshots {
+						kept := (round + from/batch) % 2
 						s := snapshots[kept]
 						now := time.Now() // the scheduler reads the clock in any case
 						began := processorTime(b)

@@ -22,7 +22,7 @@ import (
 
 // onlyClaim is the one claim there is; nil when there is none.
 func (f *fakeServer) onlyClaim() (found *resourcev1.ResourceClaim) {
-	f.tell(func() {
+	f.notify(func() {
 		if n := len(f.scheduler.snapshot.Devices.Claims); n > 1 {
 			f.t.Errorf("there are %d claims", n)
 		}
@@ -33,8 +33,8 @@ func (f *fakeServer) onlyClaim() (found *resourcev1.ResourceClaim) {
 	return found
 }
 
-func (f *fakeServer) know(objects ...metav1.Object) {
-	f.tell(func() {
+func (f *fakeServer) addObjects(objects ...metav1.Object) {
+	f.notify(func() {
 		for _, o := range objects {
 			f.scheduler.snapshot.SetObject(o)
 		}
@@ -43,9 +43,9 @@ func (f *fakeServer) know(objects ...metav1.Object) {
 
 // Who asks for an extended resource gets a claim for devices, written before the pod is bound.
 func TestExtendedResourceClaimIsMade(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
+		f.addObjects(schedulertest.DeviceSlice("a", 1), schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
 		f.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.addPod(schedulertest.TestPod("q", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.pass(10 * time.Second)
@@ -61,10 +61,10 @@ func TestExtendedResourceClaimIsMade(t *testing.T) {
 			len(claim.Status.ReservedFor) != 1 || len(claim.Finalizers) != 1 || !snapshot.IsExtendedResourceClaim(claim) || claim.OwnerReferences[0].Name != first {
 			t.Errorf("claim %+v", claim)
 		}
-		if told := strings.Join(f.told(first), " "); !strings.Contains(told, `"resourceClaimName":"`+claim.Name+`"`) || !strings.Contains(told, `"requestName":"container-0-request-0"`) {
-			t.Errorf("the pod is told %s", told)
+		if patches := strings.Join(f.patchesOf(first), " "); !strings.Contains(patches, `"resourceClaimName":"`+claim.Name+`"`) || !strings.Contains(patches, `"requestName":"container-0-request-0"`) {
+			t.Errorf("the status of the pod is %s", patches)
 		}
-		f.tell(func() {
+		f.notify(func() {
 			if n := len(f.scheduler.snapshot.Devices.Assumed); n != 0 {
 				t.Errorf("%d claims are still assumed", n)
 			}
@@ -76,16 +76,16 @@ func TestExtendedResourceClaimIsMade(t *testing.T) {
 		}
 		f.pass(time.Minute)
 		if f.nodeOf(second) != "a" {
-			t.Errorf("the other pod is on %q: %v", f.nodeOf(second), f.told(second))
+			t.Errorf("the other pod is on %q: %v", f.nodeOf(second), f.patchesOf(second))
 		}
 	})
 }
 
 // A claim that was made for a pod that could not be bound goes, and the pod gets another.
 func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
+		f.addObjects(schedulertest.DeviceSlice("a", 1), schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0))
 		tries := 0
 		f.mu.Lock()
 		f.refuse = func(*corev1.Pod, string) error {
@@ -98,7 +98,7 @@ func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
 		f.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.pass(2 * time.Minute)
 		if f.nodeOf("p") != "a" {
-			t.Errorf("the pod is on %q: %v", f.nodeOf("p"), f.told("p"))
+			t.Errorf("the pod is on %q: %v", f.nodeOf("p"), f.patchesOf("p"))
 		}
 		if f.onlyClaim() == nil {
 			t.Error("there is no claim")
@@ -106,10 +106,10 @@ func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
 	})
 }
 
-// conditionStory has one node with a device that must be attached before a pod is bound.
-func conditionStory(t *testing.T, tell func(f *fakeServer)) {
+// withBindingConditions has one node with a device that must be attached before a pod is bound.
+func withBindingConditions(t *testing.T, run func(f *fakeServer)) {
 	t.Helper()
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		slice := schedulertest.DeviceSlice("a", 2)
 		for i := range slice.Spec.Devices {
@@ -117,7 +117,7 @@ func conditionStory(t *testing.T, tell func(f *fakeServer)) {
 		}
 		claim := schedulertest.DeviceClaim("claim", 1)
 		claim.UID, claim.ResourceVersion = "claim", "1"
-		f.know(slice, schedulertest.ClassForExtendedResource("class", "", 0), claim)
+		f.addObjects(slice, schedulertest.ClassForExtendedResource("class", "", 0), claim)
 		f.addPod(schedulertest.TestPod("p", schedulertest.Claiming("claim")))
 		f.pass(10 * time.Second)
 		if f.nodeOf("p") != "" {
@@ -126,7 +126,7 @@ func conditionStory(t *testing.T, tell func(f *fakeServer)) {
 		if claim := f.onlyClaim(); claim.Status.Allocation == nil || len(claim.Status.ReservedFor) != 1 {
 			t.Fatalf("claim %+v", claim.Status)
 		}
-		tell(f)
+		run(f)
 	})
 }
 
@@ -139,7 +139,7 @@ func (f *fakeServer) report(condition string) {
 }
 
 func TestPodWaitsForItsDevice(t *testing.T) {
-	conditionStory(t, func(f *fakeServer) {
+	withBindingConditions(t, func(f *fakeServer) {
 		f.report("Attached")
 		f.pass(time.Second)
 		if f.nodeOf("p") != "a" || f.boundTimes("p") != 1 {
@@ -150,7 +150,7 @@ func TestPodWaitsForItsDevice(t *testing.T) {
 
 // A device that fails is given back, and the pod tried with what there is then.
 func TestDeviceFails(t *testing.T) {
-	conditionStory(t, func(f *fakeServer) {
+	withBindingConditions(t, func(f *fakeServer) {
 		f.report("Broken")
 		f.pass(5 * time.Minute)
 		claim := f.onlyClaim()
@@ -160,22 +160,22 @@ func TestDeviceFails(t *testing.T) {
 		f.report("Attached")
 		f.pass(time.Second)
 		if f.nodeOf("p") != "a" {
-			t.Errorf("the pod is on %q: %v", f.nodeOf("p"), f.told("p"))
+			t.Errorf("the pod is on %q: %v", f.nodeOf("p"), f.patchesOf("p"))
 		}
 	})
 }
 
 // Nobody waits for a device for ever.
 func TestDeviceIsNeverReady(t *testing.T) {
-	conditionStory(t, func(f *fakeServer) {
+	withBindingConditions(t, func(f *fakeServer) {
 		began := f.onlyClaim().Status.Allocation.AllocationTimestamp.Time
 		f.pass(15 * time.Minute)
 		claim := f.onlyClaim()
 		if claim.Status.Allocation == nil || !claim.Status.Allocation.AllocationTimestamp.After(began.Add(10*time.Minute)) {
 			t.Fatalf("the claim was not tried anew: %+v", claim.Status)
 		}
-		if told := strings.Join(f.told("p"), " "); !strings.Contains(told, "device binding timeout") {
-			t.Errorf("the pod is told %s", told)
+		if patches := strings.Join(f.patchesOf("p"), " "); !strings.Contains(patches, "device binding timeout") {
+			t.Errorf("the status of the pod is %s", patches)
 		}
 		f.report("Attached")
 		f.pass(time.Second)
@@ -262,7 +262,7 @@ func (d *deviceServer) getDeviceClaim(ctx context.Context, claim *resourcev1.Res
 
 // claimNow is a claim as the server has it.
 func (d *deviceServer) claimNow(name string) (found *resourcev1.ResourceClaim) {
-	d.tell(func() { found = d.scheduler.snapshot.Devices.Claims["default/"+name] })
+	d.notify(func() { found = d.scheduler.snapshot.Devices.Claims["default/"+name] })
 	return found
 }
 
@@ -277,15 +277,15 @@ func (d *deviceServer) users(name string) string {
 	return strings.Join(names, " ")
 }
 
-// deviceStory is a story with a class and a node a that has two devices.
-func deviceStory(t *testing.T, known schedulertest.Objects, tell func(*deviceServer)) {
+// withDeviceServer is a test with a class and a node a that has two devices.
+func withDeviceServer(t *testing.T, known schedulertest.Objects, run func(*deviceServer)) {
 	t.Helper()
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		d := &deviceServer{fakeServer: f}
-		f.tell(func() { f.scheduler.writer = d })
+		f.notify(func() { f.scheduler.writer = d })
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(append(schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 2)}, known...)...)
-		tell(d)
+		f.addObjects(append(schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 2)}, known...)...)
+		run(d)
 	})
 }
 
@@ -327,12 +327,12 @@ func TestDevicesAreBound(t *testing.T) {
 		{"somebody was faster four times", open(schedulertest.AllocatedDevice("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
+			withDeviceServer(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
 				d.failing(test.fail)
 				d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x")))
 				d.pass(500 * time.Millisecond)
 				if d.nodeOf("p") != "a" || d.boundTimes("p") != 1 {
-					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
+					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.patchesOf("p"))
 				}
 				if got := d.writes(); got != test.writes {
 					t.Errorf("writes %s, want %s", got, test.writes)
@@ -342,7 +342,7 @@ func TestDevicesAreBound(t *testing.T) {
 					t.Errorf("users %q, want %q; %+v", got, test.users, c.Status)
 				}
 				if wrote := strings.Contains(test.writes, "status"); wrote && c.Status.Allocation.AllocationTimestamp == nil {
-					t.Error("nobody can tell since when the claim has its devices")
+					t.Error("the allocation has no timestamp")
 				}
 				if fresh := test.claim.Status.Allocation == nil; fresh && !slices.Equal(c.Finalizers, []string{resourcev1.Finalizer}) {
 					t.Errorf("finalizers %v", c.Finalizers)
@@ -355,16 +355,16 @@ func TestDevicesAreBound(t *testing.T) {
 	}
 }
 
-// What keeps a claim from being written keeps the pod from its node, is told, and is tried again.
+// What keeps a claim from being written keeps the pod from its node, is reported, and is tried again.
 func TestDevicesAreNotBound(t *testing.T) {
 	open := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
 	held := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"))
 	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
 	for _, test := range []struct {
-		what  string
-		claim *resourcev1.ResourceClaim
-		fail  func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error
-		told  string
+		what    string
+		claim   *resourcev1.ResourceClaim
+		fail    func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error
+		patches string
 	}{
 		{"no finalizer", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "update", no) },
 			`running PreBind plugin \"DynamicResources\": add finalizer to claim default/x: no`},
@@ -416,19 +416,19 @@ func TestDevicesAreNotBound(t *testing.T) {
 		}, `claim default/x got deallocated elsewhere in the meantime`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
+			withDeviceServer(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
 				d.failing(test.fail(d))
 				d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x")))
 				d.pass(400 * time.Millisecond)
-				if told := strings.Join(d.told("p"), " "); !strings.Contains(told, test.told) || d.nodeOf("p") != "" {
-					t.Errorf("the pod is on %q and told %s", d.nodeOf("p"), told)
+				if patches := strings.Join(d.patchesOf("p"), " "); !strings.Contains(patches, test.patches) || d.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and its status is %s", d.nodeOf("p"), patches)
 				}
 				d.failing(nil)
 				d.pass(time.Minute)
 				if d.nodeOf("p") != "a" || d.users("x") != "p" {
-					t.Errorf("the pod is on %q: %v; the claim is used by %q", d.nodeOf("p"), d.told("p"), d.users("x"))
+					t.Errorf("the pod is on %q: %v; the claim is used by %q", d.nodeOf("p"), d.patchesOf("p"), d.users("x"))
 				}
-				d.tell(func() {
+				d.notify(func() {
 					if n := len(d.scheduler.snapshot.Devices.Assumed); n != 0 {
 						t.Errorf("%d claims are still assumed", n)
 					}
@@ -452,7 +452,7 @@ func TestReservationsAreDropped(t *testing.T) {
 		{"though somebody was faster", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p", "q")), times(1, "status", conflict), "q"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
+			withDeviceServer(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
 				d.failing(test.fail)
 				d.mu.Lock()
 				d.refuse = func(*corev1.Pod, string) error { return errors.New("not now") }
@@ -483,7 +483,7 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 		known   schedulertest.Objects
 		running []*corev1.Pod
 		pod     *corev1.Pod
-		told    string // what was done
+		patches string // what was done
 		held    bool   // the claim x still has devices
 	}{
 		{"of a full node, and another is free", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
@@ -495,7 +495,7 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 		{"but it is another claim that cannot be had", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 9, ""))}, nil, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), "", true},
 		{"of the claim that keeps it away, not of the other", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("a", "b"))}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")), freed, false},
 		{"that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"))}, nil, wants, freed, false},
-		{"that come too late", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(50*365*24*time.Hour))}, nil, wants, freed, false}, // the story begins in 2000
+		{"that come too late", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(50*365*24*time.Hour))}, nil, wants, freed, false}, // the test begins in 2000
 		{"that failed, but others use them", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"), schedulertest.ReservedFor("q"))}, nil, wants, "", true},
 		{"another of its claims is missing", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("missing")), "", true},
 		{"a claim of an earlier attempt for resources", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
@@ -503,20 +503,20 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 		{"a claim of another pod's attempt", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("q-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "9")), "", true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, append(schedulertest.Objects{schedulertest.DeviceSlice("b", 2)}, test.known...), func(d *deviceServer) {
+			withDeviceServer(t, append(schedulertest.Objects{schedulertest.DeviceSlice("b", 2)}, test.known...), func(d *deviceServer) {
 				d.addNode(schedulertest.TestNode("b"))
 				for _, p := range test.running {
 					d.addPod(p)
 				}
 				// Nothing is done with what was freed: the pod is only looked at.
-				d.tell(func() {
+				d.notify(func() {
 					decision, err := decision.Schedule(d.scheduler.snapshot, infoOf(t, test.pod), d.scheduler.profiles[corev1.DefaultSchedulerName])
 					if err == nil {
 						t.Errorf("goes to %s", decision.Node)
 						return
 					}
-					if got := d.scheduler.deallocateUnusedClaims(t.Context(), decision); got != test.told {
-						t.Errorf("%q was done, want %q", got, test.told)
+					if got := d.scheduler.deallocateUnusedClaims(t.Context(), decision); got != test.patches {
+						t.Errorf("%q was done, want %q", got, test.patches)
 					}
 				})
 				d.pass(time.Second)
@@ -524,7 +524,7 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 				if held := c.Status.Allocation != nil; held != test.held || !held && (len(c.Status.ReservedFor) > 0 || len(c.Status.Devices) > 0) {
 					t.Errorf("claim %+v", c.Status)
 				}
-				if gone := d.claimNow("p-old") == nil; slices.ContainsFunc(test.known, func(o metav1.Object) bool { return o.GetName() == "p-old" }) && gone != (test.told == deleted) {
+				if gone := d.claimNow("p-old") == nil; slices.ContainsFunc(test.known, func(o metav1.Object) bool { return o.GetName() == "p-old" }) && gone != (test.patches == deleted) {
 					t.Errorf("the claim of the earlier attempt is gone: %t", gone)
 				}
 			})
@@ -534,42 +534,42 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 
 // The whole way: a pod whose devices are on a full node gets others on another.
 func TestPodMovesToOtherDevices(t *testing.T) {
-	deviceStory(t, schedulertest.Objects{schedulertest.DeviceSlice("b", 1), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"))}, func(d *deviceServer) {
+	withDeviceServer(t, schedulertest.Objects{schedulertest.DeviceSlice("b", 1), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"))}, func(d *deviceServer) {
 		d.addNode(schedulertest.TestNode("b"))
 		d.addPod(schedulertest.TestPod("full", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")))
 		d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")))
 		d.pass(time.Minute)
 		c := d.claimNow("x")
 		if d.nodeOf("p") != "b" || c.Status.Allocation.Devices.Results[0].Pool != "b" || d.users("x") != "p" {
-			t.Errorf("the pod is on %q with %+v: %v", d.nodeOf("p"), c.Status, d.told("p"))
+			t.Errorf("the pod is on %q with %+v: %v", d.nodeOf("p"), c.Status, d.patchesOf("p"))
 		}
-		if told := strings.Join(d.told("p"), " "); !strings.Contains(told, "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed") {
-			t.Errorf("the pod was told %v", told)
+		if patches := strings.Join(d.patchesOf("p"), " "); !strings.Contains(patches, "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed") {
+			t.Errorf("the status of the pod was %v", patches)
 		}
 	})
 }
 
-// A claim for extended resources that cannot be made, written or told of leaves nothing behind.
+// A claim for extended resources that cannot be made, written or reported leaves nothing behind.
 func TestExtendedClaimFails(t *testing.T) {
 	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
-	for _, test := range []struct{ write, told string }{
+	for _, test := range []struct{ write, patches string }{
 		{"create", "create claim for extended resources"}, {"update", "add finalizer to claim default/p-extended-resources-x: no"}, {"status", "add allocation and reservation to claim default/p-extended-resources-x: no"},
 		{"pod", "update pod default/p ExtendedResourceClaimStatus: no"},
 	} {
 		t.Run(test.write, func(t *testing.T) {
-			deviceStory(t, nil, func(d *deviceServer) {
+			withDeviceServer(t, nil, func(d *deviceServer) {
 				d.failing(times(1, test.write, no))
 				d.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "2")))
 				d.pass(500 * time.Millisecond)
-				if told := strings.Join(d.told("p"), " "); !strings.Contains(told, test.told) || d.nodeOf("p") != "" {
-					t.Errorf("the pod is on %q and told %s", d.nodeOf("p"), told)
+				if patches := strings.Join(d.patchesOf("p"), " "); !strings.Contains(patches, test.patches) || d.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and its status is %s", d.nodeOf("p"), patches)
 				}
 				if c := d.onlyClaim(); c != nil {
 					t.Errorf("a claim is left: %+v", c)
 				}
 				d.pass(time.Minute)
 				if c := d.onlyClaim(); d.nodeOf("p") != "a" || c == nil || len(c.Status.Allocation.Devices.Results) != 2 {
-					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
+					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.patchesOf("p"))
 				}
 			})
 		})
@@ -578,7 +578,7 @@ func TestExtendedClaimFails(t *testing.T) {
 
 // Two pods that share a claim are bound at once, though both write to it.
 func TestSharedClaim(t *testing.T) {
-	deviceStory(t, schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"))}, func(d *deviceServer) {
+	withDeviceServer(t, schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a"))}, func(d *deviceServer) {
 		seen := map[string]bool{}
 		// As a server would: only who knows the claim as it is now may write it.
 		d.failing(func(write string, claim *resourcev1.ResourceClaim) error {
@@ -603,12 +603,12 @@ func TestSharedClaim(t *testing.T) {
 	})
 }
 
-// A pod waits for all its devices, and is told that it does.
+// A pod waits for all its devices, and has a condition that it does.
 func TestPodWaitsForAllItsDevices(t *testing.T) {
 	waiting := func(name, device string) *resourcev1.ResourceClaim {
 		return schedulertest.DevicesClaim(name, schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", device), schedulertest.BindingCondition(0))
 	}
-	deviceStory(t, schedulertest.Objects{waiting("x", "device-0"), waiting("y", "device-1")}, func(d *deviceServer) {
+	withDeviceServer(t, schedulertest.Objects{waiting("x", "device-0"), waiting("y", "device-1")}, func(d *deviceServer) {
 		d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")))
 		d.pass(2 * time.Second)
 		ready := func(name string) {
@@ -629,25 +629,25 @@ func TestPodWaitsForAllItsDevices(t *testing.T) {
 }
 
 // A claim that goes while its pod waits for devices ends the wait.
-func TestClaimGoesWhilePodWaits(t *testing.T) {
-	conditionStory(t, func(f *fakeServer) {
+func TestClaimDeletedWhilePodWaits(t *testing.T) {
+	withBindingConditions(t, func(f *fakeServer) {
 		if err := f.deleteDeviceClaim(t.Context(), f.onlyClaim()); err != nil {
 			t.Fatal(err)
 		}
 		f.pass(time.Second)
-		if told := strings.Join(f.told("p"), " "); f.nodeOf("p") != "" || !strings.Contains(told, `could not find ResourceClaim \"default/claim\"`) {
-			t.Errorf("the pod is on %q and told %s", f.nodeOf("p"), told)
+		if patches := strings.Join(f.patchesOf("p"), " "); f.nodeOf("p") != "" || !strings.Contains(patches, `could not find ResourceClaim \"default/claim\"`) {
+			t.Errorf("the pod is on %q and its status is %s", f.nodeOf("p"), patches)
 		}
 	})
 }
 
 // A pod that goes while it waits for devices no longer uses its claim.
-func TestPodGoesWhileItWaits(t *testing.T) {
-	conditionStory(t, func(f *fakeServer) {
+func TestPodDeletedWhileItWaits(t *testing.T) {
+	withBindingConditions(t, func(f *fakeServer) {
 		f.removePod("p")
 		f.pass(time.Second)
-		if c := f.onlyClaim(); len(c.Status.ReservedFor) != 0 || f.podsKnown() != 0 {
-			t.Errorf("claim %+v, %d pods", c.Status, f.podsKnown())
+		if c := f.onlyClaim(); len(c.Status.ReservedFor) != 0 || f.podCount() != 0 {
+			t.Errorf("claim %+v, %d pods", c.Status, f.podCount())
 		}
 	})
 }
@@ -667,18 +667,18 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
 		}},
-		{"a claim of its own, told of in the other order", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
+		{"a claim of its own, reported in the other order", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
-			d.tell(func() {
+			d.notify(func() {
 				d.scheduler.snapshot.SetObject(made)
 				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: made})
 			})
 		}},
 		{"a claim it names", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
 			x := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
-			d.tell(func() {
+			d.notify(func() {
 				d.scheduler.snapshot.SetObject(x)
 				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: x})
 			})
@@ -688,54 +688,54 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 				t.Fatal(err)
 			}
 			x := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), func(c *resourcev1.ResourceClaim) { c.UID = "new" })
-			d.tell(func() {
+			d.notify(func() {
 				d.scheduler.snapshot.SetObject(x)
 				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: x})
 			})
 		}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, test.known, func(d *deviceServer) {
+			withDeviceServer(t, test.known, func(d *deviceServer) {
 				d.addPod(test.pod)
 				d.pass(10 * time.Minute)
-				if told := d.told("p"); len(told) > 0 || d.nodeOf("p") != "" {
-					t.Errorf("the pod is on %q and told %v", d.nodeOf("p"), told)
+				if patches := d.patchesOf("p"); len(patches) > 0 || d.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and its status is %v", d.nodeOf("p"), patches)
 				}
-				d.tell(func() {
-					if active, backoff, waiting, flying := d.scheduler.queue.Len(); active+backoff+flying != 0 || waiting != 1 || d.scheduler.queue.All["p"].Attempts != 0 {
-						t.Errorf("%d active, %d in backoff, %d waiting, %d flying", active, backoff, waiting, flying)
+				d.notify(func() {
+					if active, backoff, waiting, inFlight := d.scheduler.queue.Len(); active+backoff+inFlight != 0 || waiting != 1 || d.scheduler.queue.All["p"].Attempts != 0 {
+						t.Errorf("%d active, %d in backoff, %d waiting, %d in flight", active, backoff, waiting, inFlight)
 					}
 				})
 				test.then(d)
 				d.pass(time.Second)
 				if d.nodeOf("p") != "a" {
-					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
+					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.patchesOf("p"))
 				}
 			})
 		})
 	}
 }
 
-// Who has turned the rules off has pods bound without a look at their claims.
-func TestPodsAreBoundWithoutTheRules(t *testing.T) {
+// With the plugins disabled, pods are bound whatever the state of their claims.
+func TestPodsAreBoundWithoutThePlugins(t *testing.T) {
 	off := &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{Plugins: &configv1.Plugins{MultiPoint: configv1.PluginSet{}}}}}
 	for _, name := range []string{plugins.DynamicResourcesName, plugins.VolumeBindingName, plugins.VolumeRestrictionsName, plugins.VolumeZoneName, plugins.NodeVolumeLimitsName} {
 		set := &off.Profiles[0].Plugins.MultiPoint
 		set.Disabled = append(set.Disabled, configv1.Plugin{Name: name})
 	}
-	story(t, off, func(f *fakeServer) {
+	withFakeServer(t, off, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
-		f.know(schedulertest.StorageClaim("late"), schedulertest.WaitForConsumerClass("late", schedulertest.CsiName))
+		f.addObjects(schedulertest.StorageClaim("late"), schedulertest.WaitForConsumerClass("late", schedulertest.CsiName))
 		for name, option := range map[string]schedulertest.PodOption{"p": schedulertest.Claiming("missing"), "q": schedulertest.ClaimFromTemplate("d", ""), "r": schedulertest.UsingClaim("missing"), "s": schedulertest.UsingClaim("late")} {
 			f.addPod(schedulertest.TestPod(name, option))
 		}
 		f.pass(time.Second)
 		for _, name := range []string{"p", "q", "r", "s"} {
 			if f.nodeOf(name) != "a" {
-				t.Errorf("%s is on %q: %v", name, f.nodeOf(name), f.told(name))
+				t.Errorf("%s is on %q: %v", name, f.nodeOf(name), f.patchesOf(name))
 			}
 		}
-		f.tell(func() {
+		f.notify(func() {
 			if n := len(f.scheduler.snapshot.Volumes.AssumedClaims); n != 0 {
 				t.Errorf("%d claims are assumed", n)
 			}

@@ -32,7 +32,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// told are the events about a pod, in order.
+// eventsOf are the events about a pod, in order.
 func (f *fakeServer) eventsOf(pod string) (all []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,7 +92,7 @@ func (f *fakeServer) expectVictims(want ...string) {
 	got := f.victims()
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
-		f.t.Errorf("told to go: %v, want %v", got, want)
+		f.t.Errorf("deleted: %v, want %v", got, want)
 	}
 }
 
@@ -106,8 +106,8 @@ func (f *fakeServer) expectOn(node string, pods ...string) {
 	}
 }
 
-// crowd fills nodes with pods of a processor each, of priorities 0, 1, 2 and 3, that have run the longer the more they matter.
-func (f *fakeServer) crowd(nodes ...string) {
+// fillNodes fills nodes with pods of a processor each, of priorities 0, 1, 2 and 3, that have run the longer the more they matter.
+func (f *fakeServer) fillNodes(nodes ...string) {
 	for _, node := range nodes {
 		f.addNode(schedulertest.TestNode(node))
 		for i := range 4 {
@@ -117,13 +117,13 @@ func (f *fakeServer) crowd(nodes ...string) {
 }
 
 const (
-	noRoom      = "0/1 nodes are available: 1 Insufficient cpu."
-	marked      = "True PreemptionByScheduler default-scheduler: preempting to accommodate a higher priority pod"
-	preemptedBy = "Normal Preempted: Preempted by pod urgent on node a"
+	insufficientCPU = "0/1 nodes are available: 1 Insufficient cpu."
+	marked          = "True PreemptionByScheduler default-scheduler: preempting to accommodate a higher priority pod"
+	preemptedBy     = "Normal Preempted: Preempted by pod urgent on node a"
 )
 
 func found(victims int) string {
-	return fmt.Sprintf("%s preemption: found a potential placement for pod on node a, preempting %d victims", noRoom, victims)
+	return fmt.Sprintf("%s preemption: found a potential placement for pod on node a, preempting %d victims", insufficientCPU, victims)
 }
 
 func urgentPod(cpu string, options ...schedulertest.PodOption) *corev1.Pod {
@@ -131,9 +131,9 @@ func urgentPod(cpu string, options ...schedulertest.PodOption) *corev1.Pod {
 }
 
 func TestPreemptionStories(t *testing.T) {
-	for name, tell := range map[string]func(f *fakeServer){
-		"victims are marked and told to go, and the pod waits until they are gone": func(f *fakeServer) {
-			f.crowd("a")
+	for name, run := range map[string]func(f *fakeServer){
+		"victims are marked and deleted, and the pod waits until they are gone": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
 			f.expectVictims("a0", "a1")
@@ -145,7 +145,7 @@ func TestPreemptionStories(t *testing.T) {
 				f.expectEvents(v, preemptedBy)
 			}
 			if got := f.conditionOf("urgent", corev1.PodScheduled); got != "False Unschedulable "+found(2) {
-				f.t.Errorf("the pod is told %q", got)
+				f.t.Errorf("the status of the pod is %q", got)
 			}
 			f.expectEvents("urgent", "Warning FailedScheduling: "+found(2))
 			f.expectOn("", "urgent")
@@ -157,8 +157,8 @@ func TestPreemptionStories(t *testing.T) {
 				f.t.Errorf("the last event is %q", last)
 			}
 		},
-		"while they go nobody else is told to, whatever wakes the pod": func(f *fakeServer) {
-			f.crowd("a")
+		"while they terminate no others are deleted, whatever event retries the pod": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.grace = time.Minute
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
@@ -166,20 +166,20 @@ func TestPreemptionStories(t *testing.T) {
 			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("b")))
 			f.pass(time.Second)
 			f.removePod("x")
-			f.tell(func() {
+			f.notify(func() {
 				f.scheduler.nodeChanged(schedulertest.TestNode("b", schedulertest.Cordoned), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "1")))
 			})
 			f.pass(10 * time.Second)
 			f.expectVictims("a0", "a1")
 			f.expectNominated("urgent", "a")
 			if got := f.conditionOf("urgent", corev1.PodScheduled); !strings.HasSuffix(got, "preemption: not eligible due to a terminating pod on the nominated node.") {
-				f.t.Errorf("the pod is told %q", got)
+				f.t.Errorf("the status of the pod is %q", got)
 			}
 			f.pass(2 * time.Minute)
 			f.expectOn("a", "urgent")
 		},
-		"another node with room is taken meanwhile": func(f *fakeServer) {
-			f.crowd("a")
+		"another node with free resources is taken meanwhile": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.grace = time.Hour
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
@@ -187,11 +187,11 @@ func TestPreemptionStories(t *testing.T) {
 			f.pass(5 * time.Second)
 			f.expectOn("b", "urgent")
 			if _, known := f.nominationOf("urgent"); known != "" {
-				f.t.Errorf("room is still kept on %s", known)
+				f.t.Errorf("resources are still reserved on %s", known)
 			}
 		},
-		"the room is kept from less important pods": func(f *fakeServer) {
-			f.crowd("a")
+		"the freed resources are not given to pods of lower priority": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.addPod(urgentPod("2"))
 			f.addPod(schedulertest.TestPod("greedy", schedulertest.RequestingCPU("2"), schedulertest.Priority(5), schedulertest.NeverPreempting))
 			f.pass(20 * time.Second)
@@ -199,15 +199,15 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectOn("", "greedy")
 		},
 		"but not from more important ones": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.addPod(urgentPod("2"))
 			f.pass(time.Second)
 			f.addPod(schedulertest.TestPod("boss", schedulertest.RequestingCPU("2"), schedulertest.Priority(1000)))
 			f.pass(20 * time.Second)
 			f.expectOn("a", "boss")
 		},
-		"a pod that is deleted needs its room no more": func(f *fakeServer) {
-			f.crowd("a")
+		"the resources of a nominated pod that is deleted are free again": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.addPod(urgentPod("2"))
 			f.addPod(schedulertest.TestPod("other", schedulertest.RequestingCPU("2"), schedulertest.Priority(5), schedulertest.NeverPreempting))
 			f.pass(time.Second)
@@ -218,25 +218,25 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectNominated("urgent", "")
 		},
 		"a pod that never preempts waits": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.addPod(urgentPod("2", schedulertest.NeverPreempting))
 			f.pass(time.Minute)
 			f.expectVictims()
-			f.expectEvents("urgent", "Warning FailedScheduling: "+noRoom+" preemption: not eligible due to preemptionPolicy=Never.")
+			f.expectEvents("urgent", "Warning FailedScheduling: "+insufficientCPU+" preemption: not eligible due to preemptionPolicy=Never.")
 			f.removePod("a3")
 			f.removePod("a2")
 			f.pass(time.Minute)
 			f.expectOn("a", "urgent")
 		},
 		"where nobody's going helps nobody goes": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.addPod(urgentPod("5"))
 			f.pass(time.Minute)
 			f.expectVictims()
-			f.expectEvents("urgent", "Warning FailedScheduling: "+noRoom+" preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
+			f.expectEvents("urgent", "Warning FailedScheduling: "+insufficientCPU+" preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
 		},
 		"budgets decide who goes": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.budgets = []*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")}
 			f.addPod(schedulertest.TestPod("b0", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Priority(50)))
 			f.addNode(schedulertest.TestNode("b"))
@@ -249,7 +249,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectOn("b", "urgent")
 		},
 		"victims that all go already are waited for": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			for _, v := range []string{"a0", "a1"} {
 				f.change(v, schedulertest.Terminating)
 			}
@@ -263,8 +263,8 @@ func TestPreemptionStories(t *testing.T) {
 			f.pass(5 * time.Second)
 			f.expectOn("a", "urgent")
 		},
-		"only those that stay yet are told": func(f *fakeServer) {
-			f.crowd("a")
+		"only victims that are not terminating yet are deleted": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.change("a0", schedulertest.Terminating)
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
@@ -274,8 +274,8 @@ func TestPreemptionStories(t *testing.T) {
 				f.t.Errorf("a0 is marked %q", got)
 			}
 		},
-		"a victim that is gone when it is told is no failure": func(f *fakeServer) {
-			f.crowd("a")
+		"a victim that does not exist any more is no failure": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.fail = func(verb string, pod *corev1.Pod) error {
 				if verb == "patch" && pod.Name == "a1" {
 					return apierrors.NewNotFound(corev1.Resource("pods"), "a1")
@@ -291,8 +291,8 @@ func TestPreemptionStories(t *testing.T) {
 			f.pass(10 * time.Second)
 			f.expectOn("a", "urgent")
 		},
-		"after one cannot be told the others are left alone, and the pod is tried again at once": func(f *fakeServer) {
-			f.crowd("a")
+		"after one victim cannot be deleted the others are not, and the pod is retried at once": func(f *fakeServer) {
+			f.fillNodes("a")
 			failed := 0
 			f.fail = func(verb string, pod *corev1.Pod) error {
 				if verb == "delete" && pod.Name == "a1" && failed < 2 {
@@ -309,14 +309,14 @@ func TestPreemptionStories(t *testing.T) {
 			}
 			// Three times in a row, without waiting for a backoff.
 			if waited := time.Since(began); failed != 2 || waited > 500*time.Millisecond {
-				f.t.Errorf("failed %d times; the victims were told after %v", failed, waited)
+				f.t.Errorf("failed %d times; the victims were deleted after %v", failed, waited)
 			}
 			f.expectVictims("a0", "a1")
 			f.pass(10 * time.Second)
 			f.expectOn("a", "urgent")
 		},
 		"a victim that cannot be marked is not deleted": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.fail = func(verb string, pod *corev1.Pod) error {
 				if verb == "patch" && strings.HasPrefix(pod.Name, "a") {
 					return errors.New("not now")
@@ -328,8 +328,8 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectVictims()
 			f.expectEvents("a0")
 		},
-		"less important pods that wait for the node are told to look elsewhere": func(f *fakeServer) {
-			f.crowd("a")
+		"pods of lower priority lose their nomination to the node": func(f *fakeServer) {
+			f.fillNodes("a")
 			f.grace = time.Hour
 			f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("2"), schedulertest.Priority(50)))
 			f.pass(2 * time.Second)
@@ -341,7 +341,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectVictims("a0", "a1", "a2", "a3")
 		},
 		"equals that wait for the node keep their claim": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.grace = time.Hour
 			f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("2"), schedulertest.Priority(100)))
 			f.pass(2 * time.Second)
@@ -351,8 +351,8 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectNominated("urgent", "a")
 			f.expectVictims("a0", "a1", "a2", "a3")
 		},
-		"two pods make room for two": func(f *fakeServer) {
-			f.crowd("a", "b")
+		"two pods preempts for two": func(f *fakeServer) {
+			f.fillNodes("a", "b")
 			f.addPod(schedulertest.TestPod("one", schedulertest.RequestingCPU("4"), schedulertest.Priority(100)))
 			f.addPod(schedulertest.TestPod("two", schedulertest.RequestingCPU("4"), schedulertest.Priority(100)))
 			f.pass(20 * time.Second)
@@ -362,29 +362,29 @@ func TestPreemptionStories(t *testing.T) {
 			}
 		},
 		"the nominated node goes": func(f *fakeServer) {
-			f.crowd("a")
+			f.fillNodes("a")
 			f.grace = time.Hour
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
-			f.crowd("b")
-			f.tell(func() { f.scheduler.nodeDeleted(schedulertest.TestNode("a")) })
+			f.fillNodes("b")
+			f.notify(func() { f.scheduler.nodeDeleted(schedulertest.TestNode("a")) })
 			f.pass(10 * time.Minute)
 			f.expectNominated("urgent", "b")
 			f.expectVictims("a0", "a1", "b0", "b1")
 		},
 	} {
-		t.Run(name, func(t *testing.T) { story(t, nil, tell) })
+		t.Run(name, func(t *testing.T) { withFakeServer(t, nil, run) })
 	}
 }
 
 // A pod that waits for its volume is not on its node yet: who preempts it calls its binding off instead of deleting it.
 func TestPreemptionCallsBindingsOff(t *testing.T) {
-	volumeStory(t, volumeServer{lazy: true}, "example.com/disks", func(v *volumeServer) {
-		v.tell(func() { v.scheduler.nodeDeleted(schedulertest.TestNode("b")) })
+	withVolumeServer(t, volumeServer{lazy: true}, "example.com/disks", func(v *volumeServer) {
+		v.notify(func() { v.scheduler.nodeDeleted(schedulertest.TestNode("b")) })
 		v.addPod(schedulertest.TestPod("slow", schedulertest.RequestingCPU("3"), schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
-		if v.podsKnown() != 1 || v.boundTimes("slow") != 0 {
-			t.Fatalf("the pod is not on its way: %d known", v.podsKnown())
+		if v.podCount() != 1 || v.boundTimes("slow") != 0 {
+			t.Fatalf("the pod is not on its way: %d known", v.podCount())
 		}
 		v.expectNominatedOnServer("slow", "a")
 		v.addPod(urgentPod("2"))
@@ -419,21 +419,21 @@ func (f *fakeServer) expectNominatedOnServer(pod, want string) {
 }
 
 func TestBindingStories(t *testing.T) {
-	for name, tell := range map[string]func(f *fakeServer){
-		"a pod is bound and told so": func(f *fakeServer) {
+	for name, run := range map[string]func(f *fakeServer){
+		"a pod is bound and an event recorded": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 			f.pass(time.Second)
 			f.expectOn("a", "p")
 			f.expectEvents("p", "Normal Scheduled: Successfully assigned default/p to a")
-			if told := f.told("p"); len(told) != 0 {
-				f.t.Errorf("patches %v", told)
+			if patches := f.patchesOf("p"); len(patches) != 0 {
+				f.t.Errorf("patches %v", patches)
 			}
 			if node, assumed := f.assumed("p"); assumed {
 				f.t.Errorf("still assumed on %s", node)
 			}
 		},
-		"a binding that fails is told, forgotten and tried again": func(f *fakeServer) {
+		"a binding that fails is reported, forgotten and tried again": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.refuse = func(*corev1.Pod, string) error { return errors.New("no luck") }
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
@@ -441,10 +441,10 @@ func TestBindingStories(t *testing.T) {
 			const text = `running Bind plugin "DefaultBinder": no luck`
 			f.expectEvents("p", "Warning FailedScheduling: "+text)
 			if got := f.conditionOf("p", corev1.PodScheduled); got != "False SchedulerError "+text {
-				f.t.Errorf("the pod is told %q", got)
+				f.t.Errorf("the status of the pod is %q", got)
 			}
-			if f.podsKnown() != 0 {
-				f.t.Error("its room is still taken")
+			if f.podCount() != 0 {
+				f.t.Error("its resources are still in use")
 			}
 			f.pass(1400 * time.Millisecond)
 			f.mu.Lock()
@@ -456,7 +456,7 @@ func TestBindingStories(t *testing.T) {
 				f.t.Errorf("bound %d times", f.boundTimes("p"))
 			}
 		},
-		"a failed binding gives its room to others": func(f *fakeServer) {
+		"a failed binding frees its resources for others": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.refuse = func(p *corev1.Pod, _ string) error {
 				if p.Name == "p" {
@@ -468,7 +468,7 @@ func TestBindingStories(t *testing.T) {
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.addPod(schedulertest.TestPod("q", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
-			f.expectEvents("q", "Warning FailedScheduling: "+noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
+			f.expectEvents("q", "Warning FailedScheduling: "+insufficientCPU+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
 			f.pass(5 * time.Second)
 			f.expectOn("a", "q")
 			f.expectOn("", "p")
@@ -494,7 +494,7 @@ func TestBindingStories(t *testing.T) {
 				f.t.Errorf("q is on %q", f.nodeOf("q"))
 			}
 		},
-		"a pod deleted while it is bound is forgotten, and its room used at once": func(f *fakeServer) {
+		"a pod deleted while it is bound is forgotten, and its resources used at once": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
@@ -508,7 +508,7 @@ func TestBindingStories(t *testing.T) {
 			f.expectOn("a", "q")
 			f.expectEvents("p")
 		},
-		"so is one that is told to go while it is bound": func(f *fakeServer) {
+		"so is one that is deleted while it is bound": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
@@ -584,7 +584,7 @@ func TestBindingStories(t *testing.T) {
 			}
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
-			f.tell(func() { f.scheduler.nodeDeleted(schedulertest.TestNode("a")) })
+			f.notify(func() { f.scheduler.nodeDeleted(schedulertest.TestNode("a")) })
 			f.addNode(schedulertest.TestNode("b"))
 			f.pass(20 * time.Second)
 			f.expectOn("b", "p")
@@ -598,7 +598,7 @@ func TestBindingStories(t *testing.T) {
 				f.addPod(schedulertest.TestPod(fmt.Sprint("p", i)))
 			}
 			f.pass(5 * time.Second)
-			if n := f.podsKnown(); n != maxInFlight+1 || len(f.scheduler.inFlight) != maxInFlight {
+			if n := f.podCount(); n != maxInFlight+1 || len(f.scheduler.inFlight) != maxInFlight {
 				f.t.Errorf("%d are decided, %d in flight", n, len(f.scheduler.inFlight))
 			}
 			f.pass(time.Minute)
@@ -620,19 +620,19 @@ func TestBindingStories(t *testing.T) {
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("9")))
 			for range 5 {
 				f.pass(20 * time.Second)
-				f.tell(func() {
+				f.notify(func() {
 					f.scheduler.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "10")))
 				})
-				f.tell(func() {
+				f.notify(func() {
 					f.scheduler.nodeChanged(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "10")), schedulertest.TestNode("a"))
 				})
 			}
-			if told := f.told("p"); len(told) != 1 {
-				f.t.Errorf("written %d times: %v", len(told), told)
+			if patches := f.patchesOf("p"); len(patches) != 1 {
+				f.t.Errorf("written %d times: %v", len(patches), patches)
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { story(t, nil, tell) })
+		t.Run(name, func(t *testing.T) { withFakeServer(t, nil, run) })
 	}
 }
 
@@ -643,7 +643,7 @@ func (f *fakeServer) assumed(pod string) (string, bool) {
 }
 
 // stormyServer fails at random, and checks every binding against the cluster as it really is.
-type stormyServer struct {
+type unreliableServer struct {
 	*fakeServer
 	random *rand.Rand
 	nodes  map[string]*corev1.Node
@@ -651,8 +651,8 @@ type stormyServer struct {
 	chosen map[types.UID]string
 }
 
-// bind fails now and then, before anything is done; a pod is never put where there is no room for it, nor anywhere twice.
-func (s *stormyServer) bind(ctx context.Context, pod *corev1.Pod, node string) error {
+// bind fails now and then, before anything is done; a pod is never bound to a node it does not fit on, nor twice.
+func (s *unreliableServer) bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	s.mu.Lock()
 	pause := time.Duration(s.random.IntN(300)) * time.Millisecond
 	fails := !s.calm.Load() && s.random.IntN(4) == 0
@@ -665,7 +665,7 @@ func (s *stormyServer) bind(ctx context.Context, pod *corev1.Pod, node string) e
 }
 
 // check looks at a binding at the moment it is done.
-func (s *stormyServer) check(pod *corev1.Pod, node string) error {
+func (s *unreliableServer) check(pod *corev1.Pod, node string) error {
 	free := s.nodes[node].Status.Allocatable.DeepCopy()
 	count := int64(0)
 	for _, p := range s.pods {
@@ -695,12 +695,12 @@ func (s *stormyServer) check(pod *corev1.Pod, node string) error {
 
 // TestBindingInAStorm has pods come and go while writes fail and the watch is late. No node is ever over its allocatable, no pod is
 // bound twice; when the storm is over whoever can be placed is, and the scheduler knows exactly what the server does.
-func TestBindingInAStorm(t *testing.T) {
+func TestBindingWithRandomFailures(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			story(t, nil, func(f *fakeServer) {
+			withFakeServer(t, nil, func(f *fakeServer) {
 				random := rand.New(rand.NewPCG(seed, 21))
-				storm := &stormyServer{fakeServer: f, random: random, nodes: map[string]*corev1.Node{}, chosen: map[types.UID]string{}}
+				storm := &unreliableServer{fakeServer: f, random: random, nodes: map[string]*corev1.Node{}, chosen: map[types.UID]string{}}
 				f.fail = func(string, *corev1.Pod) error {
 					if !storm.calm.Load() && random.IntN(5) == 0 {
 						return apierrors.NewServiceUnavailable("storm")
@@ -708,7 +708,7 @@ func TestBindingInAStorm(t *testing.T) {
 					return nil
 				}
 				f.refuse = storm.check
-				f.tell(func() { f.scheduler.writer = storm })
+				f.notify(func() { f.scheduler.writer = storm })
 				for i := range 4 {
 					n := schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.NodeHas(corev1.ResourceCPU, "4"), schedulertest.NodeHas(corev1.ResourcePods, []string{"5", "20"}[i%2]))
 					f.mu.Lock()
@@ -763,7 +763,7 @@ func TestBindingInAStorm(t *testing.T) {
 				known := f.scheduler.snapshot
 				for uid := range maps.Clone(known.Nominations) {
 					if waiting[uid] == nil {
-						t.Errorf("room is kept for %s, which does not wait", uid)
+						t.Errorf("resources are reserved for %s, which is not pending", uid)
 					}
 					known.Nominate(nil, uid, "")
 				}
@@ -778,11 +778,11 @@ func TestBindingInAStorm(t *testing.T) {
 				}
 				for _, p := range waiting {
 					if _, err := decision.Schedule(fresh, infoOf(t, p), plugins.DefaultProfile()); err == nil {
-						t.Errorf("pod %s waits, though there is room", p.Name)
+						t.Errorf("pod %s waits, though a node fits it", p.Name)
 					}
 				}
-				if active, backoff, unschedulable, flying := f.scheduler.queue.Len(); active+backoff+flying != 0 || unschedulable != len(waiting) {
-					t.Errorf("%d active, %d in backoff, %d waiting of %d, %d flying", active, backoff, unschedulable, len(waiting), flying)
+				if active, backoff, unschedulable, inFlight := f.scheduler.queue.Len(); active+backoff+inFlight != 0 || unschedulable != len(waiting) {
+					t.Errorf("%d active, %d in backoff, %d waiting of %d, %d in flight", active, backoff, unschedulable, len(waiting), inFlight)
 				}
 				if len(there) < 10 {
 					t.Errorf("only %d pods were bound", len(there))
@@ -1011,7 +1011,7 @@ func TestAPIWriter(t *testing.T) {
 	ctx := t.Context()
 	server.create(schedulertest.TestPod("p", func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64) }))
 	p := server.pod("p")
-	condition := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "no \"room\""}
+	condition := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "no \"free resources\""}
 	node := "a"
 	if err := w.patchStatus(ctx, p, conditionPatch(p, condition, &node)); err != nil {
 		t.Fatal(err)
@@ -1074,7 +1074,7 @@ type lateCaller struct{ *volumeServer }
 func (l lateCaller) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	claim = claim.DeepCopy()
 	claim.ResourceVersion = l.next()
-	l.tell(func() {
+	l.notify(func() {
 		l.scheduler.snapshot.SetObject(schedulertest.VolumeFor("made", claim.Namespace, claim.Name))
 		l.bindClaim(claim.DeepCopy(), "made")
 	})
@@ -1085,8 +1085,8 @@ func (l lateCaller) updateClaim(_ context.Context, claim *corev1.PersistentVolum
 }
 
 func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
-	volumeStory(t, volumeServer{}, "example.com/disks", func(v *volumeServer) {
-		v.tell(func() { v.scheduler.writer = lateCaller{v} })
+	withVolumeServer(t, volumeServer{}, "example.com/disks", func(v *volumeServer) {
+		v.notify(func() { v.scheduler.writer = lateCaller{v} })
 		v.addPod(schedulertest.TestPod("slow", schedulertest.UsingClaim("claim")))
 		v.pass(500 * time.Millisecond)
 		if v.boundTimes("slow") != 0 {
@@ -1095,7 +1095,7 @@ func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
 		if events := v.eventsOf("slow"); !slices.Contains(events, "Warning FailedScheduling: preempted by DefaultPreemption") {
 			t.Errorf("events %v", events)
 		}
-		if v.scheduler.cancelBinding("slow") || v.podsKnown() != 0 {
+		if v.scheduler.cancelBinding("slow") || v.podCount() != 0 {
 			t.Error("it is still on its way")
 		}
 		v.pass(10 * time.Second)
@@ -1124,7 +1124,7 @@ func TestPodWithANodeIsNotTried(t *testing.T) {
 				left = len(f.scheduler.queue.All)
 			})
 			f.scheduler.writing.Wait()
-			if f.boundTimes("p") != 0 || left != 0 || f.podsKnown() != 1 || len(f.eventsOf("p")) != 0 {
+			if f.boundTimes("p") != 0 || left != 0 || f.podCount() != 1 || len(f.eventsOf("p")) != 0 {
 				t.Errorf("bound %d times, %d in the queue, events %v", f.boundTimes("p"), left, f.eventsOf("p"))
 			}
 		})

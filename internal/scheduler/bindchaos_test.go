@@ -25,7 +25,7 @@ import (
 
 // roughServer is an API server with a volume controller and a device driver behind it, all of which fail now and then. It keeps
 // versions as a server does: who writes an object must know it as it is. What it tells is in order, and late.
-type roughServer struct {
+type faultyServer struct {
 	*fakeServer
 	random *rand.Rand
 	// trouble is how many of a hundred writes fail without a reason.
@@ -39,11 +39,11 @@ type roughServer struct {
 	feed    chan func()
 }
 
-// roughStory runs a story on a rough server and, when it is told, lets everything come to rest without trouble.
-func roughStory(t *testing.T, seed uint64, trouble int, known schedulertest.Objects, nodes []*corev1.Node, tell func(*roughServer)) {
+// withFaultyServer runs a test on a faulty server and then waits, without faults, until nothing changes any more.
+func withFaultyServer(t *testing.T, seed uint64, trouble int, known schedulertest.Objects, nodes []*corev1.Node, run func(*faultyServer)) {
 	t.Helper()
-	story(t, nil, func(f *fakeServer) {
-		r := &roughServer{
+	withFakeServer(t, nil, func(f *fakeServer) {
+		r := &faultyServer{
 			fakeServer: f, random: rand.New(rand.NewPCG(seed, 8)), trouble: trouble, version: 100, feed: make(chan func(), 10000),
 			volumes: map[string]*corev1.PersistentVolume{}, claims: map[string]*corev1.PersistentVolumeClaim{}, devices: map[string]*resourcev1.ResourceClaim{},
 		}
@@ -51,10 +51,10 @@ func roughStory(t *testing.T, seed uint64, trouble int, known schedulertest.Obje
 		feeding.Go(func() {
 			for change := range r.feed {
 				time.Sleep(3 * time.Millisecond)
-				r.tell(change)
+				r.notify(change)
 			}
 		})
-		f.tell(func() {
+		f.notify(func() {
 			f.scheduler.writer = r
 			for _, o := range known {
 				f.scheduler.snapshot.SetObject(o)
@@ -74,7 +74,7 @@ func roughStory(t *testing.T, seed uint64, trouble int, known schedulertest.Obje
 		for _, n := range nodes {
 			f.addNode(n)
 		}
-		tell(r)
+		run(r)
 		r.store.Lock()
 		r.trouble = 0
 		r.store.Unlock()
@@ -85,7 +85,7 @@ func roughStory(t *testing.T, seed uint64, trouble int, known schedulertest.Obje
 }
 
 // fails is an error in so many cases of a hundred.
-func (r *roughServer) fails(what string) error {
+func (r *faultyServer) fails(what string) error {
 	r.store.Lock()
 	defer r.store.Unlock()
 	if r.random.IntN(100) < r.trouble {
@@ -95,7 +95,7 @@ func (r *roughServer) fails(what string) error {
 }
 
 // next stamps an object as it is stored; the caller holds store.
-func (r *roughServer) next(o metav1.Object) {
+func (r *faultyServer) next(o metav1.Object) {
 	r.version++
 	o.SetResourceVersion(strconv.Itoa(r.version))
 }
@@ -105,7 +105,7 @@ func stale(o metav1.Object) error {
 }
 
 // soon does something a while later.
-func (r *roughServer) soon(do func()) {
+func (r *faultyServer) soon(do func()) {
 	r.store.Lock()
 	wait := time.Duration(1+r.random.IntN(800)) * time.Millisecond
 	r.store.Unlock()
@@ -116,7 +116,7 @@ func (r *roughServer) soon(do func()) {
 }
 
 // setVolume and its likes store an object and tell of it; the caller holds store.
-func (r *roughServer) setVolume(pv *corev1.PersistentVolume) {
+func (r *faultyServer) setVolume(pv *corev1.PersistentVolume) {
 	old := r.volumes[pv.Name]
 	r.next(pv)
 	r.volumes[pv.Name] = pv
@@ -126,7 +126,7 @@ func (r *roughServer) setVolume(pv *corev1.PersistentVolume) {
 	}
 }
 
-func (r *roughServer) setClaim(claim *corev1.PersistentVolumeClaim) {
+func (r *faultyServer) setClaim(claim *corev1.PersistentVolumeClaim) {
 	old := r.claims[claim.Name]
 	r.next(claim)
 	r.claims[claim.Name] = claim
@@ -136,7 +136,7 @@ func (r *roughServer) setClaim(claim *corev1.PersistentVolumeClaim) {
 	}
 }
 
-func (r *roughServer) setDevices(claim *resourcev1.ResourceClaim) {
+func (r *faultyServer) setDevices(claim *resourcev1.ResourceClaim) {
 	old := r.devices[claim.Name]
 	r.next(claim)
 	r.devices[claim.Name] = claim
@@ -157,7 +157,7 @@ func addOrUpdate(known bool) plugins.Action {
 	return plugins.Add
 }
 
-func (r *roughServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+func (r *faultyServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	if err := r.fails("volume"); err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (r *roughServer) updateVolume(_ context.Context, pv *corev1.PersistentVolum
 }
 
 // bindClaimTo is the volume controller's work.
-func (r *roughServer) bindClaimTo(name, pv string) {
+func (r *faultyServer) bindClaimTo(name, pv string) {
 	r.store.Lock()
 	defer r.store.Unlock()
 	claim := r.claims[name].DeepCopy()
@@ -184,7 +184,7 @@ func (r *roughServer) bindClaimTo(name, pv string) {
 	r.setClaim(claim)
 }
 
-func (r *roughServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+func (r *faultyServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	if err := r.fails("claim"); err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (r *roughServer) updateClaim(_ context.Context, claim *corev1.PersistentVol
 }
 
 // provide makes a volume for a claim on the node it was sent to, or gives up and sends it back.
-func (r *roughServer) provide(name string) {
+func (r *faultyServer) provide(name string) {
 	refused := r.fails("provisioner") != nil
 	r.store.Lock()
 	defer r.store.Unlock()
@@ -219,7 +219,7 @@ func (r *roughServer) provide(name string) {
 	r.setClaim(claim)
 }
 
-func (r *roughServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	r.store.Lock()
 	defer r.store.Unlock()
 	if now := r.devices[claim.Name]; now != nil {
@@ -228,7 +228,7 @@ func (r *roughServer) getDeviceClaim(_ context.Context, claim *resourcev1.Resour
 	return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaims"), claim.Name)
 }
 
-func (r *roughServer) createDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) createDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := r.fails("create"); err != nil {
 		return nil, err
 	}
@@ -241,11 +241,11 @@ func (r *roughServer) createDeviceClaim(_ context.Context, claim *resourcev1.Res
 	return claim, nil
 }
 
-func (r *roughServer) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	return r.updateDeviceClaimStatus(ctx, claim)
 }
 
-func (r *roughServer) updateDeviceClaimStatus(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) updateDeviceClaimStatus(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := r.fails("status"); err != nil {
 		return nil, err
 	}
@@ -259,7 +259,7 @@ func (r *roughServer) updateDeviceClaimStatus(_ context.Context, claim *resource
 	return claim, nil
 }
 
-func (r *roughServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
+func (r *faultyServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
 	r.store.Lock()
 	defer r.store.Unlock()
 	old := r.devices[claim.Name]
@@ -272,7 +272,7 @@ func (r *roughServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.Res
 }
 
 // leave takes a pod away, as its end would: claims of its own go, and it uses no others.
-func (r *roughServer) leave(name string) {
+func (r *faultyServer) leave(name string) {
 	r.mu.Lock()
 	there := r.pods[name] != nil
 	r.mu.Unlock()
@@ -297,9 +297,9 @@ func (r *roughServer) leave(name string) {
 }
 
 // restsWell checks that nothing is assumed when all is quiet.
-func (r *roughServer) restsWell(round int) {
+func (r *faultyServer) restsWell(round int) {
 	r.t.Helper()
-	r.tell(func() {
+	r.notify(func() {
 		s := r.scheduler.snapshot
 		if n := len(s.Volumes.AssumedVolumes) + len(s.Volumes.AssumedClaims) + len(s.Devices.Assumed); n != 0 {
 			r.t.Errorf("round %d: %d objects are still assumed", round, n)
@@ -327,7 +327,7 @@ func TestVolumesInRoughWeather(t *testing.T) {
 				known = append(known, schedulertest.StorageClaim(name, schedulertest.ClaimClass("made")))
 			}
 		}
-		roughStory(t, uint64(round), []int{0, 10, 30}[round%3], known, nodes, func(r *roughServer) {
+		withFaultyServer(t, uint64(round), []int{0, 10, 30}[round%3], known, nodes, func(r *faultyServer) {
 			for i := range claims {
 				options := []schedulertest.PodOption{schedulertest.UsingClaim(fmt.Sprint("c", i))}
 				if random.IntN(3) == 0 {
@@ -390,7 +390,7 @@ func TestDevicesInRoughWeather(t *testing.T) {
 		for i := range 4 {
 			known = append(known, schedulertest.DevicesClaim(fmt.Sprint("c", i), schedulertest.Exactly("r", "class", int64(1+i%2), "")))
 		}
-		roughStory(t, uint64(round), []int{0, 10, 30}[round%3], known, nodes, func(r *roughServer) {
+		withFaultyServer(t, uint64(round), []int{0, 10, 30}[round%3], known, nodes, func(r *faultyServer) {
 			for i := range 12 {
 				name := fmt.Sprint("p", i)
 				pod := schedulertest.TestPod(name, schedulertest.Claiming(fmt.Sprint("c", random.IntN(4))))

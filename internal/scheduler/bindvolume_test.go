@@ -58,7 +58,7 @@ func (v *volumeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolu
 	v.scheduler.mu.Lock()
 	defer v.scheduler.mu.Unlock()
 	claim := v.scheduler.snapshot.Volumes.Claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name].DeepCopy()
-	v.hear(pv)
+	v.observe(pv)
 	v.finish(func() { v.bindClaim(claim, pv.Name) })
 	return pv, nil
 }
@@ -66,7 +66,7 @@ func (v *volumeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolu
 func (v *volumeServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	claim = claim.DeepCopy()
 	claim.ResourceVersion = v.next()
-	v.hear(claim.DeepCopy())
+	v.observe(claim.DeepCopy())
 	v.finish(func() {
 		if failing, _ := v.now(); failing {
 			delete(claim.Annotations, volume.AnnSelectedNode)
@@ -87,11 +87,11 @@ func (v *volumeServer) bindClaim(claim *corev1.PersistentVolumeClaim, name strin
 	v.scheduler.snapshot.SetObject(claim)
 }
 
-// hear lets the scheduler know of a write, a moment after its answer.
-func (v *volumeServer) hear(written metav1.Object) {
+// observe updates the snapshot with a write, a moment after its response.
+func (v *volumeServer) observe(written metav1.Object) {
 	go func() {
 		time.Sleep(v.delay)
-		v.tell(func() { v.scheduler.snapshot.SetObject(written) })
+		v.notify(func() { v.scheduler.snapshot.SetObject(written) })
 	}()
 }
 
@@ -102,17 +102,17 @@ func (v *volumeServer) finish(work func()) {
 	}
 	go func() {
 		time.Sleep(2 * time.Second)
-		v.tell(work)
+		v.notify(work)
 	}()
 }
 
-// volumeStory is a story with a class that waits for its first consumer and a claim of it.
-func volumeStory(t *testing.T, server volumeServer, provisioner string, tell func(v *volumeServer)) {
+// withVolumeServer is a test with a class that waits for its first consumer and a claim of it.
+func withVolumeServer(t *testing.T, server volumeServer, provisioner string, run func(v *volumeServer)) {
 	t.Helper()
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		v := &server
 		v.fakeServer, v.version = f, &atomic.Int64{}
-		f.tell(func() {
+		f.notify(func() {
 			f.scheduler.writer = v
 			wait := storagev1.VolumeBindingWaitForFirstConsumer
 			f.scheduler.snapshot.SetObject(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: provisioner, VolumeBindingMode: &wait})
@@ -126,23 +126,23 @@ func volumeStory(t *testing.T, server volumeServer, provisioner string, tell fun
 		})
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
-		tell(v)
+		run(v)
 	})
 }
 
 // A claim that waits for its first consumer gets a volume the pod's node reaches, before the pod is bound.
 func TestVolumeIsBoundBeforeThePod(t *testing.T) {
-	volumeStory(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
+	withVolumeServer(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
 		pv := schedulertest.VolumeFor("disk", "", "")
 		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{schedulertest.Expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "b")}}}
-		v.tell(func() { v.scheduler.snapshot.SetObject(pv) })
+		v.notify(func() { v.scheduler.snapshot.SetObject(pv) })
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
 		if v.nodeOf("p") != "" {
 			t.Error("the pod was bound before its volume")
 		}
 		// Who else wants the disk finds it taken.
-		v.tell(func() {
+		v.notify(func() {
 			if got := refusalsOf(t, v.scheduler.snapshot, schedulertest.TestPod("q", schedulertest.UsingClaim("claim")), plugins.DefaultProfile()); len(got) != 1 || got["a"] == "" {
 				t.Errorf("refused: %v", got)
 			}
@@ -154,9 +154,9 @@ func TestVolumeIsBoundBeforeThePod(t *testing.T) {
 	})
 }
 
-// A volume that is still to be made is asked for on the pod's node, and waited for.
+// A volume that is still to be made is requested on the pod's node, and waited for.
 func TestVolumeIsMade(t *testing.T) {
-	volumeStory(t, volumeServer{}, "csi.example.com", func(v *volumeServer) {
+	withVolumeServer(t, volumeServer{}, "csi.example.com", func(v *volumeServer) {
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(20 * time.Second)
 		if v.nodeOf("p") == "" || v.boundTimes("p") != 1 {
@@ -167,7 +167,7 @@ func TestVolumeIsMade(t *testing.T) {
 
 // A controller that cannot make the volume takes the node back: the pod is tried again, not left.
 func TestVolumeIsNotMade(t *testing.T) {
-	volumeStory(t, volumeServer{failing: true}, "csi.example.com", func(v *volumeServer) {
+	withVolumeServer(t, volumeServer{failing: true}, "csi.example.com", func(v *volumeServer) {
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(5 * time.Second)
 		if v.nodeOf("p") != "" {
@@ -176,14 +176,14 @@ func TestVolumeIsNotMade(t *testing.T) {
 		v.recover()
 		v.pass(time.Minute)
 		if v.nodeOf("p") == "" {
-			t.Errorf("the pod was forgotten: %v", v.told("p"))
+			t.Errorf("the pod was forgotten: %v", v.patchesOf("p"))
 		}
 	})
 }
 
 // Nobody waits for ever, and what was assumed meanwhile is given back.
 func TestVolumeNeverComes(t *testing.T) {
-	volumeStory(t, volumeServer{lazy: true}, "csi.example.com", func(v *volumeServer) {
+	withVolumeServer(t, volumeServer{lazy: true}, "csi.example.com", func(v *volumeServer) {
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.RequestingCPU("3")))
 		v.pass(11 * time.Minute)
 		if v.nodeOf("p") != "" {
@@ -200,8 +200,8 @@ func TestVolumeNeverComes(t *testing.T) {
 }
 
 func TestVolumeWriteFails(t *testing.T) {
-	volumeStory(t, volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, func(v *volumeServer) {
-		v.tell(func() { v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", "")) })
+	withVolumeServer(t, volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, func(v *volumeServer) {
+		v.notify(func() { v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", "")) })
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(10 * time.Second)
 		if v.nodeOf("p") != "" {
@@ -210,7 +210,7 @@ func TestVolumeWriteFails(t *testing.T) {
 		v.recover()
 		v.pass(time.Minute)
 		if v.nodeOf("p") == "" {
-			t.Errorf("not tried again: %v", v.told("p"))
+			t.Errorf("not tried again: %v", v.patchesOf("p"))
 		}
 	})
 }
@@ -256,7 +256,7 @@ func TestOwners(t *testing.T) {
 				return d.Node
 			}
 			if goes() != "a" {
-				t.Error("a pod that stands alone does not go where most room is")
+				t.Error("a pod without constraints is not scheduled to the node with the most free resources")
 			}
 			test.set(s)
 			if goes() != "b" {
@@ -270,7 +270,7 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// Whether a plan has been carried out, by what the API server has told.
+// Whether a plan has been carried out, by what has been observed from the API server.
 func TestVolumesBound(t *testing.T) {
 	const wait, done = "wait", "done"
 	claimed := func(options ...schedulertest.VolumeOption) *corev1.PersistentVolume {
@@ -298,27 +298,27 @@ func TestVolumesBound(t *testing.T) {
 		{"the node is gone", true, false, schedulertest.Objects{claimed(), bound}, "z", false, `failed to get node "z": node "z" not found`},
 		{"the node is only spoken of", true, false, schedulertest.Objects{claimed(), bound, schedulertest.CSINodeWithDrivers("z", nil)}, "z", false, `failed to get node "z": node "z" not found`},
 		{"the pod is gone", true, false, schedulertest.Objects{claimed(), bound}, "", true, `pod does not exist any more: pod "p" not found`},
-		{"the node is told before the pod", true, false, nil, "z", true, `failed to get node "z": node "z" not found`},
+		{"a missing node is reported before a missing pod", true, false, nil, "z", true, `failed to get node "z": node "z" not found`},
 		{"the volume is gone", true, false, schedulertest.Objects{bound}, "", false, `failed to check binding: persistentvolumes "v" not found`},
 		{"the claim is gone", true, false, schedulertest.Objects{claimed()}, "", false, `failed to check binding: persistentvolumeclaims "default/c" not found`},
 		{"both are gone", true, false, nil, "", false, `failed to check binding: persistentvolumes "v" not found`},
-		{"our write has not been told", true, false, schedulertest.Objects{schedulertest.StorageVolume("v"), bound}, "", false, wait},
-		{"our write has been told", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c")}, "", false, wait},
+		{"our write has not been observed", true, false, schedulertest.Objects{schedulertest.StorageVolume("v"), bound}, "", false, wait},
+		{"our write has been observed", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c")}, "", false, wait},
 		{"the claim names the volume, and is not complete", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c", schedulertest.ClaimVolumeName("v"))}, "", false, wait},
 		{"bound", true, false, schedulertest.Objects{claimed(), bound}, "", false, done},
 		{"bound, and changed since", true, false, schedulertest.Objects{claimed(schedulertest.VolumeVersion("99")), bound}, "", false, done},
 		{"the volume was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
 		{"the volume is only kept for the claim", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeClaimRef("default", "c", ""), schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
 		{"the volume cannot be reached any more", true, false, schedulertest.Objects{claimed(schedulertest.VolumeOnNode("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"which is told before it was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12"), schedulertest.VolumeOnNode("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"which is reported before the reset", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12"), schedulertest.VolumeOnNode("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
 		{"a moved volume, in a zone of the driver's", true, false, moved("driver-zone"), "", false, done},
 		{"a moved volume, in a zone the driver does not know", true, false, moved("za"), "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
 		{"a moved volume that cannot be read", true, false, schedulertest.Objects{unreadable, bound, schedulertest.CSINodeWithDrivers("a", nil, "kubernetes.io/aws-ebs")}, "", false, `failed to translate pv to csi: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)`},
 		{"which does not matter where it has not moved", true, false, schedulertest.Objects{unreadable, bound}, "", false, done},
 
 		{"the claim to be served is gone", false, true, nil, "", false, `failed to check provisioning pvc: persistentvolumeclaims "default/m" not found`},
-		{"our order has not been told", false, true, schedulertest.Objects{schedulertest.StorageClaim("m")}, "", false, wait},
-		{"our order has been told", false, true, schedulertest.Objects{sent()}, "", false, wait},
+		{"our order has not been observed", false, true, schedulertest.Objects{schedulertest.StorageClaim("m")}, "", false, wait},
+		{"our order has been observed", false, true, schedulertest.Objects{sent()}, "", false, wait},
 		{"the order was refused", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimAnnotation("other", "x"))}, "", false, `provisioning failed for PVC "m"`},
 		{"the order was wiped out", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"))}, "", false, `selectedNode annotation reset for PVC "m"`},
 		{"the order is for another node now", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimSelectedNode("b"))}, "", false, `provisioning failed for PVC "m"`},
@@ -373,20 +373,20 @@ func TestVolumesBound(t *testing.T) {
 
 // A pod that shares a claim with one that is being bound goes where that one goes.
 func TestSharedClaimKeepsPodsTogether(t *testing.T) {
-	volumeStory(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
+	withVolumeServer(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.addPod(schedulertest.TestPod("q", schedulertest.UsingClaim("claim")))
 		v.pass(time.Minute)
 		if v.nodeOf("p") == "" || v.nodeOf("p") != v.nodeOf("q") {
-			t.Errorf("p is on %q, q on %q: %v", v.nodeOf("p"), v.nodeOf("q"), v.told("q"))
+			t.Errorf("p is on %q, q on %q: %v", v.nodeOf("p"), v.nodeOf("q"), v.patchesOf("q"))
 		}
 	})
 }
 
 // Two pods that want the only volume there is: one gets it, and the other waits for a second.
 func TestOneVolumeForTwoPods(t *testing.T) {
-	volumeStory(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
-		v.tell(func() {
+	withVolumeServer(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
+		v.notify(func() {
 			other := schedulertest.StorageClaim("other", schedulertest.ClaimVersion("3"))
 			v.scheduler.snapshot.SetObject(other)
 			v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", ""))
@@ -398,26 +398,26 @@ func TestOneVolumeForTwoPods(t *testing.T) {
 			t.Fatalf("p is on %q, q on %q", v.nodeOf("p"), v.nodeOf("q"))
 		}
 		second := schedulertest.VolumeFor("second", "", "")
-		v.tell(func() {
+		v.notify(func() {
 			v.scheduler.snapshot.SetObject(second)
 			v.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.PersistentVolumeResource, Action: plugins.Add, New: second})
 		})
 		v.pass(30 * time.Second)
 		if v.nodeOf("p") == "" || v.nodeOf("q") == "" {
-			t.Errorf("p is on %q, q on %q: %v %v", v.nodeOf("p"), v.nodeOf("q"), v.told("p"), v.told("q"))
+			t.Errorf("p is on %q, q on %q: %v %v", v.nodeOf("p"), v.nodeOf("q"), v.patchesOf("p"), v.patchesOf("q"))
 		}
 	})
 }
 
-// What goes wrong while volumes are bound is told in upstream's words.
-func TestVolumeFailuresAreTold(t *testing.T) {
+// What goes wrong while volumes are bound is reported in upstream's words.
+func TestVolumeFailuresAreReported(t *testing.T) {
 	for _, test := range []struct {
 		what        string
 		server      volumeServer
 		provisioner string
 		meanwhile   func(v *volumeServer)
 		after       time.Duration
-		told        string
+		patches     string
 	}{
 		{"the volume is not written", volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, nil, time.Second, `running PreBind plugin \"VolumeBinding\": no`},
 		{"the volume is not made", volumeServer{failing: true}, schedulertest.CsiName, nil, 3 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`},
@@ -434,18 +434,18 @@ func TestVolumeFailuresAreTold(t *testing.T) {
 		}, 2 * time.Second, `binding volumes: failed to get node \"`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			volumeStory(t, test.server, test.provisioner, func(v *volumeServer) {
+			withVolumeServer(t, test.server, test.provisioner, func(v *volumeServer) {
 				if test.provisioner == volume.NotSupportedProvisioner {
-					v.tell(func() { v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", "")) })
+					v.notify(func() { v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", "")) })
 				}
 				v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 				v.pass(100 * time.Millisecond)
 				if test.meanwhile != nil {
-					v.tell(func() { test.meanwhile(v) })
+					v.notify(func() { test.meanwhile(v) })
 				}
 				v.pass(test.after)
-				if told := fmt.Sprint(v.told("p")); !strings.Contains(told, test.told) || !strings.Contains(told, `"reason":"SchedulerError"`) || v.nodeOf("p") != "" {
-					t.Errorf("the pod is on %q and told %s", v.nodeOf("p"), told)
+				if patches := fmt.Sprint(v.patchesOf("p")); !strings.Contains(patches, test.patches) || !strings.Contains(patches, `"reason":"SchedulerError"`) || v.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and its status is %s", v.nodeOf("p"), patches)
 				}
 			})
 		})
@@ -453,18 +453,18 @@ func TestVolumeFailuresAreTold(t *testing.T) {
 }
 
 // A pod that goes while its volume is made lets go of what was decided for it.
-func TestPodGoesWhileItsVolumeIsMade(t *testing.T) {
-	volumeStory(t, volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+func TestPodDeletedWhileVolumeIsProvisioned(t *testing.T) {
+	withVolumeServer(t, volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
-		v.tell(func() {
+		v.notify(func() {
 			if v.scheduler.snapshot.NumPods() != 1 {
 				t.Error("the pod is not assumed while its volume is made")
 			}
 		})
 		v.removePod("p")
 		v.pass(time.Second)
-		v.tell(func() {
+		v.notify(func() {
 			if n := v.scheduler.snapshot.NumPods() + len(v.scheduler.snapshot.Volumes.AssumedClaims); n != 0 {
 				t.Errorf("%d things are still assumed", n)
 			}
@@ -477,7 +477,7 @@ func TestPodGoesWhileItsVolumeIsMade(t *testing.T) {
 
 // While its volume is made, others can see where the pod goes.
 func TestPodIsNominatedWhileItsVolumeIsMade(t *testing.T) {
-	volumeStory(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
+	withVolumeServer(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
 		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
 		v.mu.Lock()
@@ -490,7 +490,7 @@ func TestPodIsNominatedWhileItsVolumeIsMade(t *testing.T) {
 	})
 }
 
-// What cannot be reserved is told as upstream's Reserve does, and leaves nothing assumed.
+// What cannot be reserved is reported as upstream's Reserve does, and leaves nothing assumed.
 func TestReserveFails(t *testing.T) {
 	static := schedulertest.WaitForConsumerClass("late", volume.NotSupportedProvisioner)
 	for _, test := range []struct {
@@ -542,11 +542,11 @@ func TestVolumesAndDevicesAtOnce(t *testing.T) {
 		v.pass(time.Second)
 	}
 	t.Run("both come", func(t *testing.T) {
-		volumeStory(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
-			v.know(known...)
+		withVolumeServer(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
+			v.addObjects(known...)
 			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))
 			v.pass(5 * time.Second)
-			v.tell(func() {
+			v.notify(func() {
 				if !snapshot.FullyBound(v.scheduler.snapshot.Volumes.Claims["default/claim"]) {
 					t.Error("the volume waits for the device")
 				}
@@ -556,28 +556,28 @@ func TestVolumesAndDevicesAtOnce(t *testing.T) {
 			}
 			ready(v, "Attached")
 			if v.nodeOf("p") != "a" || v.boundTimes("p") != 1 {
-				t.Errorf("the pod is on %q: %v", v.nodeOf("p"), v.told("p"))
+				t.Errorf("the pod is on %q: %v", v.nodeOf("p"), v.patchesOf("p"))
 			}
 		})
 	})
 	t.Run("the volume fails", func(t *testing.T) {
-		volumeStory(t, volumeServer{failing: true}, schedulertest.CsiName, func(v *volumeServer) {
-			v.know(known...)
+		withVolumeServer(t, volumeServer{failing: true}, schedulertest.CsiName, func(v *volumeServer) {
+			v.addObjects(known...)
 			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))
 			v.pass(3 * time.Second)
-			if told := fmt.Sprint(v.told("p")); !strings.Contains(told, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`) || strings.Contains(told, "DynamicResources") {
-				t.Errorf("the pod is told %s", told)
+			if patches := fmt.Sprint(v.patchesOf("p")); !strings.Contains(patches, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`) || strings.Contains(patches, "DynamicResources") {
+				t.Errorf("the status of the pod is %s", patches)
 			}
 		})
 	})
 	t.Run("the device fails", func(t *testing.T) {
-		volumeStory(t, volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
-			v.know(known...)
+		withVolumeServer(t, volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+			v.addObjects(known...)
 			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))
 			v.pass(time.Second)
 			ready(v, "Broken")
-			if told := fmt.Sprint(v.told("p")); !strings.Contains(told, `running PreBind plugin \"DynamicResources\": device binding failed: claim=x, reason=Why`) || strings.Contains(told, "VolumeBinding") {
-				t.Errorf("the pod is told %s", told)
+			if patches := fmt.Sprint(v.patchesOf("p")); !strings.Contains(patches, `running PreBind plugin \"DynamicResources\": device binding failed: claim=x, reason=Why`) || strings.Contains(patches, "VolumeBinding") {
+				t.Errorf("the status of the pod is %s", patches)
 			}
 		})
 	})

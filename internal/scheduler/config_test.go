@@ -64,7 +64,7 @@ profiles:
 			t.Errorf("other: %+v", v.Refusal)
 		}
 		if _, has := v.Scores[plugins.BalancedAllocationName]; has {
-			t.Error("a rule that is switched off scores")
+			t.Error("a plugin that is switched off scores")
 		}
 		// (25+0)/2 for the pod alone: memory is hardly asked for.
 		if v.Node == "empty" && v.Scores[plugins.NodeResourcesFitName] != 7*12 {

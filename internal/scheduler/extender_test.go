@@ -41,40 +41,40 @@ func parsed(t testing.TB, fields string) *configv1.KubeSchedulerConfiguration {
 	return c
 }
 
-// voice is an extender over real HTTP: what it was asked, and what it answers by verb.
-type voice struct {
+// fakeExtender is an extender over real HTTP: the requests it got, and its responses by verb.
+type fakeExtender struct {
 	*httptest.Server
-	t       *testing.T
-	asked   []string // method, path, content type
-	bodies  []string
-	answers map[string]any // an error is a code
+	t         *testing.T
+	requests  []string // method, path, content type
+	bodies    []string
+	responses map[string]any // an error is a code
 }
 
-func (v *voice) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (v *fakeExtender) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		v.t.Error(err)
 	}
-	v.asked, v.bodies = append(v.asked, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")), append(v.bodies, string(body))
-	answer := v.answers[strings.TrimPrefix(r.URL.Path, "/scheduler/")]
-	switch a := answer.(type) {
+	v.requests, v.bodies = append(v.requests, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")), append(v.bodies, string(body))
+	response := v.responses[strings.TrimPrefix(r.URL.Path, "/scheduler/")]
+	switch a := response.(type) {
 	case int:
 		w.WriteHeader(a)
 	case string:
 		fmt.Fprint(w, a)
 	default:
-		_ = json.NewEncoder(w).Encode(answer)
+		_ = json.NewEncoder(w).Encode(response)
 	}
 }
 
-func newVoice(t *testing.T, answers map[string]any) *voice {
-	v := &voice{t: t, answers: answers}
+func newFakeExtender(t *testing.T, responses map[string]any) *fakeExtender {
+	v := &fakeExtender{t: t, responses: responses}
 	v.Server = httptest.NewServer(v)
 	t.Cleanup(v.Close)
 	return v
 }
 
-func (v *voice) extender(config configv1.Extender) *extender {
+func (v *fakeExtender) extender(config configv1.Extender) *extender {
 	v.t.Helper()
 	config.URLPrefix = v.URL + "/scheduler"
 	e, err := newExtender(&config)
@@ -96,36 +96,36 @@ func TestExtenderFilter(t *testing.T) {
 	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
 	pod := schedulertest.TestPod("p")
 	for _, test := range []struct {
-		rule   string
-		config configv1.Extender
-		answer any
-		want   []string
-		refuse map[string]plugins.Refusal
-		fails  string
-		asked  string // what the question contains
+		name     string
+		config   configv1.Extender
+		response any
+		want     []string
+		refuse   map[string]plugins.Refusal
+		fails    string
+		called   string // what the request contains
 	}{
-		{rule: "who has no verb is not asked", want: []string{"a", "b", "c"}},
-		{rule: "nodes in, nodes out", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("c", "a")}, want: []string{"c", "a"}, asked: `"Nodes":{"metadata":{},"items":[{"metadata":{"name":"a"`},
-		{rule: "names in, names out", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}, want: []string{"b"}, asked: `"NodeNames":["a","b","c"]`},
-		{rule: "names in, nodes out", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}, want: []string{"b"}},
-		{rule: "who was sent nodes is not heard with names", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}},
-		{rule: "an empty answer leaves none", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{}},
-		{rule: "an empty list of names leaves none", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{}}},
-		{rule: "refusals", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
-			answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}},
-			refuse: map[string]plugins.Refusal{"b": {Plugin: extenderName, Reasons: []string{"full"}}, "c": {Plugin: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
-		{rule: "what cannot be resolved goes before what can", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
-			answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"b": "broken"}},
-			refuse: map[string]plugins.Refusal{"b": {Plugin: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
-		{rule: "an error", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), Error: "out of order"}, fails: "out of order"},
-		{rule: "a code", config: configv1.Extender{FilterVerb: "filter"}, answer: 500, fails: "failed filter with extender at URL URL/scheduler/filter, code 500"},
-		{rule: "another good code is none", config: configv1.Extender{FilterVerb: "filter"}, answer: 202, fails: "code 202"},
-		{rule: "not JSON", config: configv1.Extender{FilterVerb: "filter"}, answer: "hello", fails: "invalid character 'h'"},
-		{rule: "nothing", config: configv1.Extender{FilterVerb: "filter"}, answer: "", fails: "EOF"},
-		{rule: "a node nobody asked about", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"z"}}, fails: `extender "URL/scheduler" claims a filtered node "z" which is not found in the input node list`},
+		{name: "who has no verb is not asked", want: []string{"a", "b", "c"}},
+		{name: "nodes in, nodes out", config: configv1.Extender{FilterVerb: "filter"}, response: extenderv1.ExtenderFilterResult{Nodes: nodeList("c", "a")}, want: []string{"c", "a"}, called: `"Nodes":{"metadata":{},"items":[{"metadata":{"name":"a"`},
+		{name: "names in, names out", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, response: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}, want: []string{"b"}, called: `"NodeNames":["a","b","c"]`},
+		{name: "names in, nodes out", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, response: extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}, want: []string{"b"}},
+		{name: "who was sent nodes is not heard with names", config: configv1.Extender{FilterVerb: "filter"}, response: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}},
+		{name: "an empty answer leaves none", config: configv1.Extender{FilterVerb: "filter"}, response: extenderv1.ExtenderFilterResult{}},
+		{name: "an empty list of names leaves none", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, response: extenderv1.ExtenderFilterResult{NodeNames: &[]string{}}},
+		{name: "refusals", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
+			response: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}},
+			refuse:   map[string]plugins.Refusal{"b": {Plugin: extenderName, Reasons: []string{"full"}}, "c": {Plugin: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
+		{name: "what cannot be resolved goes before what can", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
+			response: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"b": "broken"}},
+			refuse:   map[string]plugins.Refusal{"b": {Plugin: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
+		{name: "an error", config: configv1.Extender{FilterVerb: "filter"}, response: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), Error: "out of order"}, fails: "out of order"},
+		{name: "a code", config: configv1.Extender{FilterVerb: "filter"}, response: 500, fails: "failed filter with extender at URL URL/scheduler/filter, code 500"},
+		{name: "another good code is none", config: configv1.Extender{FilterVerb: "filter"}, response: 202, fails: "code 202"},
+		{name: "not JSON", config: configv1.Extender{FilterVerb: "filter"}, response: "hello", fails: "invalid character 'h'"},
+		{name: "nothing", config: configv1.Extender{FilterVerb: "filter"}, response: "", fails: "EOF"},
+		{name: "a node nobody asked about", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, response: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"z"}}, fails: `extender "URL/scheduler" claims a filtered node "z" which is not found in the input node list`},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
-			v := newVoice(t, map[string]any{"filter": test.answer})
+		t.Run(test.name, func(t *testing.T) {
+			v := newFakeExtender(t, map[string]any{"filter": test.response})
 			kept, refusals, err := v.extender(test.config).filter(t.Context(), pod, nodes)
 			if test.fails != "" {
 				if want := strings.ReplaceAll(test.fails, "URL/", v.URL+"/"); err == nil || !strings.Contains(err.Error(), want) {
@@ -145,12 +145,12 @@ func TestExtenderFilter(t *testing.T) {
 				t.Errorf("kept %v, refused %v, %v; want %v, %v", names, got, err, test.want, test.refuse)
 			}
 			switch {
-			case test.config.FilterVerb == "" && len(v.asked) > 0:
-				t.Errorf("asked %v", v.asked)
-			case test.config.FilterVerb != "" && !slices.Equal(v.asked, []string{"POST /scheduler/filter application/json"}):
-				t.Errorf("asked %v", v.asked)
-			case test.asked != "" && (!strings.Contains(v.bodies[0], test.asked) || !strings.Contains(v.bodies[0], `"Pod":{"metadata":{"name":"p","namespace":"default","uid":"p"}`)):
-				t.Errorf("asked %s\nwithout %s", v.bodies[0], test.asked)
+			case test.config.FilterVerb == "" && len(v.requests) > 0:
+				t.Errorf("asked %v", v.requests)
+			case test.config.FilterVerb != "" && !slices.Equal(v.requests, []string{"POST /scheduler/filter application/json"}):
+				t.Errorf("asked %v", v.requests)
+			case test.called != "" && (!strings.Contains(v.bodies[0], test.called) || !strings.Contains(v.bodies[0], `"Pod":{"metadata":{"name":"p","namespace":"default","uid":"p"}`)):
+				t.Errorf("request %s\nwithout %s", v.bodies[0], test.called)
 			}
 		})
 	}
@@ -159,24 +159,24 @@ func TestExtenderFilter(t *testing.T) {
 func TestExtenderScores(t *testing.T) {
 	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
 	for _, test := range []struct {
-		rule   string
-		config configv1.Extender
-		answer any
-		want   map[string]int64
-		fails  string
+		name     string
+		config   configv1.Extender
+		response any
+		want     map[string]int64
+		fails    string
 	}{
-		{rule: "who has no verb says nothing"},
-		{rule: "0 to 10 becomes 0 to 100, times the weight", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 3}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 10}, {Host: "b", Score: 1}}, want: map[string]int64{"a": 3000 / 10 * 1, "b": 30}},
-		{rule: "names are enough", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1, NodeCacheCapable: true}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 5}}, want: map[string]int64{"a": 50}},
-		{rule: "a code", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: 404, fails: "code 404"},
-		{rule: "no node is liked", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: extenderv1.HostPriorityList{}, want: map[string]int64{}},
-		{rule: "a node named twice has both", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 2}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 3}, {Host: "a", Score: 4}}, want: map[string]int64{"a": 140}},
-		{rule: "a node may be disliked", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 2}, answer: extenderv1.HostPriorityList{{Host: "b", Score: -3}}, want: map[string]int64{"b": -60}},
-		{rule: "no weight, no say", config: configv1.Extender{PrioritizeVerb: "prioritize"}, answer: extenderv1.HostPriorityList{{Host: "b", Score: 10}}, want: map[string]int64{"b": 0}},
-		{rule: "not a list", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: `{"Host":"a"}`, fails: "cannot unmarshal object"},
+		{name: "who has no verb says nothing"},
+		{name: "0 to 10 becomes 0 to 100, times the weight", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 3}, response: extenderv1.HostPriorityList{{Host: "a", Score: 10}, {Host: "b", Score: 1}}, want: map[string]int64{"a": 3000 / 10 * 1, "b": 30}},
+		{name: "names are enough", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1, NodeCacheCapable: true}, response: extenderv1.HostPriorityList{{Host: "a", Score: 5}}, want: map[string]int64{"a": 50}},
+		{name: "a code", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, response: 404, fails: "code 404"},
+		{name: "no node is liked", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, response: extenderv1.HostPriorityList{}, want: map[string]int64{}},
+		{name: "a node named twice has both", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 2}, response: extenderv1.HostPriorityList{{Host: "a", Score: 3}, {Host: "a", Score: 4}}, want: map[string]int64{"a": 140}},
+		{name: "a node may be disliked", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 2}, response: extenderv1.HostPriorityList{{Host: "b", Score: -3}}, want: map[string]int64{"b": -60}},
+		{name: "no weight, no say", config: configv1.Extender{PrioritizeVerb: "prioritize"}, response: extenderv1.HostPriorityList{{Host: "b", Score: 10}}, want: map[string]int64{"b": 0}},
+		{name: "not a list", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, response: `{"Host":"a"}`, fails: "cannot unmarshal object"},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
-			v := newVoice(t, map[string]any{"prioritize": test.answer})
+		t.Run(test.name, func(t *testing.T) {
+			v := newFakeExtender(t, map[string]any{"prioritize": test.response})
 			got, err := v.extender(test.config).scores(t.Context(), schedulertest.TestPod("p"), nodes)
 			if test.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), test.fails) {
@@ -204,34 +204,34 @@ func TestExtenderPreempts(t *testing.T) {
 		return m
 	}
 	for _, test := range []struct {
-		rule   string
-		config configv1.Extender
-		answer map[string]*extenderv1.MetaVictims
-		want   []string
-		fails  string
-		asked  string
+		name     string
+		config   configv1.Extender
+		response map[string]*extenderv1.MetaVictims
+		want     []string
+		fails    string
+		called   string
 	}{
-		{rule: "everything stays", answer: map[string]*extenderv1.MetaVictims{"a": meta(1, "low", "lower"), "b": meta(0, "other")}, want: []string{"a 1 [low lower]", "b 0 [other]"}, asked: `"NodeNameToVictims":{"a":{"Pods":[{"metadata":{"name":"low"`},
-		{rule: "names are enough", config: configv1.Extender{NodeCacheCapable: true}, answer: map[string]*extenderv1.MetaVictims{"b": meta(0, "other")}, want: []string{"b 0 [other]"},
-			asked: `"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"low"},{"UID":"lower"}],"NumPDBViolations":1},"b":{"Pods":[{"UID":"other"}],"NumPDBViolations":0},"gone":{"Pods":[{"UID":"left"}],"NumPDBViolations":0}}`},
-		{rule: "fewer victims, and another count", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower")}, want: []string{"a 0 [lower]"}},
-		{rule: "the more important first, as always", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower", "low")}, want: []string{"a 0 [low lower]"}},
-		{rule: "nothing stays", answer: nil},
-		{rule: "a pod of the node that we would spare", answer: map[string]*extenderv1.MetaVictims{"b": meta(2, "other", "spared")}, want: []string{"b 2 [spared other]"}},
-		{rule: "a node that we did not think of", answer: map[string]*extenderv1.MetaVictims{"c": meta(0, "third")}, want: []string{"c 0 [third]"}},
-		{rule: "a node that is not there", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "low"), "ghost": meta(0, "low")}, fails: `nodeinfo not found for node name "ghost"`},
-		{rule: "a node that is not there, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"ghost": meta(0)}, fails: `nodeinfo not found for node name "ghost"`},
-		{rule: "a victim and a node that have gone meanwhile", answer: map[string]*extenderv1.MetaVictims{"gone": meta(0, "left")}, want: []string{"gone 0 [left]"}},
-		{rule: "a pod of another node", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "other")}, fails: "claims to preempt pod (UID: other) on node: a, but the pod is not found on that node"},
-		{rule: "a pod of an empty node", answer: map[string]*extenderv1.MetaVictims{"d": meta(0, "low")}, fails: "on node: d, but"},
-		{rule: "victims that are not told", answer: map[string]*extenderv1.MetaVictims{"a": nil}, fails: `expected at least one victim pod on node "a"`},
-		{rule: "victims that are not told, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"a": nil, "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
-		{rule: "a pod that is not there", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "ghost")}, fails: "claims to preempt pod (UID: ghost) on node: a, but the pod is not found on that node"},
-		{rule: "no victims", answer: map[string]*extenderv1.MetaVictims{"a": meta(0)}, fails: `expected at least one victim pod on node "a"`},
-		{rule: "no victims, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"a": meta(0), "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
+		{name: "everything stays", response: map[string]*extenderv1.MetaVictims{"a": meta(1, "low", "lower"), "b": meta(0, "other")}, want: []string{"a 1 [low lower]", "b 0 [other]"}, called: `"NodeNameToVictims":{"a":{"Pods":[{"metadata":{"name":"low"`},
+		{name: "names are enough", config: configv1.Extender{NodeCacheCapable: true}, response: map[string]*extenderv1.MetaVictims{"b": meta(0, "other")}, want: []string{"b 0 [other]"},
+			called: `"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"low"},{"UID":"lower"}],"NumPDBViolations":1},"b":{"Pods":[{"UID":"other"}],"NumPDBViolations":0},"gone":{"Pods":[{"UID":"left"}],"NumPDBViolations":0}}`},
+		{name: "fewer victims, and another count", response: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower")}, want: []string{"a 0 [lower]"}},
+		{name: "the more important first, as always", response: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower", "low")}, want: []string{"a 0 [low lower]"}},
+		{name: "nothing stays", response: nil},
+		{name: "a pod of the node that we would spare", response: map[string]*extenderv1.MetaVictims{"b": meta(2, "other", "spared")}, want: []string{"b 2 [spared other]"}},
+		{name: "a node that we did not think of", response: map[string]*extenderv1.MetaVictims{"c": meta(0, "third")}, want: []string{"c 0 [third]"}},
+		{name: "a node that is not there", response: map[string]*extenderv1.MetaVictims{"a": meta(0, "low"), "ghost": meta(0, "low")}, fails: `nodeinfo not found for node name "ghost"`},
+		{name: "a node that is not there, by one that may be ignored", config: configv1.Extender{Ignorable: true}, response: map[string]*extenderv1.MetaVictims{"ghost": meta(0)}, fails: `nodeinfo not found for node name "ghost"`},
+		{name: "a victim and a node that have gone meanwhile", response: map[string]*extenderv1.MetaVictims{"gone": meta(0, "left")}, want: []string{"gone 0 [left]"}},
+		{name: "a pod of another node", response: map[string]*extenderv1.MetaVictims{"a": meta(0, "other")}, fails: "claims to preempt pod (UID: other) on node: a, but the pod is not found on that node"},
+		{name: "a pod of an empty node", response: map[string]*extenderv1.MetaVictims{"d": meta(0, "low")}, fails: "on node: d, but"},
+		{name: "victims that are not reported", response: map[string]*extenderv1.MetaVictims{"a": nil}, fails: `expected at least one victim pod on node "a"`},
+		{name: "victims that are not reported, by one that may be ignored", config: configv1.Extender{Ignorable: true}, response: map[string]*extenderv1.MetaVictims{"a": nil, "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
+		{name: "a pod that is not there", response: map[string]*extenderv1.MetaVictims{"a": meta(0, "ghost")}, fails: "claims to preempt pod (UID: ghost) on node: a, but the pod is not found on that node"},
+		{name: "no victims", response: map[string]*extenderv1.MetaVictims{"a": meta(0)}, fails: `expected at least one victim pod on node "a"`},
+		{name: "no victims, by one that may be ignored", config: configv1.Extender{Ignorable: true}, response: map[string]*extenderv1.MetaVictims{"a": meta(0), "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
-			v := newVoice(t, map[string]any{"preempt": extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: test.answer}})
+		t.Run(test.name, func(t *testing.T) {
+			v := newFakeExtender(t, map[string]any{"preempt": extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: test.response}})
 			test.config.PreemptVerb = "preempt"
 			kept, err := v.extender(test.config).preempt(t.Context(), schedulertest.TestPod("p"), candidates, func(node string) ([]*corev1.Pod, bool) {
 				all, known := pods[node]
@@ -254,8 +254,8 @@ func TestExtenderPreempts(t *testing.T) {
 			if err != nil || !slices.Equal(got, test.want) {
 				t.Errorf("kept %q, %v; want %q", got, err, test.want)
 			}
-			if !strings.Contains(v.bodies[0], test.asked) {
-				t.Errorf("asked %s\nwithout %s", v.bodies[0], test.asked)
+			if !strings.Contains(v.bodies[0], test.called) {
+				t.Errorf("request %s\nwithout %s", v.bodies[0], test.called)
 			}
 		})
 	}
@@ -263,16 +263,16 @@ func TestExtenderPreempts(t *testing.T) {
 
 func TestExtenderBinds(t *testing.T) {
 	for _, test := range []struct {
-		rule   string
-		answer any
-		fails  string
+		name     string
+		response any
+		fails    string
 	}{
-		{"well", extenderv1.ExtenderBindingResult{}, ""}, {"not", extenderv1.ExtenderBindingResult{Error: "no room"}, "no room"}, {"not at all", 503, "failed bind with extender"},
+		{"well", extenderv1.ExtenderBindingResult{}, ""}, {"not", extenderv1.ExtenderBindingResult{Error: "no resources"}, "no resources"}, {"not at all", 503, "failed bind with extender"},
 	} {
-		v := newVoice(t, map[string]any{"bind": test.answer})
+		v := newFakeExtender(t, map[string]any{"bind": test.response})
 		err := v.extender(configv1.Extender{BindVerb: "bind"}).bind(t.Context(), schedulertest.TestPod("p"), "a")
 		if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
-			t.Errorf("%s: %v, want %q", test.rule, err, test.fails)
+			t.Errorf("%s: %v, want %q", test.name, err, test.fails)
 		}
 		if want := `{"PodName":"p","PodNamespace":"default","PodUID":"p","Node":"a"}`; v.bodies[0] != want {
 			t.Errorf("asked %s, want %s", v.bodies[0], want)
@@ -280,14 +280,14 @@ func TestExtenderBinds(t *testing.T) {
 	}
 }
 
-// An extender that manages resources is asked about pods that want one of them, wherever they say so.
+// An extender that manages resources is called for pods that request one of them, in any container.
 func TestExtenderInterest(t *testing.T) {
 	wants := func(list corev1.ResourceList) corev1.Container {
 		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list}}
 	}
 	theirs := corev1.ResourceList{"a.b/c": resource.MustParse("1")}
 	for _, test := range []struct {
-		rule    string
+		name    string
 		managed []string
 		change  schedulertest.PodOption
 		want    bool
@@ -311,14 +311,14 @@ func TestExtenderInterest(t *testing.T) {
 		}
 		e := &extender{config: &configv1.Extender{ManagedResources: managed}}
 		if got := e.interested(schedulertest.TestPod("p", test.change)); got != test.want {
-			t.Errorf("%s: interested %t, want %t", test.rule, got, test.want)
+			t.Errorf("%s: interested %t, want %t", test.name, got, test.want)
 		}
 	}
 }
 
 // Extenders over TLS are known by the authority that is named, or are taken at their word where upstream takes them so.
 func TestExtenderTLS(t *testing.T) {
-	v := &voice{t: t, answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("a")}}}
+	v := &fakeExtender{t: t, responses: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("a")}}}
 	var presented int
 	v.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		presented = len(r.TLS.PeerCertificates)
@@ -334,21 +334,21 @@ func TestExtenderTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
-		rule      string
+		name      string
 		config    configv1.Extender
 		fails     string
 		presented int
 	}{
-		{rule: "nobody is named", config: configv1.Extender{}, fails: "certificate signed by unknown authority"},
-		{rule: "HTTPS without an authority trusts everybody", config: configv1.Extender{EnableHTTPS: true}},
-		{rule: "an authority", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority}}},
-		{rule: "an authority, whatever HTTPS says", config: configv1.Extender{TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority}}},
-		{rule: "an authority and another name", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, ServerName: "other.test"}}, fails: "not other.test"},
-		{rule: "an authority and a name of its own", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, ServerName: "example.com"}}},
-		{rule: "insecure", config: configv1.Extender{TLSConfig: &configv1.ExtenderTLSConfig{Insecure: true}}},
-		{rule: "with a certificate", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, CertData: authority, KeyData: keys}}, presented: 1},
+		{name: "nobody is named", config: configv1.Extender{}, fails: "certificate signed by unknown authority"},
+		{name: "HTTPS without an authority trusts everybody", config: configv1.Extender{EnableHTTPS: true}},
+		{name: "an authority", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority}}},
+		{name: "an authority, whatever HTTPS says", config: configv1.Extender{TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority}}},
+		{name: "an authority and another name", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, ServerName: "other.test"}}, fails: "not other.test"},
+		{name: "an authority and a name of its own", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, ServerName: "example.com"}}},
+		{name: "insecure", config: configv1.Extender{TLSConfig: &configv1.ExtenderTLSConfig{Insecure: true}}},
+		{name: "with a certificate", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, CertData: authority, KeyData: keys}}, presented: 1},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			presented = 0
 			test.config.FilterVerb = "filter"
 			kept, _, err := v.extender(test.config).filter(t.Context(), schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a")})
@@ -363,17 +363,17 @@ func TestExtenderTLS(t *testing.T) {
 			}
 		})
 	}
-	for rule, config := range map[string]*configv1.ExtenderTLSConfig{
+	for plugin, config := range map[string]*configv1.ExtenderTLSConfig{
 		"an authority of no certificates": {CAData: []byte("x")}, "a certificate without its key": {CertData: authority, KeyData: []byte("x")},
 		"insecure, and yet an authority": {Insecure: true, CAData: authority},
 	} {
 		if _, err := newExtender(&configv1.Extender{EnableHTTPS: true, TLSConfig: config}); err == nil || !strings.HasPrefix(err.Error(), "tlsConfig: ") {
-			t.Errorf("%s: %v", rule, err)
+			t.Errorf("%s: %v", plugin, err)
 		}
 	}
 }
 
-func httptestKey(v *voice) ([]byte, error) {
+func httptestKey(v *fakeExtender) ([]byte, error) {
 	der, err := marshalKey(v.TLS.Certificates[0].PrivateKey)
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
 }
@@ -398,7 +398,7 @@ func TestExtenderTimeout(t *testing.T) {
 	}
 }
 
-// Those that may be ignored are asked last, in their order; whatever slashes stand behind the prefix.
+// Those that may be ignored are called last, in their order; whatever slashes stand behind the prefix.
 func TestExtendersInOrder(t *testing.T) {
 	all, err := extendersOf(parsed(t, "extenders: [{urlPrefix: 'http://1', ignorable: true}, {urlPrefix: 'http://2'}, {urlPrefix: 'http://3', ignorable: true}, {urlPrefix: 'http://4'}]"))
 	if err != nil {
@@ -411,11 +411,11 @@ func TestExtendersInOrder(t *testing.T) {
 	if want := []string{"http://2", "http://4", "http://1", "http://3"}; !slices.Equal(order, want) {
 		t.Errorf("asked %v, want %v", order, want)
 	}
-	v := newVoice(t, map[string]any{"filter": extenderv1.ExtenderFilterResult{}})
+	v := newFakeExtender(t, map[string]any{"filter": extenderv1.ExtenderFilterResult{}})
 	e := v.extender(configv1.Extender{FilterVerb: "filter"})
 	e.config.URLPrefix += "//"
-	if _, _, err := e.filter(t.Context(), schedulertest.TestPod("p"), nil); err != nil || v.asked[0] != "POST /scheduler/filter application/json" {
-		t.Errorf("asked %v, %v", v.asked, err)
+	if _, _, err := e.filter(t.Context(), schedulertest.TestPod("p"), nil); err != nil || v.requests[0] != "POST /scheduler/filter application/json" {
+		t.Errorf("asked %v, %v", v.requests, err)
 	}
 }
 
@@ -425,16 +425,16 @@ func TestNarrow(t *testing.T) {
 		return extenderv1.ExtenderFilterResult{NodeNames: &all}
 	}
 	for _, test := range []struct {
-		rule    string
-		answers []any
-		ignore  []bool
-		want    []string
-		refused []string
-		fails   string
-		asked   []int
+		name      string
+		responses []any
+		ignore    []bool
+		want      []string
+		refused   []string
+		fails     string
+		called    []int
 	}{
 		{"each sees what the one before has left", []any{names("a", "b"), names("b")}, []bool{false, false}, []string{"b"}, nil, "", []int{1, 1}},
-		{"with nothing left nobody is asked", []any{names(), names("b")}, []bool{false, false}, nil, nil, "", []int{1, 0}},
+		{"with nothing left nobody is called", []any{names(), names("b")}, []bool{false, false}, nil, nil, "", []int{1, 0}},
 		{"a failure ends it", []any{500, names("b")}, []bool{false, false}, nil, nil, "code 500", []int{1, 0}},
 		{"a failure that may be ignored is", []any{500, names("b")}, []bool{true, false}, []string{"b"}, nil, "", []int{1, 1}},
 		{"refusals are gathered", []any{
@@ -442,12 +442,12 @@ func TestNarrow(t *testing.T) {
 			extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}, FailedNodes: extenderv1.FailedNodesMap{"a": "y"}},
 		}, []bool{false, false}, []string{"b"}, []string{"a", "c"}, "", []int{1, 1}},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			var all []*extender
-			var voices []*voice
-			for i, answer := range test.answers {
-				v := newVoice(t, map[string]any{"filter": answer})
-				voices, all = append(voices, v), append(all, v.extender(configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true, Ignorable: test.ignore[i]}))
+			var fakes []*fakeExtender
+			for i, response := range test.responses {
+				v := newFakeExtender(t, map[string]any{"filter": response})
+				fakes, all = append(fakes, v), append(all, v.extender(configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true, Ignorable: test.ignore[i]}))
 			}
 			nodes, refusals, err := filterByExtenders(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")})
 			if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
@@ -463,9 +463,9 @@ func TestNarrow(t *testing.T) {
 			if slices.Sort(refused); !slices.Equal(kept, test.want) || !slices.Equal(refused, test.refused) {
 				t.Errorf("kept %v, refused %v; want %v, %v", kept, refused, test.want, test.refused)
 			}
-			for i, v := range voices {
-				if len(v.asked) != test.asked[i] {
-					t.Errorf("extender %d was asked %d times, want %d", i, len(v.asked), test.asked[i])
+			for i, v := range fakes {
+				if len(v.requests) != test.called[i] {
+					t.Errorf("extender %d was called %d times, want %d", i, len(v.requests), test.called[i])
 				}
 			}
 		})
@@ -475,29 +475,29 @@ func TestNarrow(t *testing.T) {
 // A scheduler with extenders on real HTTP: they narrow, weigh, bind and say why not.
 func TestSchedulerWithExtenders(t *testing.T) {
 	for _, test := range []struct {
-		rule    string
-		fields  string // of the extender
-		answers map[string]any
-		pods    []*corev1.Pod
-		node    map[string]string
-		message string // of the first pod's condition
-		bound   int    // by the scheduler itself
+		name      string
+		fields    string // of the extender
+		responses map[string]any
+		pods      []*corev1.Pod
+		node      map[string]string
+		message   string // of the first pod's condition
+		bound     int    // by the scheduler itself
 	}{
-		{rule: "the only node left", fields: "filterVerb: filter, nodeCacheCapable: true", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}}, node: map[string]string{"p": "b"}, bound: 1},
-		{rule: "the node that is liked", fields: "prioritizeVerb: prioritize, weight: 100", answers: map[string]any{"prioritize": extenderv1.HostPriorityList{{Host: "c", Score: 10}}}, node: map[string]string{"p": "c"}, bound: 1},
-		{rule: "who cannot weigh is not heard", fields: "prioritizeVerb: prioritize, weight: 100", answers: map[string]any{"prioritize": 500}, node: map[string]string{"p": "*"}, bound: 1},
-		{rule: "no node left", fields: "filterVerb: filter", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{FailedNodes: extenderv1.FailedNodesMap{"a": "full", "b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}}},
+		{name: "the only node left", fields: "filterVerb: filter, nodeCacheCapable: true", responses: map[string]any{"filter": extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}}, node: map[string]string{"p": "b"}, bound: 1},
+		{name: "the node that is liked", fields: "prioritizeVerb: prioritize, weight: 100", responses: map[string]any{"prioritize": extenderv1.HostPriorityList{{Host: "c", Score: 10}}}, node: map[string]string{"p": "c"}, bound: 1},
+		{name: "who cannot weigh is not heard", fields: "prioritizeVerb: prioritize, weight: 100", responses: map[string]any{"prioritize": 500}, node: map[string]string{"p": "*"}, bound: 1},
+		{name: "no node left", fields: "filterVerb: filter", responses: map[string]any{"filter": extenderv1.ExtenderFilterResult{FailedNodes: extenderv1.FailedNodesMap{"a": "full", "b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}}},
 			node: map[string]string{"p": ""}, message: "0/3 nodes are available: 1 broken, 2 full."},
-		{rule: "an extender that fails", fields: "filterVerb: filter", answers: map[string]any{"filter": 500}, node: map[string]string{"p": ""}, message: "failed filter with extender at URL URL/scheduler/filter, code 500"},
-		{rule: "an extender that fails and may be ignored", fields: "filterVerb: filter, ignorable: true", answers: map[string]any{"filter": 500}, node: map[string]string{"p": "*"}, bound: 1},
-		{rule: "an extender that binds", fields: "bindVerb: bind", answers: map[string]any{"bind": extenderv1.ExtenderBindingResult{}}, node: map[string]string{"p": ""}, bound: 0},
-		{rule: "an extender that does not bind", fields: "bindVerb: bind", answers: map[string]any{"bind": extenderv1.ExtenderBindingResult{Error: "no"}}, node: map[string]string{"p": ""}, message: "no"},
-		{rule: "an extender that need not bind", fields: "bindVerb: bind, ignorable: true", answers: map[string]any{"bind": 500}, node: map[string]string{"p": "*"}, bound: 1},
-		{rule: "an extender of resources is asked about those who want them", fields: "filterVerb: filter, managedResources: [{name: a.b/c, ignoredByScheduler: true}]", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}},
+		{name: "an extender that fails", fields: "filterVerb: filter", responses: map[string]any{"filter": 500}, node: map[string]string{"p": ""}, message: "failed filter with extender at URL URL/scheduler/filter, code 500"},
+		{name: "an extender that fails and may be ignored", fields: "filterVerb: filter, ignorable: true", responses: map[string]any{"filter": 500}, node: map[string]string{"p": "*"}, bound: 1},
+		{name: "an extender that binds", fields: "bindVerb: bind", responses: map[string]any{"bind": extenderv1.ExtenderBindingResult{}}, node: map[string]string{"p": ""}, bound: 0},
+		{name: "an extender that does not bind", fields: "bindVerb: bind", responses: map[string]any{"bind": extenderv1.ExtenderBindingResult{Error: "no"}}, node: map[string]string{"p": ""}, message: "no"},
+		{name: "an extender that need not bind", fields: "bindVerb: bind, ignorable: true", responses: map[string]any{"bind": 500}, node: map[string]string{"p": "*"}, bound: 1},
+		{name: "an extender of resources is called for pods that request them", fields: "filterVerb: filter, managedResources: [{name: a.b/c, ignoredByScheduler: true}]", responses: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}},
 			pods: []*corev1.Pod{schedulertest.TestPod("p", schedulertest.Requesting("a.b/c", "1")), schedulertest.TestPod("plain", schedulertest.Selecting(corev1.LabelHostname, "c"))}, node: map[string]string{"p": "b", "plain": "c"}, bound: 2},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
-			v := newVoice(t, test.answers)
+		t.Run(test.name, func(t *testing.T) {
+			v := newFakeExtender(t, test.responses)
 			c := parsed(t, "extenders: [{urlPrefix: '"+v.URL+"/scheduler', "+test.fields+"}]")
 			pods := test.pods
 			if pods == nil {
@@ -535,16 +535,16 @@ func TestSchedulerWithExtenders(t *testing.T) {
 			for _, p := range pods {
 				bound += f.boundTimes(p.Name)
 			}
-			told := strings.Join(f.told("p"), "")
-			if bound != test.bound || !strings.Contains(told, strings.ReplaceAll(test.message, " URL/", " "+v.URL+"/")) || (test.message == "") != (told == "") {
-				t.Errorf("bound %d, told %s; want %d, %s", bound, told, test.bound, test.message)
+			patches := strings.Join(f.patchesOf("p"), "")
+			if bound != test.bound || !strings.Contains(patches, strings.ReplaceAll(test.message, " URL/", " "+v.URL+"/")) || (test.message == "") != (patches == "") {
+				t.Errorf("bound %d, reported %s; want %d, %s", bound, patches, test.bound, test.message)
 			}
 		})
 	}
 }
 
 // What extenders said last is checked against the cluster as it is by then.
-func TestTheClusterChangesWhileExtendersAreAsked(t *testing.T) {
+func TestClusterChangesWhileExtendersAreCalled(t *testing.T) {
 	f := newFakeServer(t, nil)
 	s := f.scheduler
 	s.nodeAdded(schedulertest.TestNode("a"))
@@ -564,7 +564,7 @@ func TestTheClusterChangesWhileExtendersAreAsked(t *testing.T) {
 	}
 }
 
-// Ways to make room go from extender to extender; the first that fails and counts ends it.
+// Candidates for preemption are passed from extender to extender; the first that fails and is not ignorable ends it.
 func TestExtendersReviewPreemption(t *testing.T) {
 	victims := func(all ...string) extenderv1.ExtenderPreemptionResult { // "node pod"
 		r := extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{}}
@@ -579,23 +579,23 @@ func TestExtendersReviewPreemption(t *testing.T) {
 	}
 	const verb = "preemptVerb: preempt"
 	type said struct {
-		fields string
-		answer any
+		fields   string
+		response any
 	}
 	for _, test := range []struct {
-		rule          string
+		name          string
 		extenders     []said
 		node, message string // message without "preemption: "
 		victims       string
-		asked         []int
+		called        []int
 	}{
-		{"nobody is asked", nil, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", nil},
+		{"nobody is called", nil, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", nil},
 		{"who has no verb is not asked", []said{{"filterVerb: filter", 500}}, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", []int{0}},
 		{"the other node", []said{{verb, victims("b b0")}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1}},
 		{"another victim, and one more", []said{{verb, victims("b b1", "b b0")}}, "b", "found a potential placement for pod on node b, preempting 2 victims", "b1 b0", []int{1}},
 		{"the best of those left is ours to choose", []said{{verb, victims("a a1", "b b0")}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1}},
 		{"nothing is left", []said{{verb, victims()}}, "", "no candidate node for preemption", "", []int{1}},
-		{"with nothing left nobody else is asked", []said{{verb, victims()}, {verb, victims("b b0")}}, "", "no candidate node for preemption", "", []int{1, 0}},
+		{"with nothing left nobody else is called", []said{{verb, victims()}, {verb, victims("b b0")}}, "", "no candidate node for preemption", "", []int{1, 0}},
 		{"one after another", []said{{verb, victims("a a0", "b b0")}, {verb, victims("b b1")}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b1", []int{1, 1}},
 		{"a failure ends it", []said{{verb, 500}, {verb, victims("b b0")}}, "", "failed preempt with extender at URL URL0/scheduler/preempt, code 500", "", []int{1, 0}},
 		{"a failure that may be ignored leaves what there was", []said{{verb, victims("b b0")}, {verb + ", ignorable: true", 500}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1, 1}},
@@ -603,13 +603,13 @@ func TestExtendersReviewPreemption(t *testing.T) {
 		{"victims of one node, none of another, by one that may be ignored", []said{{verb + ", ignorable: true", extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"a": {}, "b": {Pods: []*extenderv1.MetaPod{{UID: "b0"}}}}}}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1}},
 		{"who manages other resources is not asked", []said{{verb + ", managedResources: [{name: a.b/c}]", 500}}, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", []int{0}},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
-			var voices []*voice
+		t.Run(test.name, func(t *testing.T) {
+			var fakes []*fakeExtender
 			var fields []string
 			message := test.message
 			for i, e := range test.extenders {
-				v := newVoice(t, map[string]any{"preempt": e.answer})
-				voices, fields = append(voices, v), append(fields, "{urlPrefix: '"+v.URL+"/scheduler', "+e.fields+"}")
+				v := newFakeExtender(t, map[string]any{"preempt": e.response})
+				fakes, fields = append(fakes, v), append(fields, "{urlPrefix: '"+v.URL+"/scheduler', "+e.fields+"}")
 				message = strings.ReplaceAll(message, fmt.Sprint("URL", i), v.URL)
 			}
 			s := newFakeServer(t, parsed(t, "extenders: ["+strings.Join(fields, ", ")+"]")).scheduler
@@ -639,9 +639,9 @@ func TestExtendersReviewPreemption(t *testing.T) {
 			if node != test.node || strings.Join(gone, " ") != test.victims || got != "preemption: "+message || !helpful {
 				t.Errorf("%q, victims %v, %s, helpful %t\nwant %q, %s, %s", node, gone, got, helpful, test.node, test.victims, message)
 			}
-			for i, v := range voices {
-				if len(v.asked) != test.asked[i] {
-					t.Errorf("extender %d was asked %v", i, v.asked)
+			for i, v := range fakes {
+				if len(v.requests) != test.called[i] {
+					t.Errorf("extender %d was called %v", i, v.requests)
 				}
 			}
 		})
@@ -651,9 +651,9 @@ func TestExtendersReviewPreemption(t *testing.T) {
 // What several extenders say of nodes is added to what we say; who fails says nothing, whether it may be ignored or not.
 func TestExtendersWeighTogether(t *testing.T) {
 	for _, test := range []struct {
-		rule    string
-		answers []any
-		want    map[string]int64
+		name      string
+		responses []any
+		want      map[string]int64
 	}{
 		{"nobody", nil, map[string]int64{"a": 5, "b": 7}},
 		{"one", []any{extenderv1.HostPriorityList{{Host: "a", Score: 1}}}, map[string]int64{"a": 15, "b": 7}},
@@ -663,12 +663,12 @@ func TestExtendersWeighTogether(t *testing.T) {
 	} {
 		totals := map[string]int64{"a": 5, "b": 7}
 		var all []*extender
-		for _, answer := range test.answers {
-			all = append(all, newVoice(t, map[string]any{"prioritize": answer}).extender(configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}))
+		for _, response := range test.responses {
+			all = append(all, newFakeExtender(t, map[string]any{"prioritize": response}).extender(configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}))
 		}
 		newFakeServer(t, nil).scheduler.scoreByExtenders(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, totals)
 		if !reflect.DeepEqual(totals, test.want) {
-			t.Errorf("%s: %v, want %v", test.rule, totals, test.want)
+			t.Errorf("%s: %v, want %v", test.name, totals, test.want)
 		}
 	}
 }
@@ -679,7 +679,7 @@ func TestExtenderQuestions(t *testing.T) {
 	candidates := []plugins.Preemption{{Node: "a", Victims: []*corev1.Pod{schedulertest.TestPod("v")}, Violations: 3}}
 	none := func(string) ([]*corev1.Pod, bool) { return nil, false }
 	for _, cached := range []bool{false, true} {
-		v := newVoice(t, map[string]any{"f": extenderv1.ExtenderFilterResult{}, "s": extenderv1.HostPriorityList{}, "e": extenderv1.ExtenderPreemptionResult{}, "b": extenderv1.ExtenderBindingResult{}})
+		v := newFakeExtender(t, map[string]any{"f": extenderv1.ExtenderFilterResult{}, "s": extenderv1.HostPriorityList{}, "e": extenderv1.ExtenderPreemptionResult{}, "b": extenderv1.ExtenderBindingResult{}})
 		e := v.extender(configv1.Extender{FilterVerb: "f", PrioritizeVerb: "s", PreemptVerb: "e", BindVerb: "b", NodeCacheCapable: cached})
 		ask := map[string]func(context.Context) error{
 			"f": func(ctx context.Context) error { _, _, err := e.filter(ctx, pod, nodes); return err },
@@ -694,8 +694,8 @@ func TestExtenderQuestions(t *testing.T) {
 				t.Errorf("%s: %v after the end", verb, err)
 			}
 		}
-		if len(v.asked) != 0 {
-			t.Errorf("asked %v after the end", v.asked)
+		if len(v.requests) != 0 {
+			t.Errorf("asked %v after the end", v.requests)
 		}
 		for _, verb := range []string{"f", "s"} {
 			if err := ask[verb](t.Context()); err != nil {

@@ -43,15 +43,15 @@ func (f *fakeServer) wantAllBoundOnce(t *testing.T, n int) {
 			t.Fatalf("%s was bound %d times and is on node %q", name, f.boundTimes(name), f.nodeOf(name))
 		}
 	}
-	if known := f.podsKnown(); known != n {
+	if known := f.podCount(); known != n {
 		t.Errorf("the scheduler takes %d pods to be on nodes, want %d", known, n)
 	}
 }
 
-// What has to be written about failed bindings waits for room that the bindings themselves took.
+// What has to be written about failed bindings waits while the bindings themselves are in flight.
 func TestAllBindingsFailAtOnce(t *testing.T) {
 	const n = 2 * maxInFlight
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		broken := time.Now().Add(time.Second)
 		f.refuse = func(*corev1.Pod, string) error {
 			if time.Now().Before(broken) {
@@ -89,13 +89,13 @@ func TestRunAgain(t *testing.T) {
 		if bound != maxInFlight {
 			t.Fatalf("%d pods were bound when the lead was lost, want the %d whose time had come", bound, maxInFlight)
 		}
-		if known := f.podsKnown(); known != bound {
+		if known := f.podCount(); known != bound {
 			t.Errorf("the scheduler takes %d pods to be on nodes, want %d", known, bound)
 		}
 		run(time.Minute)
 		f.wantAllBoundOnce(t, n)
-		if active, backoff, waiting, flying := f.scheduler.Pending(); active+backoff+flying != 0 || waiting != 1 {
-			t.Errorf("pending are %d active, %d backing off, %d waiting, %d in flight; want the giant waiting", active, backoff, waiting, flying)
+		if active, backoff, waiting, inFlight := f.scheduler.Pending(); active+backoff+inFlight != 0 || waiting != 1 {
+			t.Errorf("pending are %d active, %d backing off, %d waiting, %d in flight; want the giant waiting", active, backoff, waiting, inFlight)
 		}
 	})
 }
@@ -118,7 +118,7 @@ func TestFollowingWhileAnotherLeads(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f.boundTimes("theirs") != 0 || f.boundTimes("gone") != 0 || f.boundTimes("left") != 1 || f.boundTimes("late") != 0 {
-			t.Errorf("bound: %v; only the pod left behind has room", f.bound)
+			t.Errorf("bound: %v; only the pod left behind fits", f.bound)
 		}
 	})
 }

@@ -48,13 +48,13 @@ func numbers(t testing.TB, registry *prometheus.Registry) map[string]float64 {
 
 // A life of pods, and what is counted of it.
 func TestMetrics(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		registry := prometheus.NewRegistry()
 		metrics, err := NewMetrics(registry)
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.tell(func() {
+		f.notify(func() {
 			f.scheduler.metrics = metrics
 			if err := metrics.observe(f.scheduler); err != nil {
 				t.Error(err)
@@ -288,7 +288,7 @@ func TestResultsOfTries(t *testing.T) {
 	}
 }
 
-// What is told of a scheduler is what it is at that moment: by place in the queue, by rule and profile, by what is known of pods.
+// Gauges have the current values: pods by location in the queue, by plugin and profile, and in the cache.
 func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	metrics, err := NewMetrics(registry)
@@ -330,8 +330,8 @@ func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
 	s.nodeDeleted(schedulertest.TestNode("b"))
 	expect("a node less", map[string]float64{"cache_size{type=nodes}": 1, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
 	s.podAdded(schedulertest.TestPod("decided", schedulertest.OnNode("b")))
-	wait := func(name, profile string, change func(*queue.QueuedPod), rules ...string) {
-		p := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), RejectedBy: rules, Location: queue.InUnschedulablePods}
+	wait := func(name, profile string, change func(*queue.QueuedPod), rejectedBy ...string) {
+		p := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), RejectedBy: rejectedBy, Location: queue.InUnschedulablePods}
 		change(p)
 		s.queue.All[p.PodInfo.Pod.UID], s.queue.UnschedulablePods[p.PodInfo.Pod.UID] = p, p
 	}

@@ -56,11 +56,11 @@ func changed(weights map[string]int64, name string, weight int64) map[string]int
 	return all
 }
 
-// Which rules take part where, in which order and with what weight, follows from a file as in upstream.
+// Which plugins take part where, in which order and with what weight, follows from a file as in upstream.
 func TestProfiles(t *testing.T) {
 	const least = "multiPoint: {disabled: [{name: '*'}], enabled: [{name: PrioritySort}, {name: DefaultBinder}"
 	for _, test := range []struct {
-		rule, plugins                     string
+		name, plugins                     string
 		filters                           []string
 		weights                           map[string]int64
 		gates, preemption, devices, frees bool
@@ -74,37 +74,37 @@ func TestProfiles(t *testing.T) {
 		{"a filter that is named again comes first", "{filter: {enabled: [{name: NodePorts}, {name: PodTopologySpread}]}}",
 			append([]string{plugins.NodePortsName, plugins.PodTopologySpreadName}, leaving(usualFilters, plugins.NodePortsName, plugins.PodTopologySpreadName)...), usualWeights, true, true, true, true},
 		{"a filter that is left out and named again comes last", "{filter: {disabled: [{name: NodeName}], enabled: [{name: NodeName}]}}", append(leaving(usualFilters, plugins.NodeNameName), plugins.NodeNameName), usualWeights, true, true, true, true},
-		{"a rule that is left out everywhere but for filtering comes last", "{multiPoint: {disabled: [{name: NodeAffinity}]}, filter: {enabled: [{name: NodeAffinity}]}}",
+		{"a plugin that is left out everywhere but for filtering comes last", "{multiPoint: {disabled: [{name: NodeAffinity}]}, filter: {enabled: [{name: NodeAffinity}]}}",
 			append(leaving(usualFilters, plugins.NodeAffinityName), plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 0), true, true, true, true},
-		{"a rule that is left out everywhere", "{multiPoint: {disabled: [{name: TaintToleration}]}}", leaving(usualFilters, plugins.TaintTolerationName), changed(usualWeights, plugins.TaintTolerationName, 0), true, true, true, true},
-		{"a rule that is left out everywhere and named again comes last", "{multiPoint: {disabled: [{name: NodePorts}], enabled: [{name: NodePorts}]}}", append(leaving(usualFilters, plugins.NodePortsName), plugins.NodePortsName), usualWeights, true, true, true, true},
-		{"naming a rule everywhere keeps its place", "{multiPoint: {enabled: [{name: TaintToleration, weight: 9}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 9), true, true, true, true},
+		{"a plugin that is left out everywhere", "{multiPoint: {disabled: [{name: TaintToleration}]}}", leaving(usualFilters, plugins.TaintTolerationName), changed(usualWeights, plugins.TaintTolerationName, 0), true, true, true, true},
+		{"a plugin that is left out everywhere and named again comes last", "{multiPoint: {disabled: [{name: NodePorts}], enabled: [{name: NodePorts}]}}", append(leaving(usualFilters, plugins.NodePortsName), plugins.NodePortsName), usualWeights, true, true, true, true},
+		{"naming a plugin everywhere keeps its place", "{multiPoint: {enabled: [{name: TaintToleration, weight: 9}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 9), true, true, true, true},
 		{"a score is left out", "{score: {disabled: [{name: ImageLocality}]}}", usualFilters, changed(usualWeights, plugins.ImageLocalityName, 0), true, true, true, true},
 		{"the scores about neighbours are left out", "{score: {disabled: [{name: PodTopologySpread}, {name: InterPodAffinity}]}}", usualFilters, changed(changed(usualWeights, plugins.PodTopologySpreadName, 0), plugins.InterPodAffinityName, 0), true, true, true, true},
 		{"all scores are left out", "{score: {disabled: [{name: '*'}]}}", usualFilters, map[string]int64{}, true, true, true, true},
 		{"a weight", "{score: {enabled: [{name: ImageLocality, weight: 50}]}}", usualFilters, changed(usualWeights, plugins.ImageLocalityName, 50), true, true, true, true},
 		{"a weight of neighbours", "{score: {enabled: [{name: InterPodAffinity, weight: 7}, {name: PodTopologySpread, weight: 8}]}}", usualFilters, changed(changed(usualWeights, plugins.InterPodAffinityName, 7), plugins.PodTopologySpreadName, 8), true, true, true, true},
-		{"who names a rule and no weight means 1", "{score: {enabled: [{name: TaintToleration}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 1), true, true, true, true},
+		{"who names a plugin and no weight means 1", "{score: {enabled: [{name: TaintToleration}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 1), true, true, true, true},
 		{"a weight of 0 means 1", "{score: {enabled: [{name: TaintToleration, weight: 0}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 1), true, true, true, true},
 		{"everywhere no weight means 1", "{multiPoint: {enabled: [{name: NodeAffinity}]}}", usualFilters, changed(usualWeights, plugins.NodeAffinityName, 1), true, true, true, true},
 		{"the weight of scoring goes before that of everywhere", "{multiPoint: {enabled: [{name: NodeAffinity, weight: 5}]}, score: {enabled: [{name: NodeAffinity, weight: 6}]}}", usualFilters, changed(usualWeights, plugins.NodeAffinityName, 6), true, true, true, true},
 		{"a weight for filtering means nothing", "{filter: {enabled: [{name: NodeName}, {name: TaintToleration, weight: 50}]}}",
 			append([]string{plugins.NodeNameName, plugins.TaintTolerationName}, leaving(usualFilters, plugins.NodeNameName, plugins.TaintTolerationName)...), usualWeights, true, true, true, true},
-		{"left out everywhere, a rule may still score", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity, weight: 4}]}}", leaving(usualFilters, plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 4), true, true, true, true},
-		{"left out everywhere, a rule scores with 1", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity}]}}", leaving(usualFilters, plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 1), true, true, true, true},
-		{"nobody makes room", "{postFilter: {disabled: [{name: DefaultPreemption}]}}", usualFilters, usualWeights, true, false, true, true},
-		{"nobody makes room or frees devices, but gates hold", "{postFilter: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, true, false, true, false},
+		{"left out everywhere, a plugin may still score", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity, weight: 4}]}}", leaving(usualFilters, plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 4), true, true, true, true},
+		{"left out everywhere, a plugin scores with 1", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity}]}}", leaving(usualFilters, plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 1), true, true, true, true},
+		{"nobody preempts", "{postFilter: {disabled: [{name: DefaultPreemption}]}}", usualFilters, usualWeights, true, false, true, true},
+		{"nobody preempts or frees devices, but gates hold", "{postFilter: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, true, false, true, false},
 		{"only devices are freed", "{postFilter: {disabled: [{name: '*'}], enabled: [{name: DynamicResources}]}}", usualFilters, usualWeights, true, false, true, true},
-		{"gates do not hold, but room is made", "{preEnqueue: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, false, true, true, true},
+		{"gates do not hold, but pods are preempted", "{preEnqueue: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, false, true, true, true},
 		{"gates do not hold", "{preEnqueue: {disabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, false, true, true, true},
-		{"gates are no rule at all", "{multiPoint: {disabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, false, true, true, true},
+		{"gates are no plugin at all", "{multiPoint: {disabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, false, true, true, true},
 		{"gates hold by themselves", "{multiPoint: {disabled: [{name: SchedulingGates}]}, preEnqueue: {enabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, true, true, true, true},
 		{"no devices", "{multiPoint: {disabled: [{name: DynamicResources}]}}", leaving(usualFilters, plugins.DynamicResourcesName), changed(usualWeights, plugins.DynamicResourcesName, 0), true, true, false, false},
 		{"the least", "{" + least + "]}}", nil, map[string]int64{}, false, false, false, false},
 		{"a few", "{" + least + ", {name: NodeResourcesFit, weight: 3}, {name: NodeName}]}}", []string{plugins.NodeResourcesFitName, plugins.NodeNameName}, map[string]int64{plugins.NodeResourcesFitName: 3}, false, false, false, false},
-		{"points nobody is asked at are taken", "{preFilter: {enabled: [{name: NodePorts}]}, reserve: {disabled: [{name: VolumeBinding}]}, permit: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, true, true, true, true},
+		{"extension points without effect are accepted", "{preFilter: {enabled: [{name: NodePorts}]}, reserve: {disabled: [{name: VolumeBinding}]}, permit: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, true, true, true, true},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			p := profileOf(t, test.plugins)
 			if got := filtering(p); !slices.Equal(got, test.filters) {
 				t.Errorf("filters %v\nwant %v", got, test.filters)
@@ -119,8 +119,8 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// The first rule in a profile's order that refuses a node is the one that is told.
-func TestProfileOrderIsTold(t *testing.T) {
+// The first plugin in a profile's order that refuses a node is the one that is reported.
+func TestFirstRefusalInProfileOrderIsReported(t *testing.T) {
 	nodes := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Cordoned, schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule))}
 	pod := schedulertest.TestPod("p", schedulertest.Port(80, "", corev1.ProtocolTCP), schedulertest.Selecting("x", "y"), schedulertest.RequestingCPU("9"), schedulertest.Spread("rack", 1, corev1.DoNotSchedule, "app=x"), schedulertest.WithAffinity("rack", "app", "x"))
 	running := schedulertest.TestPod("r", schedulertest.OnNode("a"), schedulertest.Port(80, "", corev1.ProtocolTCP))
@@ -147,7 +147,7 @@ func TestProfileOrderIsTold(t *testing.T) {
 
 // Without gates a gated pod is scheduled; without preemption nobody has to go.
 func TestProfilePointsMatter(t *testing.T) {
-	story(t, parsed(t, "profiles: [{plugins: {preEnqueue: {disabled: [{name: '*'}]}, postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
+	withFakeServer(t, parsed(t, "profiles: [{plugins: {preEnqueue: {disabled: [{name: '*'}]}, postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addPod(schedulertest.TestPod("weak", schedulertest.RequestingCPU("3")))
 		f.addPod(schedulertest.TestPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
@@ -157,14 +157,14 @@ func TestProfilePointsMatter(t *testing.T) {
 		if f.nodeOf("gated") != "a" || f.nodeOf("weak") != "a" || f.nodeOf("strong") != "" || len(f.victims()) != 0 {
 			t.Errorf("gated on %q, weak on %q, strong on %q, victims %v", f.nodeOf("gated"), f.nodeOf("weak"), f.nodeOf("strong"), f.victims())
 		}
-		if told := strings.Join(f.told("strong"), ""); strings.Contains(told, "preemption") {
-			t.Errorf("the pod is told %s", told)
+		if patches := strings.Join(f.patchesOf("strong"), ""); strings.Contains(patches, "preemption") {
+			t.Errorf("the status of the pod is %s", patches)
 		}
 	})
 }
 
-// Every rule may be named at the points where upstream's plugin takes part, and at no others.
-func TestRulesAtTheirPoints(t *testing.T) {
+// Every plugin may be named at the points where upstream's plugin takes part, and at no others.
+func TestPluginsAtExtensionPoints(t *testing.T) {
 	const filters, scores = "preFilter filter", " preScore score"
 	where := map[string]string{
 		plugins.SchedulingGatesName: "preEnqueue", plugins.NodeNameName: filters, plugins.NodeUnschedulableName: filters, plugins.TaintTolerationName: filters + scores, plugins.NodeAffinityName: filters + scores,
@@ -185,17 +185,17 @@ func TestRulesAtTheirPoints(t *testing.T) {
 			_, err := ParseConfiguration(schedulertest.Configuration("profiles: [{schedulerName: s, plugins: {" + point + ": " + set + "}}]"))
 			return strings.TrimPrefix(fmt.Sprint(err), "creating profile for scheduler name s: ")
 		}
-		for rule, points := range where {
+		for plugin, points := range where {
 			want := "<nil>"
 			if !slices.Contains(strings.Fields(points), point) {
-				want = fmt.Sprintf("plugin %q does not extend %s plugin", rule, kind)
+				want = fmt.Sprintf("plugin %q does not extend %s plugin", plugin, kind)
 			}
-			if got := parse("{enabled: [{name: " + rule + "}]}"); got != want {
-				t.Errorf("%s at %s: %s, want %s", rule, point, got, want)
+			if got := parse("{enabled: [{name: " + plugin + "}]}"); got != want {
+				t.Errorf("%s at %s: %s, want %s", plugin, point, got, want)
 			}
 		}
 		if got, want := parse("{enabled: [{name: Magic}]}"), kind+` "Magic" does not exist`; got != want {
-			t.Errorf("a rule nobody knows at %s: %s, want %s", point, got, want)
+			t.Errorf("an unknown plugin at %s: %s, want %s", point, got, want)
 		}
 		want := map[string]string{"queueSort": `only one queue sort plugin required for profile with scheduler name "s", but got 0`, "bind": `at least one bind plugin is needed for profile with scheduler name "s"`}[point]
 		if want == "" {
@@ -205,21 +205,21 @@ func TestRulesAtTheirPoints(t *testing.T) {
 			t.Errorf("nobody at %s: %s, want %s", point, got, want)
 		}
 		if got := parse("{disabled: [{name: Magic}]}"); got != "<nil>" {
-			t.Errorf("without a rule nobody knows at %s: %s", point, got)
+			t.Errorf("without an unknown plugin at %s: %s", point, got)
 		}
 	}
 }
 
-// ownRule is a rule of somebody's own, in one list with the others.
-type ownRule struct {
+// customPlugin is a plugin that is added to the registry.
+type customPlugin struct {
 	name    string
 	refuses string
 	likes   string
 }
 
-func (r *ownRule) Name() string { return r.name }
+func (r *customPlugin) Name() string { return r.name }
 
-func (r *ownRule) Filter(s *snapshot.Snapshot, _ *snapshot.PodInfo) (plugins.Filter, *plugins.Refusal) {
+func (r *customPlugin) Filter(s *snapshot.Snapshot, _ *snapshot.PodInfo) (plugins.Filter, *plugins.Refusal) {
 	return plugins.Filter{Check: func(node int32) *plugins.Refusal {
 		if s.Node(node).Name == r.refuses {
 			return plugins.Refuse(r.name, true, fmt.Sprintf("%s does not like it, with %d pods there", r.name, len(s.PodsOn(node))))
@@ -228,7 +228,7 @@ func (r *ownRule) Filter(s *snapshot.Snapshot, _ *snapshot.PodInfo) (plugins.Fil
 	}}, nil
 }
 
-func (r *ownRule) Score(s *snapshot.Snapshot, _ *snapshot.PodInfo) plugins.Scorer {
+func (r *customPlugin) Score(s *snapshot.Snapshot, _ *snapshot.PodInfo) plugins.Scorer {
 	return plugins.Scorer{Score: func(node int32) int64 {
 		if s.Node(node).Name == r.likes {
 			return plugins.MaxScore
@@ -237,23 +237,23 @@ func (r *ownRule) Score(s *snapshot.Snapshot, _ *snapshot.PodInfo) plugins.Score
 	}}
 }
 
-func withRules(t *testing.T, more ...plugins.Factory) {
+func withPlugins(t *testing.T, more ...plugins.Factory) {
 	t.Helper()
 	before := plugins.Registry
 	plugins.Registry = append(slices.Clone(plugins.Registry), more...)
 	t.Cleanup(func() { plugins.Registry = before })
 }
 
-// A rule of one's own is a line in the list: it takes part at once, or when a profile asks for it.
-func TestOwnRules(t *testing.T) {
+// A custom plugin is an entry of the registry: it is enabled by default, or when a profile enables it.
+func TestCustomPlugins(t *testing.T) {
 	made := 0
 	maker := func(name string, optional bool) plugins.Factory {
 		return plugins.Factory{Name: name, Weight: 5, Optional: optional, Make: plugins.WithArgs(func(args *struct{ Refuses, Likes string }) plugins.Plugin {
 			made++
-			return &ownRule{name: name, refuses: args.Refuses, likes: args.Likes}
+			return &customPlugin{name: name, refuses: args.Refuses, likes: args.Likes}
 		})}
 	}
-	withRules(t, maker("Mine", false), maker("Yours", true))
+	withPlugins(t, maker("Mine", false), maker("Yours", true))
 	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
 	decide := func(fields string) (*decision.Decision, error) {
 		t.Helper()
@@ -290,22 +290,22 @@ func TestOwnRules(t *testing.T) {
 	}
 	// Each file is read twice here: one of Mine for three files, one of Yours for two.
 	if made != 2*(3+2) {
-		t.Errorf("rules were made %d times", made)
+		t.Errorf("plugins were made %d times", made)
 	}
 	if _, err := ParseConfiguration(schedulertest.Configuration("profiles: [{pluginConfig: [{name: Mine, args: {loves: a}}]}]")); err == nil || !strings.Contains(err.Error(), `initializing plugin "Mine": read arguments: json: unknown field "loves"`) {
 		t.Errorf("arguments of its own are read as %v", err)
 	}
 }
 
-// There is room for so many scores and no more.
+// The number of scores is bounded.
 func TestTooManyScores(t *testing.T) {
 	var names []string
 	for i := range plugins.MaxLocalScores {
 		name := fmt.Sprint("Extra", i)
 		names = append(names, "{name: "+name+"}")
-		withRules(t, plugins.Factory{Name: name, Optional: true, Make: plugins.WithoutArgs(&ownRule{name: name})})
+		withPlugins(t, plugins.Factory{Name: name, Optional: true, Make: plugins.WithoutArgs(&customPlugin{name: name})})
 	}
-	// NodeResourcesFit, its balance, ImageLocality and VolumeBinding take room already.
+	// NodeResourcesFit, its balance, ImageLocality and VolumeBinding already count.
 	const taken = 4
 	enable := func(n int) error {
 		_, err := ParseConfiguration(schedulertest.Configuration("profiles: [{plugins: {score: {disabled: [{name: PodTopologySpread}, {name: TaintToleration}], enabled: [" + strings.Join(names[:n], ", ") + "]}}}]"))
@@ -334,22 +334,22 @@ func TestRawArguments(t *testing.T) {
 	}
 }
 
-// filtering names the rules that filter, in order.
+// filtering names the plugins that filter, in order.
 func filtering(p *plugins.Profile) (names []string) {
-	for i, rule := range p.Filters {
+	for i, plugin := range p.Filters {
 		switch {
 		case i == p.SpreadOrder:
 			names = append(names, plugins.PodTopologySpreadName)
 		case i == p.AffinityOrder:
 			names = append(names, plugins.InterPodAffinityName)
 		default:
-			names = append(names, rule.Name())
+			names = append(names, plugin.Name())
 		}
 	}
 	return names
 }
 
-// scoringWeights has the weights of the rules that score.
+// scoringWeights has the weights of the plugins that score.
 func scoringWeights(p *plugins.Profile) map[string]int64 {
 	weights := map[string]int64{}
 	for _, x := range p.Scorers {

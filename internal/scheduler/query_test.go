@@ -49,7 +49,7 @@ func checkRebuilt(t testing.TB, s *Scheduler) {
 // A query in which a plugin panics leaves neither the snapshot changed nor the lock held.
 func TestQueryPanics(t *testing.T) {
 	panics := false
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
 		profile.Filters = append(profile.Filters, oddPlugin{func(int32) *plugins.Refusal {
 			if panics {
@@ -95,7 +95,7 @@ func TestQueryPanics(t *testing.T) {
 
 // A thousand queries beside a load leave the snapshot as if there had been none.
 func TestQueriesBesideLoad(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		random := schedulertest.NewRandomObjects(7)
 		for i := range 10 {
 			f.addNode(random.RandomNode(fmt.Sprint("n", i)))

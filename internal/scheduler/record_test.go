@@ -11,9 +11,9 @@ import (
 	"skiff/internal/scheduler/schedulertest"
 )
 
-// A decision is told as it was made, however the cluster has changed since, until its record has faded.
+// A decision is reported as it was made, however the cluster has changed since, until its record is dropped.
 func TestRecords(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "64")))
 		f.addPod(schedulertest.TestPod("plain", schedulertest.RequestingCPU("100m")))
@@ -41,7 +41,7 @@ func TestRecords(t *testing.T) {
 			t.Errorf("the record has changed from\n%+v\nto\n%+v", plain.Verdicts, now.Verdicts)
 		}
 		if now := why("friend"); now.Decided != nil || now.Node != friend.Node || now.Nodes != 3 {
-			t.Errorf("a faded decision is told as %+v", now)
+			t.Errorf("a dropped decision is reported as %+v", now)
 		}
 		// Pods of many other makes push out the tables of earlier ones, and nobody holds on to those.
 		for i := range 130 {
@@ -49,7 +49,7 @@ func TestRecords(t *testing.T) {
 		}
 		f.pass(time.Second)
 		if now := why("plain"); now.Decided != nil {
-			t.Error("a decision is told from a table that is gone")
+			t.Error("a decision is reported from a table that was dropped")
 		}
 	})
 }

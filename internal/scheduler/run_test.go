@@ -79,15 +79,15 @@ func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfigurat
 	return f
 }
 
-// tell lets the scheduler know of a change.
-func (f *fakeServer) tell(change func()) {
+// notify applies a change as an informer does.
+func (f *fakeServer) notify(change func()) {
 	f.scheduler.mu.Lock()
 	change()
 	f.scheduler.mu.Unlock()
 	f.scheduler.wakeUp()
 }
 
-func (f *fakeServer) addNode(n *corev1.Node) { f.tell(func() { f.scheduler.nodeAdded(n) }) }
+func (f *fakeServer) addNode(n *corev1.Node) { f.notify(func() { f.scheduler.nodeAdded(n) }) }
 
 func (f *fakeServer) addPod(p *corev1.Pod) {
 	f.mu.Lock()
@@ -119,11 +119,11 @@ func (f *fakeServer) deliver(name string) {
 	switch {
 	case old == now:
 	case old == nil:
-		f.tell(func() { f.scheduler.podAdded(now) })
+		f.notify(func() { f.scheduler.podAdded(now) })
 	case now == nil:
-		f.tell(func() { f.scheduler.podDeleted(old) })
+		f.notify(func() { f.scheduler.podDeleted(old) })
 	default:
-		f.tell(func() { f.scheduler.podChanged(old, now) })
+		f.notify(func() { f.scheduler.podChanged(old, now) })
 	}
 }
 
@@ -242,15 +242,15 @@ func (f *fakeServer) updateClaim(_ context.Context, claim *corev1.PersistentVolu
 	return claim, nil
 }
 
-// podsKnown counts the pods the scheduler takes to be on nodes.
-func (f *fakeServer) podsKnown() int {
+// podCount counts the pods the scheduler takes to be on nodes.
+func (f *fakeServer) podCount() int {
 	f.scheduler.mu.Lock()
 	defer f.scheduler.mu.Unlock()
 	return f.scheduler.snapshot.NumPods()
 }
 
-// told are the patches written about a pod.
-func (f *fakeServer) told(pod string) []string {
+// patchesOf are the patches written about a pod.
+func (f *fakeServer) patchesOf(pod string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.patches[pod])
@@ -271,7 +271,7 @@ func (f *fakeServer) boundTimes(pod string) int {
 }
 
 func (f *fakeServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (found *resourcev1.ResourceClaim, err error) {
-	f.tell(func() { found = f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)] })
+	f.notify(func() { found = f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)] })
 	if found == nil {
 		return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaims"), claim.Name)
 	}
@@ -286,7 +286,7 @@ func (f *fakeServer) createDeviceClaim(_ context.Context, claim *resourcev1.Reso
 }
 
 func (f *fakeServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
-	f.tell(func() {
+	f.notify(func() {
 		old := f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)]
 		f.scheduler.snapshot.DeleteObject(claim)
 		f.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Delete, Old: old})
@@ -306,7 +306,7 @@ func (f *fakeServer) storeClaim(claim *resourcev1.ResourceClaim) *resourcev1.Res
 	claim = claim.DeepCopy()
 	version, _ := strconv.Atoi(claim.ResourceVersion)
 	claim.ResourceVersion = strconv.Itoa(version + 1)
-	f.tell(func() {
+	f.notify(func() {
 		old := f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)]
 		f.scheduler.snapshot.SetObject(claim)
 		f.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.UpdateOther, Old: old, New: claim})
@@ -320,26 +320,26 @@ func (f *fakeServer) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// story runs a scheduler over a fake server, in a bubble of its own time.
-func story(t *testing.T, configuration *configv1.KubeSchedulerConfiguration, tell func(*fakeServer)) {
+// withFakeServer runs a scheduler over a fake server, in a bubble of its own time.
+func withFakeServer(t *testing.T, configuration *configv1.KubeSchedulerConfiguration, run func(*fakeServer)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer(t, configuration)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- f.scheduler.Run(ctx) }()
-		tell(f)
+		run(f)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		// What the server still has to tell.
+		// Wait for what the server still has to send.
 		time.Sleep(10*time.Second + f.grace)
 	})
 }
 
 func TestSchedulerBindsEachPodOnce(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		for i := range 10 {
 			f.addNode(schedulertest.TestNode(fmt.Sprint("n", i)))
 		}
@@ -364,7 +364,7 @@ func TestSchedulerBindsEachPodOnce(t *testing.T) {
 }
 
 func TestSchedulerForgetsAndRetriesWhatWasNotBound(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("n"))
 		fails := 3
 		f.refuse = func(*corev1.Pod, string) error {
@@ -375,24 +375,24 @@ func TestSchedulerForgetsAndRetriesWhatWasNotBound(t *testing.T) {
 		}
 		f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 		f.pass(500 * time.Millisecond)
-		if f.podsKnown() != 0 {
-			t.Error("the room of a pod that was not bound is still taken")
+		if f.podCount() != 0 {
+			t.Error("the resources of a pod that was not bound are still in use")
 		}
 		f.pass(30 * time.Second)
 		if f.nodeOf("p") != "n" || f.boundTimes("p") != 1 {
 			t.Errorf("the pod is on %q, bound %d times", f.nodeOf("p"), f.boundTimes("p"))
 		}
-		if patches := f.told("p"); len(patches) == 0 || !strings.Contains(patches[0], corev1.PodReasonSchedulerError) || !strings.Contains(patches[0], "no luck") {
+		if patches := f.patchesOf("p"); len(patches) == 0 || !strings.Contains(patches[0], corev1.PodReasonSchedulerError) || !strings.Contains(patches[0], "no luck") {
 			t.Errorf("patches %v", patches)
 		}
 	})
 }
 
-func TestSchedulerWakesPodsWhenThereIsRoom(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+func TestSchedulerRetriesPodsWhenResourcesAreFreed(t *testing.T) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("3")))
 		f.pass(time.Second)
-		if p := f.told("first"); len(p) != 1 || !strings.Contains(p[0], "no nodes available to schedule pods") {
+		if p := f.patchesOf("first"); len(p) != 1 || !strings.Contains(p[0], "no nodes available to schedule pods") {
 			t.Errorf("patches %v", p)
 		}
 		f.addNode(schedulertest.TestNode("n"))
@@ -405,19 +405,19 @@ func TestSchedulerWakesPodsWhenThereIsRoom(t *testing.T) {
 		if f.nodeOf("second") != "" {
 			t.Fatal("the node is over its allocatable")
 		}
-		if p := f.told("second"); len(p) != 1 {
+		if p := f.patchesOf("second"); len(p) != 1 {
 			t.Errorf("the same condition is written %d times: %v", len(p), p)
 		}
 		f.removePod("first")
 		f.pass(12 * time.Second)
 		if f.nodeOf("second") != "n" {
-			t.Error("the pod is not scheduled when there is room")
+			t.Error("the pod is not scheduled when a node fits it")
 		}
 	})
 }
 
 func TestSchedulerPreempts(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
 		for _, node := range []string{"a", "b"} {
@@ -432,17 +432,17 @@ func TestSchedulerPreempts(t *testing.T) {
 			t.Errorf("deleted: %v", f.victims())
 		}
 		node := f.victims()[0][:1]
-		if p := f.told(f.victims()[0]); len(p) != 1 || !strings.Contains(p[0], corev1.PodReasonPreemptionByScheduler) ||
+		if p := f.patchesOf(f.victims()[0]); len(p) != 1 || !strings.Contains(p[0], corev1.PodReasonPreemptionByScheduler) ||
 			!strings.Contains(p[0], "default-scheduler: preempting to accommodate a higher priority pod") {
-			t.Errorf("the victim is told %v", p)
+			t.Errorf("the status of the victim is %v", p)
 		}
 		if urgent, _ := f.scheduler.lists.pods("default", "urgent"); urgent.Status.NominatedNodeName != node {
 			t.Errorf("nominated to %q, not %q", urgent.Status.NominatedNodeName, node)
 		}
-		if p := f.told("urgent"); !strings.Contains(p[0], "found a potential placement for pod on node "+node+", preempting 1 victims") {
-			t.Errorf("the pod is told %v", p)
+		if p := f.patchesOf("urgent"); !strings.Contains(p[0], "found a potential placement for pod on node "+node+", preempting 1 victims") {
+			t.Errorf("the status of the pod is %v", p)
 		}
-		// Somebody less important does not take the room meanwhile.
+		// A pod of lower priority does not get the freed resources meanwhile.
 		f.addPod(schedulertest.TestPod("greedy", schedulertest.RequestingCPU("2")))
 		f.pass(30 * time.Second)
 		if f.nodeOf("urgent") != node || f.nodeOf("greedy") != "" {
@@ -454,8 +454,8 @@ func TestSchedulerPreempts(t *testing.T) {
 	})
 }
 
-func TestSchedulerLeavesOthersPodsAlone(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+func TestSchedulerIgnoresPodsOfOtherSchedulers(t *testing.T) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("n"))
 		f.addPod(schedulertest.TestPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
 		f.addPod(schedulertest.TestPod("gone", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }))
@@ -467,7 +467,7 @@ func TestSchedulerLeavesOthersPodsAlone(t *testing.T) {
 }
 
 func TestWhyAndWhatIf(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a", schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule)))
 		f.addNode(schedulertest.TestNode("b"))
 		f.addPod(schedulertest.TestPod("there", schedulertest.OnNode("b"), schedulertest.RequestingCPU("3")))
@@ -489,12 +489,12 @@ func TestWhyAndWhatIf(t *testing.T) {
 		if err != nil || e.Node != "b" || e.Decided == nil || len(e.Verdicts) != 2 || e.Verdicts[0].Scores[plugins.NodeResourcesFitName] == 0 {
 			t.Errorf("%+v, %v", e, err)
 		}
-		before := f.podsKnown()
+		before := f.podCount()
 		answers, err := f.scheduler.WhatIf([]*corev1.Pod{schedulertest.TestPod("x", schedulertest.RequestingCPU("400m")), schedulertest.TestPod("y", schedulertest.RequestingCPU("400m"))}, false)
 		if err != nil || answers[0].Node != "b" || answers[1].Node != "" || len(answers[1].Changes) == 0 {
 			t.Errorf("%+v, %v", answers, err)
 		}
-		if f.podsKnown() != before {
+		if f.podCount() != before {
 			t.Error("asking has changed something")
 		}
 	})
@@ -576,16 +576,16 @@ func TestDevices(t *testing.T) {
 			}
 		}
 	}
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
 		f.addPod(schedulertest.TestPod("early", claiming("one")))
 		f.pass(time.Second)
-		if told := f.told("early"); len(told) != 0 {
-			t.Errorf("the pod whose claim is missing was tried, and told %v", told)
+		if patches := f.patchesOf("early"); len(patches) != 0 {
+			t.Errorf("the pod whose claim is missing was tried, and its status is %v", patches)
 		}
 		for _, o := range []metav1.Object{slice("a", "x"), slice("b", "y", "z"), claim("two", 2), claim("many", 3), &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}} {
-			f.tell(func() { f.scheduler.snapshot.SetObject(o) })
+			f.notify(func() { f.scheduler.snapshot.SetObject(o) })
 		}
 		f.addPod(schedulertest.TestPod("pair", claiming("two")))
 		f.addPod(schedulertest.TestPod("greedy", claiming("many")))
@@ -593,15 +593,15 @@ func TestDevices(t *testing.T) {
 		if f.nodeOf("pair") != "b" || f.nodeOf("greedy") != "" {
 			t.Errorf("pair is on %q, greedy on %q", f.nodeOf("pair"), f.nodeOf("greedy"))
 		}
-		if told := f.told("greedy"); len(told) == 0 || !strings.Contains(told[0], "2 cannot allocate all claims") {
-			t.Errorf("the pod that claims too much is told %v", told)
+		if patches := f.patchesOf("greedy"); len(patches) == 0 || !strings.Contains(patches[0], "2 cannot allocate all claims") {
+			t.Errorf("the status of the pod that claims too much is %v", patches)
 		}
 		f.storeClaim(claim("one", 1))
 		f.pass(15 * time.Second)
 		if f.nodeOf("early") != "a" {
 			t.Errorf("the pod whose claim came late is on %q", f.nodeOf("early"))
 		}
-		f.tell(func() {
+		f.notify(func() {
 			given := f.scheduler.snapshot.Devices.Claims["default/two"]
 			if given.Status.Allocation == nil || len(given.Status.Allocation.Devices.Results) != 2 || len(given.Status.ReservedFor) != 1 || len(given.Finalizers) != 1 {
 				t.Errorf("claim %+v", given)
@@ -636,12 +636,12 @@ func TestJitter(t *testing.T) {
 
 // A long message is cut in the event, not in the condition.
 func TestLongMessages(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		for i := range 40 {
 			f.addNode(schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.Taint(fmt.Sprint("taint-", i, strings.Repeat("x", 20)), "", corev1.TaintEffectNoSchedule)))
 		}
 		profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
-		f.tell(func() {
+		f.notify(func() {
 			// Every node refuses for a reason of its own.
 			profile.Filters = append([]plugins.FilterPlugin{oddPlugin{func(node int32) *plugins.Refusal {
 				return plugins.Refuse("Odd", true, "node(s) had a long reason of their own, "+f.scheduler.snapshot.NodeInfos[node].Name)
@@ -713,8 +713,8 @@ func TestBackgroundWaitsForInFlightWrites(t *testing.T) {
 	})
 }
 
-// While an extender is asked whom to preempt, everything may change. A pod that is gone then keeps no room and moves nobody.
-func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
+// The cluster may change while an extender reviews candidates for preemption. A pod that was deleted meanwhile gets no nomination and preempts no pods.
+func TestPodChangesWhileExtendersAreCalled(t *testing.T) {
 	for what, change := range map[string]func(f *fakeServer){
 		"it is deleted":     func(f *fakeServer) { f.removePod("urgent") },
 		"it is bound":       func(f *fakeServer) { f.change("urgent", schedulertest.OnNode("b")) },
@@ -744,22 +744,22 @@ func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
 			switch what {
 			case "nothing":
 				if known != "a" || victims != "[x]" {
-					t.Errorf("nominated to %q, told to go: %s", known, victims)
+					t.Errorf("nominated to %q, deleted: %s", known, victims)
 				}
 			case "its victim leaves":
 				if known != "a" || victims != "[]" {
-					t.Errorf("nominated to %q, told to go: %s", known, victims)
+					t.Errorf("nominated to %q, deleted: %s", known, victims)
 				}
 			default:
 				if known != "" || victims != "[]" || len(f.eventsOf("urgent")) != 0 {
-					t.Errorf("nominated to %q, told to go: %s, events %v", known, victims, f.eventsOf("urgent"))
+					t.Errorf("nominated to %q, deleted: %s, events %v", known, victims, f.eventsOf("urgent"))
 				}
 			}
 		})
 	}
 }
 
-// Which failures keep a nomination, and which end it; and what the pod is told.
+// Which failures keep a nomination, and which end it; and what the status of the pod is.
 func TestFailures(t *testing.T) {
 	odd := errors.New("no idea")
 	noPreemption := &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{
@@ -769,7 +769,7 @@ func TestFailures(t *testing.T) {
 		configuration *configv1.KubeSchedulerConfiguration
 		nodes         []*corev1.Node
 		running       []*corev1.Pod
-		rule          plugins.FilterPlugin // besides the usual ones
+		plugin        plugins.FilterPlugin // besides the usual ones
 		pod           *corev1.Pod
 		nominated     string // afterwards
 		place         queue.Location
@@ -779,11 +779,11 @@ func TestFailures(t *testing.T) {
 			pod: schedulertest.TestPod("p", schedulertest.NominatedTo("a")), place: queue.InUnschedulablePods, condition: "False Unschedulable no nodes available to schedule pods",
 		},
 		"a fault ends it": {
-			nodes: []*corev1.Node{schedulertest.TestNode("a")}, rule: preFilterPlugin{&plugins.Refusal{Plugin: "Pre", Err: odd}}, pod: schedulertest.TestPod("p", schedulertest.NominatedTo("a")), place: queue.InBackoffQ,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, plugin: preFilterPlugin{&plugins.Refusal{Plugin: "Pre", Err: odd}}, pod: schedulertest.TestPod("p", schedulertest.NominatedTo("a")), place: queue.InBackoffQ,
 			condition: `False SchedulerError running PreFilter plugin "Pre": no idea`,
 		},
 		"a fault about a node ends it": {
-			nodes: []*corev1.Node{schedulertest.TestNode("a")}, rule: oddPlugin{func(int32) *plugins.Refusal { return &plugins.Refusal{Plugin: "Odd", Err: odd} }}, pod: schedulertest.TestPod("p", schedulertest.NominatedTo("b")), place: queue.InBackoffQ,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, plugin: oddPlugin{func(int32) *plugins.Refusal { return &plugins.Refusal{Plugin: "Odd", Err: odd} }}, pod: schedulertest.TestPod("p", schedulertest.NominatedTo("b")), place: queue.InBackoffQ,
 			condition: `False SchedulerError running "Odd" filter plugin: no idea`,
 		},
 		"that nothing helps ends it": {
@@ -792,19 +792,19 @@ func TestFailures(t *testing.T) {
 		},
 		"that the pod may not preempt keeps it": {
 			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.NeverPreempting, schedulertest.NominatedTo("a")), nominated: "a", place: queue.InUnschedulablePods,
-			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to preemptionPolicy=Never.",
+			condition: "False Unschedulable " + insufficientCPU + " preemption: not eligible due to preemptionPolicy=Never.",
 		},
 		"that its victims are leaving keeps it": {
 			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.TerminatingByPreemption)}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("a")), nominated: "a", place: queue.InUnschedulablePods,
-			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to a terminating pod on the nominated node.",
+			condition: "False Unschedulable " + insufficientCPU + " preemption: not eligible due to a terminating pod on the nominated node.",
 		},
 		"a profile that does not preempt ends it": {
 			configuration: noPreemption, nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("a")), place: queue.InUnschedulablePods,
-			condition: "False Unschedulable " + noRoom,
+			condition: "False Unschedulable " + insufficientCPU,
 		},
 		"a fault while preempting keeps it": {
 			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("b")), nominated: "b", place: queue.InUnschedulablePods,
-			rule: oddPlugin{func() func(int32) *plugins.Refusal {
+			plugin: oddPlugin{func() func(int32) *plugins.Refusal {
 				asked := 0
 				return func(int32) *plugins.Refusal {
 					if asked++; asked > 1 {
@@ -813,18 +813,18 @@ func TestFailures(t *testing.T) {
 					return nil
 				}
 			}()},
-			condition: "False Unschedulable " + noRoom + ` preemption: running "Odd" filter plugin: no idea`,
+			condition: "False Unschedulable " + insufficientCPU + ` preemption: running "Odd" filter plugin: no idea`,
 		},
 		"all nodes refused at once": {
-			nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, rule: preFilterPlugin{plugins.Refuse("Pre", true, "not today")}, pod: schedulertest.TestPod("p"), place: queue.InUnschedulablePods,
+			nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, plugin: preFilterPlugin{plugins.Refuse("Pre", true, "not today")}, pod: schedulertest.TestPod("p"), place: queue.InUnschedulablePods,
 			condition: "False Unschedulable 0/2 nodes are available: not today. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFakeServer(t, test.configuration)
 			profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
-			if test.rule != nil {
-				profile.Filters = append([]plugins.FilterPlugin{test.rule}, profile.Filters...)
+			if test.plugin != nil {
+				profile.Filters = append([]plugins.FilterPlugin{test.plugin}, profile.Filters...)
 				profile.SpreadOrder++
 				profile.AffinityOrder++
 			}
@@ -848,16 +848,16 @@ func TestFailures(t *testing.T) {
 			_, text, _ := strings.Cut(strings.SplitN(test.condition, " ", 2)[1], " ")
 			f.expectEvents("p", "Warning FailedScheduling: "+text)
 			if len(f.victims()) != 0 {
-				t.Errorf("told to go: %v", f.victims())
+				t.Errorf("deleted: %v", f.victims())
 			}
 		})
 	}
 }
 
 // Several profiles look after their own pods, each under its name.
-func TestProfilesTellUnderTheirNames(t *testing.T) {
+func TestEventsNameTheProfile(t *testing.T) {
 	first, other := corev1.DefaultSchedulerName, "other"
-	story(t, &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{SchedulerName: &first}, {SchedulerName: &other}}}, func(f *fakeServer) {
+	withFakeServer(t, &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{SchedulerName: &first}, {SchedulerName: &other}}}, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addPod(schedulertest.TestPod("p"))
 		f.addPod(schedulertest.TestPod("q", schedulerOf("other"), schedulertest.RequestingCPU("9"), schedulertest.Priority(3)))
@@ -874,11 +874,11 @@ func TestProfilesTellUnderTheirNames(t *testing.T) {
 			"other s Normal Scheduled: Successfully assigned default/s to a",
 		} {
 			if !slices.Contains(f.events, want) {
-				t.Errorf("nobody told %q: %q", want, f.events)
+				t.Errorf("no event %q: %q", want, f.events)
 			}
 		}
 		if c := f.patches["r"]; len(c) == 0 || !strings.Contains(c[len(c)-1], "other: preempting to accommodate a higher priority pod") {
-			t.Errorf("the victim is told %v", c)
+			t.Errorf("the status of the victim is %v", c)
 		}
 	})
 }

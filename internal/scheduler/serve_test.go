@@ -42,7 +42,7 @@ func supposing(t testing.TB, all ...HypotheticalPod) string {
 
 func TestHandler(t *testing.T) {
 	const pods = "/apis/scheduling.skiff.io/v1/namespaces/default/pods/"
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b", schedulertest.Cordoned))
 		f.addPod(schedulertest.TestPod("runs", schedulertest.RequestingCPU("1")))
@@ -109,7 +109,7 @@ func TestHandlerBeforeTheFirstLists(t *testing.T) {
 
 // What is only supposed leaves no trace: the next decision is the same as if nobody had asked.
 func TestWhatIfLeavesNoTrace(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		for i := range 6 {
 			f.addNode(schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.Zone(fmt.Sprint("z", i%2))))
 		}
@@ -139,7 +139,7 @@ func TestWhatIfLeavesNoTrace(t *testing.T) {
 		one, _ := json.Marshal(first)
 		two, _ := json.Marshal(second)
 		if err != nil || string(one) != string(two) {
-			t.Errorf("asked twice, told\n%+v\nand\n%+v, %v", first, second, err)
+			t.Errorf("two queries, responses\n%+v\nand\n%+v, %v", first, second, err)
 		}
 		if len(first[0].Verdicts) != 6 || first[2].Node != "" || len(first[2].Changes) == 0 {
 			t.Errorf("%+v", first)
@@ -149,7 +149,7 @@ func TestWhatIfLeavesNoTrace(t *testing.T) {
 
 // Pods of one controller are spread by default, also when the controller is only supposed.
 func TestWhatIfOwned(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "64")))
 		f.addNode(schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "8")))
 		f.pass(time.Second)
@@ -167,8 +167,8 @@ func TestWhatIfOwned(t *testing.T) {
 			}
 			return nodes
 		}
-		if alone := on(nil); alone["a"] != 4 {
-			t.Errorf("without an owner they go to %v, want all on the large node", alone)
+		if withoutOwner := on(nil); withoutOwner["a"] != 4 {
+			t.Errorf("without an owner they go to %v, want all on the large node", withoutOwner)
 		}
 		owner := &HypotheticalOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}
 		if spread := on(owner); spread["a"] != 2 || spread["b"] != 2 {
@@ -181,7 +181,7 @@ func TestWhatIfOwned(t *testing.T) {
 }
 
 func TestWhatIfOnEveryNode(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b", schedulertest.NodeLabel("disk", "ssd")))
 		f.addNode(schedulertest.TestNode("c", schedulertest.NodeLabel("disk", "ssd"), schedulertest.NodeHas(corev1.ResourceCPU, "100m")))
@@ -203,14 +203,14 @@ func TestWhatIfOnEveryNode(t *testing.T) {
 }
 
 // Every answer is JSON with its kind, and every refusal a Status that says so.
-func TestAnswersAreAPIObjects(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+func TestResponsesAreAPIObjects(t *testing.T) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addPod(schedulertest.TestPod("p"))
 		f.pass(time.Second)
 		question := supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x")})
 		for _, test := range []struct {
-			rule, method, path, body string
+			name, method, path, body string
 			code                     int
 			kind, version, reason    string
 		}{
@@ -240,7 +240,7 @@ func TestAnswersAreAPIObjects(t *testing.T) {
 				Code   int
 			}
 			if err := json.Unmarshal([]byte(body), &is); err != nil || code != test.code || is.Kind != test.kind || is.APIVersion != test.version || is.Reason != test.reason || test.reason != "" && is.Code != test.code {
-				t.Errorf("%s: %d %s, %v; want %d %s %s %s", test.rule, code, body, err, test.code, test.version, test.kind, test.reason)
+				t.Errorf("%s: %d %s, %v; want %d %s %s %s", test.name, code, body, err, test.code, test.version, test.kind, test.reason)
 			}
 		}
 	})
@@ -248,7 +248,7 @@ func TestAnswersAreAPIObjects(t *testing.T) {
 
 // As many as may be asked about at once are.
 func TestWhatIfOfTheMost(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "100")))
 		f.pass(time.Second)
 		code, body := f.request(http.MethodPost, Root+"v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace("")), Copies: 101}))
@@ -291,11 +291,11 @@ func TestKeepTo(t *testing.T) {
 	}
 	other := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"b"}}}}
 	for _, test := range []struct {
-		rule  string
+		name  string
 		terms []corev1.NodeSelectorTerm
 		want  string // the nodes, of a without a disk, b with a fast one and c with a slow one
 	}{
-		{"nothing is asked", nil, "a b c"},
+		{"nothing is requested", nil, "a b c"},
 		{"a disk", []corev1.NodeSelectorTerm{ssd}, "b"},
 		{"one of two disks", []corev1.NodeSelectorTerm{ssd, hdd}, "b c"},
 		{"two disks at once", []corev1.NodeSelectorTerm{both(ssd, hdd)}, ""},
@@ -306,7 +306,7 @@ func TestKeepTo(t *testing.T) {
 		{"a term that matches nothing", []corev1.NodeSelectorTerm{{}}, ""},
 		{"a term that matches nothing, and one that does", []corev1.NodeSelectorTerm{{}, hdd}, "c"},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			f := newFakeServer(t, nil)
 			for _, n := range []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeLabel("disk", "ssd")), schedulertest.TestNode("c", schedulertest.NodeLabel("disk", "hdd"))} {
 				f.scheduler.nodeAdded(n)
@@ -338,7 +338,7 @@ func TestKeepTo(t *testing.T) {
 				t.Errorf("on %q, want %q", got, test.want)
 			}
 			if !equality.Semantic.DeepEqual(pod, before) {
-				t.Error("the pod that was asked about is changed")
+				t.Error("the pod of the query is changed")
 			}
 		})
 	}
@@ -351,7 +351,7 @@ func TestWhatIfVerdicts(t *testing.T) {
 	f.scheduler.nodeAdded(schedulertest.TestNode("b", schedulertest.Cordoned))
 	for _, test := range []struct {
 		question string
-		verdicts [][]string // by pod, the nodes it is told of
+		verdicts [][]string // by pod, the nodes with verdicts
 	}{
 		{`{"pods":[]}`, nil},
 		{`{"pods":[{"pod":%[1]s}]}`, [][]string{nil}},
@@ -373,13 +373,13 @@ func TestWhatIfVerdicts(t *testing.T) {
 				nodes = append(nodes, v.Node)
 			}
 			if slices.Sort(nodes); !slices.Equal(nodes, test.verdicts[i]) {
-				t.Errorf("%s: pod %d is told of %v", test.question, i, nodes)
+				t.Errorf("%s: pod %d has verdicts of %v", test.question, i, nodes)
 			}
 		}
 	}
 }
 
-// Of all paths made of the API's own words only those that the API has are answered, and the method decides how.
+// Score all paths made of the API's own words only those that the API has are answered, and the method decides how.
 func TestPathsOfTheAPI(t *testing.T) {
 	f := newFakeServer(t, nil)
 	f.scheduler.nodeAdded(schedulertest.TestNode("a"))

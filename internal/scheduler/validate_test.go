@@ -13,7 +13,7 @@ import (
 	"skiff/internal/scheduler/schedulertest"
 )
 
-// argumentError is what is said of a rule's arguments, under paths from there; empty when they are accepted.
+// argumentError is what is said of a plugin's arguments, under paths from there; empty when they are accepted.
 func argumentError(t testing.TB, name, arguments string) string {
 	t.Helper()
 	if err := argumentValidators[name](nil, name, []byte(arguments)).ToAggregate(); err != nil {
@@ -22,9 +22,9 @@ func argumentError(t testing.TB, name, arguments string) string {
 	return ""
 }
 
-// withArguments is a configuration whose profile has arguments for a rule.
-func withArguments(rule, arguments string) string {
-	return "profiles: [{pluginConfig: [{name: " + rule + ", args: " + arguments + "}]}]"
+// withArguments is a configuration whose profile has arguments for a plugin.
+func withArguments(plugin, arguments string) string {
+	return "profiles: [{pluginConfig: [{name: " + plugin + ", args: " + arguments + "}]}]"
 }
 
 // What upstream refuses is refused, under the same field paths and in the same words; all of it at once.
@@ -32,7 +32,7 @@ func TestConfigurationErrors(t *testing.T) {
 	const arguments = "profiles[0].pluginConfig[0].args"
 	const long = "a123456789012345678901234567890123456789012345678901234567890123456789"
 	for _, test := range []struct {
-		rule, fields string
+		name, fields string
 		want         []string // none: the file is fine
 	}{
 		{"nothing is needed", "", nil},
@@ -72,8 +72,8 @@ func TestConfigurationErrors(t *testing.T) {
 		{"names are unique", "profiles: [{schedulerName: a}, {schedulerName: b}, {schedulerName: a}]", []string{`profiles[2].schedulerName: Duplicate value: "profiles[0].schedulerName"`}},
 		{"no names at all", "profiles: [{}, {}]", []string{"profiles[0].schedulerName: Required value", "profiles[1].schedulerName: Required value", `profiles[1].schedulerName: Duplicate value: "profiles[0].schedulerName"`}},
 		{"arguments twice", "profiles: [{pluginConfig: [{name: NodeAffinity}, {name: NodeAffinity}]}]", []string{`profiles[0].pluginConfig[1]: Duplicate value: "NodeAffinity"`}},
-		{"arguments of a rule nobody knows", "profiles: [{pluginConfig: [{name: Magic, args: {spell: 1}}]}]", nil},
-		{"rules of earlier versions", "profiles: [{plugins: {filter: {enabled: [{name: NodePorts}, {name: EBSLimits}]}}, pluginConfig: [{name: GCEPDLimits}]}]", []string{
+		{"arguments of an unknown plugin", "profiles: [{pluginConfig: [{name: Magic, args: {spell: 1}}]}]", nil},
+		{"plugins of earlier versions", "profiles: [{plugins: {filter: {enabled: [{name: NodePorts}, {name: EBSLimits}]}}, pluginConfig: [{name: GCEPDLimits}]}]", []string{
 			`profiles[0].plugins.filter.enabled[1]: Invalid value: "EBSLimits": was invalid in version "kubescheduler.config.k8s.io/v1" (KubeSchedulerConfiguration is version "kubescheduler.config.k8s.io/v1")`,
 			`profiles[0].pluginConfig[0]: Invalid value: "GCEPDLimits": was invalid in version "kubescheduler.config.k8s.io/v1" (KubeSchedulerConfiguration is version "kubescheduler.config.k8s.io/v1")`}},
 		{"a negative weight", "profiles: [{plugins: {score: {enabled: [{name: ImageLocality, weight: -1}]}}}]", []string{"profiles[0].plugins.score.enabled[0].weight: Invalid value: -1: must not be negative"}},
@@ -94,20 +94,20 @@ func TestConfigurationErrors(t *testing.T) {
 		{"a name that is none", "extenders: [{urlPrefix: 'http://x', managedResources: [{name: 'a b'}]}]", []string{`extenders[0].managedResources[0].name: Invalid value: "a b": name part must consist of alphanumeric characters`}},
 		{"a resource managed twice", "extenders: [{urlPrefix: 'http://x', managedResources: [{name: a.b/c}]}, {urlPrefix: 'http://y', managedResources: [{name: a.b/d}, {name: a.b/c}]}]", []string{`extenders[1].managedResources[1].name: Invalid value: "a.b/c": duplicate extender managed resource name`}},
 		{"certificates that are not there", "extenders: [{urlPrefix: 'https://x', enableHTTPS: true, tlsConfig: {caFile: /does/not/exist}}]", []string{"extenders[0]: tlsConfig: open /does/not/exist"}},
-		{"everything wrong is told", "parallelism: 0\npercentageOfNodesToScore: 200\nextenders: [{urlPrefix: 'http://x', prioritizeVerb: p}]", []string{
+		{"everything wrong is reported", "parallelism: 0\npercentageOfNodesToScore: 200\nextenders: [{urlPrefix: 'http://x', prioritizeVerb: p}]", []string{
 			"parallelism: Invalid value: 0", "percentageOfNodesToScore: Invalid value: 200", "extenders[0].weight: Invalid value: 0"}},
 
 		{"arguments of unknown fields", withArguments("NodeResourcesFit", "{scoring: 1}"), []string{arguments + `: Invalid value: "{\"scoring\":1}": decoding args for plugin NodeResourcesFit: strict decoding error: unknown field "scoring"`}},
 		{"arguments that are none", withArguments("NodeResourcesFit", "7"), []string{arguments + `: Invalid value: "7": decoding args for plugin NodeResourcesFit:`}},
 		{"arguments that say of what kind they are", withArguments("NodeAffinity", "{apiVersion: kubescheduler.config.k8s.io/v1, kind: NodeAffinityArgs}"), nil},
-		{"arguments of another rule", withArguments("NodeAffinity", "{apiVersion: kubescheduler.config.k8s.io/v1, kind: VolumeBindingArgs}"),
+		{"arguments of another plugin", withArguments("NodeAffinity", "{apiVersion: kubescheduler.config.k8s.io/v1, kind: VolumeBindingArgs}"),
 			[]string{"args for plugin NodeAffinity were not of type NodeAffinityArgs.kubescheduler.config.k8s.io, got VolumeBindingArgs.kubescheduler.config.k8s.io"}},
 		{"arguments of another group", withArguments("NodeAffinity", "{apiVersion: v1, kind: NodeAffinityArgs}"), []string{"args for plugin NodeAffinity were not of type NodeAffinityArgs.kubescheduler.config.k8s.io, got NodeAffinityArgs"}},
 
 		{"an affinity that is added", withArguments("NodeAffinity", "{addedAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}]}, preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchFields: [{key: metadata.name, operator: In, values: [n1]}]}}]}}"), nil},
 		{"an affinity with an operator nobody knows", withArguments("NodeAffinity", "{addedAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{}, {matchExpressions: [{key: a, operator: Near}]}]}}}"),
 			[]string{arguments + `.addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[1].matchExpressions[0].operator: Unsupported value: "Near"`}},
-		{"a preference for a field that only can be told apart", withArguments("NodeAffinity", "{addedAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchFields: [{key: metadata.name, operator: Exists}]}}]}}"),
+		{"a preference for a field that only supports equality", withArguments("NodeAffinity", "{addedAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchFields: [{key: metadata.name, operator: Exists}]}}]}}"),
 			[]string{arguments + `.addedAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].matchFields[0].operator: Unsupported value: "Exists"`}},
 		{"both", withArguments("NodeAffinity", "{addedAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Gt, values: [x]}]}]}, preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: a, operator: In}]}}]}}"),
 			[]string{arguments + ".addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values", arguments + ".addedAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].matchExpressions[0].values"}},
@@ -170,16 +170,16 @@ func TestConfigurationErrors(t *testing.T) {
 		{"times for devices below", withArguments("DynamicResources", "{filterTimeout: -1s, bindingTimeout: 999ms}"), []string{
 			arguments + `.filterTimeout: Invalid value: "-1s": must be zero or positive`, arguments + `.bindingTimeout: Invalid value: "999ms": must be at least 1 second`}},
 
-		{"a rule nobody knows", "profiles: [{plugins: {filter: {enabled: [{name: Magic}]}}}]", []string{`creating profile for scheduler name default-scheduler: FilterPlugin "Magic" does not exist`}},
-		{"everywhere a rule nobody knows", "profiles: [{schedulerName: s, plugins: {multiPoint: {enabled: [{name: Magic}]}}}]", []string{`creating profile for scheduler name s: PreFilterPlugin "Magic" does not exist`}},
-		{"at a point of no rules here", "profiles: [{plugins: {permit: {enabled: [{name: Magic}]}}}]", []string{`PermitPlugin "Magic" does not exist`}},
-		{"a rule nobody knows is easily left out", "profiles: [{plugins: {filter: {disabled: [{name: Magic}]}}}]", nil},
-		{"a rule twice at a point", "profiles: [{plugins: {score: {enabled: [{name: ImageLocality}, {name: ImageLocality, weight: 2}]}}}]", []string{`plugin "ImageLocality" already registered as "ScorePlugin"`}},
-		{"a rule at a point where it has nothing to say", "profiles: [{plugins: {score: {enabled: [{name: NodePorts}]}}}]", []string{`plugin "NodePorts" does not extend ScorePlugin plugin`}},
-		{"a rule that only scores", "profiles: [{plugins: {filter: {enabled: [{name: ImageLocality}]}}}]", []string{`plugin "ImageLocality" does not extend FilterPlugin plugin`}},
-		{"a rule that makes no room", "profiles: [{plugins: {postFilter: {enabled: [{name: NodeName}]}}}]", []string{`plugin "NodeName" does not extend PostFilterPlugin plugin`}},
-		{"a rule that holds nobody back", "profiles: [{plugins: {preEnqueue: {enabled: [{name: NodeName}]}}}]", []string{`plugin "NodeName" does not extend PreEnqueuePlugin plugin`}},
-		{"a rule that does not sort", "profiles: [{plugins: {queueSort: {enabled: [{name: NodeName}]}}}]", []string{`plugin "NodeName" does not extend QueueSortPlugin plugin`}},
+		{"an unknown plugin", "profiles: [{plugins: {filter: {enabled: [{name: Magic}]}}}]", []string{`creating profile for scheduler name default-scheduler: FilterPlugin "Magic" does not exist`}},
+		{"everywhere an unknown plugin", "profiles: [{schedulerName: s, plugins: {multiPoint: {enabled: [{name: Magic}]}}}]", []string{`creating profile for scheduler name s: PreFilterPlugin "Magic" does not exist`}},
+		{"at a point of no plugins here", "profiles: [{plugins: {permit: {enabled: [{name: Magic}]}}}]", []string{`PermitPlugin "Magic" does not exist`}},
+		{"an unknown plugin may be disabled", "profiles: [{plugins: {filter: {disabled: [{name: Magic}]}}}]", nil},
+		{"a plugin twice at a point", "profiles: [{plugins: {score: {enabled: [{name: ImageLocality}, {name: ImageLocality, weight: 2}]}}}]", []string{`plugin "ImageLocality" already registered as "ScorePlugin"`}},
+		{"a plugin at an extension point it does not extend", "profiles: [{plugins: {score: {enabled: [{name: NodePorts}]}}}]", []string{`plugin "NodePorts" does not extend ScorePlugin plugin`}},
+		{"a plugin that only scores", "profiles: [{plugins: {filter: {enabled: [{name: ImageLocality}]}}}]", []string{`plugin "ImageLocality" does not extend FilterPlugin plugin`}},
+		{"a plugin that does not preempt", "profiles: [{plugins: {postFilter: {enabled: [{name: NodeName}]}}}]", []string{`plugin "NodeName" does not extend PostFilterPlugin plugin`}},
+		{"a plugin that does not extend preEnqueue", "profiles: [{plugins: {preEnqueue: {enabled: [{name: NodeName}]}}}]", []string{`plugin "NodeName" does not extend PreEnqueuePlugin plugin`}},
+		{"a plugin that does not sort", "profiles: [{plugins: {queueSort: {enabled: [{name: NodeName}]}}}]", []string{`plugin "NodeName" does not extend QueueSortPlugin plugin`}},
 		{"the binder does not filter", "profiles: [{plugins: {filter: {enabled: [{name: DefaultBinder}]}}}]", []string{`plugin "DefaultBinder" does not extend FilterPlugin plugin`}},
 		{"the binder binds", "profiles: [{plugins: {bind: {enabled: [{name: DefaultBinder}]}}}]", nil},
 		{"nobody binds", "profiles: [{schedulerName: s, plugins: {bind: {disabled: [{name: DefaultBinder}]}}}]", []string{`at least one bind plugin is needed for profile with scheduler name "s"`}},
@@ -188,7 +188,7 @@ func TestConfigurationErrors(t *testing.T) {
 		{"the least there can be", "profiles: [{plugins: {multiPoint: {disabled: [{name: '*'}], enabled: [{name: DefaultBinder}, {name: PrioritySort}]}}}]", nil},
 		{"weights beyond all bounds", "profiles: [{plugins: {score: {enabled: [{name: ImageLocality, weight: 21474836}, {name: NodeResourcesFit, weight: 1}]}}}]", []string{"total score of Score plugins could overflow"}},
 	} {
-		t.Run(test.rule, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			_, err := ParseConfiguration(schedulertest.Configuration(test.fields))
 			if len(test.want) == 0 {
 				if err != nil {
@@ -358,14 +358,14 @@ func TestValidateShape(t *testing.T) {
 	}
 }
 
-// Numbers and times of rules' arguments, at their bounds and beyond; what is said, whole.
+// Numbers and times of plugins' arguments, at their bounds and beyond; what is said, whole.
 func TestArgumentBounds(t *testing.T) {
 	const (
 		weight, percentage, absolute = "hardPodAffinityWeight", "minCandidateNodesPercentage", "minCandidateNodesAbsolute"
 		share, count                 = "not in valid range [0, 100]", "not in valid range [0, inf)"
 		bothZero                     = "[minCandidateNodesPercentage: Invalid value: 0: cannot be zero at the same time as minCandidateNodesAbsolute, minCandidateNodesAbsolute: Invalid value: 0: cannot be zero at the same time as minCandidateNodesPercentage]"
 	)
-	for _, test := range []struct{ rule, arguments, fail string }{
+	for _, test := range []struct{ name, arguments, fail string }{
 		{plugins.InterPodAffinityName, ``, ""}, {plugins.InterPodAffinityName, `{"hardPodAffinityWeight":null}`, ""}, {plugins.InterPodAffinityName, `{"hardPodAffinityWeight":0}`, ""},
 		{plugins.InterPodAffinityName, `{"hardPodAffinityWeight":1}`, ""}, {plugins.InterPodAffinityName, `{"hardPodAffinityWeight":100}`, ""},
 		{plugins.InterPodAffinityName, `{"hardPodAffinityWeight":-1}`, weight + ": Invalid value: -1: " + share},
@@ -395,28 +395,28 @@ func TestArgumentBounds(t *testing.T) {
 		{plugins.DynamicResourcesName, `{"bindingTimeout":"0s"}`, `bindingTimeout: Invalid value: "0s": must be at least 1 second`},
 		{plugins.DynamicResourcesName, `{"filterTimeout":"-1m","bindingTimeout":"-1s"}`, `[filterTimeout: Invalid value: "-1m0s": must be zero or positive, bindingTimeout: Invalid value: "-1s": must be at least 1 second]`},
 	} {
-		if got := argumentError(t, test.rule, test.arguments); got != test.fail {
-			t.Errorf("%s %s: %s, want %s", test.rule, test.arguments, got, test.fail)
+		if got := argumentError(t, test.name, test.arguments); got != test.fail {
+			t.Errorf("%s %s: %s, want %s", test.name, test.arguments, got, test.fail)
 		}
 	}
 }
 
-// The arguments of every rule are read strictly, and only as its own.
-func TestArgumentsAreOfTheRule(t *testing.T) {
-	for rule := range argumentValidators {
+// The arguments of every plugin are read strictly, and only as its own.
+func TestArgumentsHaveThePluginsKind(t *testing.T) {
+	for plugin := range argumentValidators {
 		other := "VolumeBinding"
-		if rule == other {
+		if plugin == other {
 			other = "NodeAffinity"
 		}
 		const typed = "apiVersion: kubescheduler.config.k8s.io/v1, kind: "
 		for arguments, want := range map[string]string{
-			"{}": "", "null": "", "{" + typed + rule + "Args}": "",
-			"{magic: 1}":                  `decoding args for plugin ` + rule + `: strict decoding error: unknown field "magic"`,
-			"{" + typed + other + "Args}": "args for plugin " + rule + " were not of type " + rule + "Args.kubescheduler.config.k8s.io, got " + other + "Args.kubescheduler.config.k8s.io",
+			"{}": "", "null": "", "{" + typed + plugin + "Args}": "",
+			"{magic: 1}":                  `decoding args for plugin ` + plugin + `: strict decoding error: unknown field "magic"`,
+			"{" + typed + other + "Args}": "args for plugin " + plugin + " were not of type " + plugin + "Args.kubescheduler.config.k8s.io, got " + other + "Args.kubescheduler.config.k8s.io",
 		} {
-			_, err := ParseConfiguration(schedulertest.Configuration(withArguments(rule, arguments)))
+			_, err := ParseConfiguration(schedulertest.Configuration(withArguments(plugin, arguments)))
 			if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), "profiles[0].pluginConfig[0].args: Invalid value: ") || !strings.HasSuffix(err.Error(), ": "+want)) {
-				t.Errorf("%s %s: %v, want %s", rule, arguments, err, want)
+				t.Errorf("%s %s: %v, want %s", plugin, arguments, err, want)
 			}
 		}
 	}
@@ -445,7 +445,7 @@ func TestConfigurationErrorsWhole(t *testing.T) {
 		backoff  = "must be greater than or equal to PodInitialBackoffSeconds"
 		extender = "extenders: [{urlPrefix: 'http://x', "
 	)
-	for _, test := range []struct{ rule, fields, want string }{
+	for _, test := range []struct{ name, fields, want string }{
 		{"the longest backoff there is", "podMaxBackoffSeconds: 9223372036854775807", ""},
 		{"a backoff of centuries", "podInitialBackoffSeconds: 10000000000\npodMaxBackoffSeconds: 10000000000", ""},
 		{"centuries before years", "podInitialBackoffSeconds: 20000000000\npodMaxBackoffSeconds: 10000000000", "podMaxBackoffSeconds: Invalid value: 10000000000: " + backoff},
@@ -472,7 +472,7 @@ func TestConfigurationErrorsWhole(t *testing.T) {
 	} {
 		_, err := ParseConfiguration(schedulertest.Configuration(test.fields))
 		if got := fmt.Sprint(err); got != test.want && (err != nil || test.want != "") {
-			t.Errorf("%s: %s\nwant %s", test.rule, got, test.want)
+			t.Errorf("%s: %s\nwant %s", test.name, got, test.want)
 		}
 	}
 }

@@ -125,36 +125,35 @@ func (s *realServer) delete(name string) {
 	}
 }
 
-// watchStory is a scheduler that is told of changes, and does nothing else.
-type watchStory struct {
+// watchTest is a scheduler that handles changes and does not run.
+type watchTest struct {
 	*Scheduler
 	t *testing.T
 }
 
-func newWatchStory(t *testing.T) *watchStory {
+func newWatchTest(t *testing.T) *watchTest {
 	t.Helper()
 	s, err := newScheduler(nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &watchStory{s, t}
+	w := &watchTest{s, t}
 	// A pod that is being tried makes the queue remember what happens.
 	s.queue.Add(infoOf(t, schedulertest.TestPod("flying")), time.Now())
 	if p, _ := s.queue.Pop(time.Now()); p == nil {
-		t.Fatal("nobody flies")
+		t.Fatal("no pod is in flight")
 	}
 	return w
 }
 
 // assume puts a pod on a node as deciding does.
-func (w *watchStory) assumes(pod *corev1.Pod, node string) {
+func (w *watchTest) assumes(pod *corev1.Pod, node string) {
 	w.snapshot.Assume(infoOf(w.t, pod), node)
 	w.queue.Done(pod.UID)
 }
 
-// is compares what the scheduler knows of pods (by name: on a node, assumed there, waiting for it, or in the queue) and what it has
-// told waiting pods since.
-func (w *watchStory) is(want ...string) {
+// is compares the scheduler's pods (by name: on a node, assumed there, nominated to it, or in the queue) and the queue's events since.
+func (w *watchTest) is(want ...string) {
 	w.t.Helper()
 	var got []string
 	for uid, p := range w.snapshot.PodEntries {
@@ -198,17 +197,17 @@ func TestWatch(t *testing.T) {
 	later := func(o ...schedulertest.PodOption) *corev1.Pod {
 		return schedulertest.TestPod("p", append(o, func(p *corev1.Pod) { p.ResourceVersion = "2" })...)
 	}
-	for name, tell := range map[string]func(w *watchStory){
+	for name, run := range map[string]func(w *watchTest){
 		// Pods that have a node.
-		"a pod on a node": func(w *watchStory) {
+		"a pod on a node": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.is("p on a", "AssignedPodAdd")
 		},
-		"of another scheduler": func(w *watchStory) {
+		"of another scheduler": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulerOf("another")))
 			w.is("p on a", "AssignedPodAdd")
 		},
-		"that has ended": func(w *watchStory) {
+		"that has ended": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded), green))
@@ -216,42 +215,42 @@ func TestWatch(t *testing.T) {
 			w.podDeleted(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
 		},
-		"that ends": func(w *watchStory) {
+		"that ends": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.queue.InFlightEvents = nil
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodFailed)))
 			w.is("AssignedPodDelete")
 		},
-		"that is deleted": func(w *watchStory) {
+		"that is deleted": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.podDeleted(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.is("AssignedPodAdd", "AssignedPodDelete")
 		},
-		"with other labels": func(w *watchStory) {
+		"with other labels": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), green))
 			w.queue.InFlightEvents = nil
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a"), green), later(schedulertest.OnNode("a"), red))
 			w.is("p on a", "AssignedPodUpdatePodLabel")
 		},
-		"that asks less and has other labels": func(w *watchStory) {
+		"that asks less and has other labels": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), green, schedulertest.RequestingCPU("2")))
 			w.queue.InFlightEvents = nil
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a"), green, schedulertest.RequestingCPU("2")), later(schedulertest.OnNode("a"), red, schedulertest.RequestingCPU("1")))
 			w.is("p on a", "AssignedPodUpdatePodLabel", "AssignedPodUpdatePodScaleDown")
 		},
-		"whose status changes": func(w *watchStory) {
+		"whose status changes": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.queue.InFlightEvents = nil
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodRunning)))
 			w.is("p on a")
 		},
-		"that begins to go": func(w *watchStory) {
+		"that begins to go": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.queue.InFlightEvents = nil
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), later(schedulertest.OnNode("a"), schedulertest.Terminating))
 			w.is("p on a")
 		},
-		"that cannot be read takes its room": func(w *watchStory) {
+		"that cannot be parsed uses its resources": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), unreadable, schedulertest.RequestingCPU("1")))
 			w.is("p on a", "AssignedPodAdd")
 			if w.snapshot.Requested[snapshot.ResourceCPU][0] != 1000 {
@@ -262,11 +261,11 @@ func TestWatch(t *testing.T) {
 		},
 
 		// Pods that have none.
-		"a pod that wants a node": func(w *watchStory) {
+		"a pod that wants a node": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.is("p active")
 		},
-		"of another scheduler is not ours": func(w *watchStory) {
+		"of another scheduler is not ours": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulerOf("another"), schedulertest.NominatedTo("a")))
 			w.is()
 			w.podChanged(schedulertest.TestPod("p", schedulerOf("another"), schedulertest.NominatedTo("a")), later(schedulerOf("another"), schedulertest.NominatedTo("b")))
@@ -274,33 +273,33 @@ func TestWatch(t *testing.T) {
 			w.podDeleted(schedulertest.TestPod("p", schedulerOf("another"), schedulertest.NominatedTo("b")))
 			w.is()
 		},
-		"that cannot be read is not tried": func(w *watchStory) {
+		"that cannot be read is not tried": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", unreadable))
 			w.is()
 		},
-		"that has ended without one": func(w *watchStory) {
+		"that has ended without one": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.InPhase(corev1.PodFailed)))
 			w.is()
 		},
-		"that ends without one": func(w *watchStory) {
+		"that ends without one": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.InPhase(corev1.PodFailed)))
 			w.is()
 			w.podChanged(later(schedulertest.InPhase(corev1.PodFailed)), later(schedulertest.InPhase(corev1.PodFailed), green))
 			w.is()
 		},
-		"that waited for room and ends": func(w *watchStory) {
+		"that waited for free resources and ends": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.is("p active", "p to a")
 			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later(schedulertest.NominatedTo("a"), schedulertest.InPhase(corev1.PodFailed)))
 			w.is("AssignedPodDelete")
 		},
-		"that is deleted without one": func(w *watchStory) {
+		"that is deleted without one": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.podDeleted(schedulertest.TestPod("p"))
 			w.is()
 		},
-		"that changes": func(w *watchStory) {
+		"that changes": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active")
@@ -308,27 +307,27 @@ func TestWatch(t *testing.T) {
 				w.t.Error("the old state is kept")
 			}
 		},
-		"that was not known": func(w *watchStory) {
+		"that was not known": func(w *watchTest) {
 			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active")
 		},
-		"that gets one": func(w *watchStory) {
+		"that gets one": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("b")))
 			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("b")), later(schedulertest.OnNode("a")))
 			w.is("p on a", "AssignedPodAdd")
 		},
-		"that gets one and has ended at once": func(w *watchStory) {
+		"that gets one and has ended at once": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
 		},
-		"that is another pod of the same name": func(w *watchStory) {
+		"that is another pod of the same name": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.queue.InFlightEvents = nil
 			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), schedulertest.TestPod("p", func(p *corev1.Pod) { p.UID = "q" }))
 			w.is("q active", "AssignedPodDelete")
 		},
-		"gated": func(w *watchStory) {
+		"gated": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.WithSchedulingGates("x")))
 			w.is("p waits")
 			w.podChanged(schedulertest.TestPod("p", schedulertest.WithSchedulingGates("x")), later())
@@ -336,26 +335,26 @@ func TestWatch(t *testing.T) {
 		},
 
 		// Room kept for pods.
-		"a pod waits for a node": func(w *watchStory) {
+		"a pod waits for a node": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.is("p active", "p to a")
 		},
-		"it is told to wait for one": func(w *watchStory) {
+		"it gets a nomination": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.NominatedTo("a")))
 			w.is("p active", "p to a")
 		},
-		"it waits for another one": func(w *watchStory) {
+		"it waits for another one": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later(schedulertest.NominatedTo("b")))
 			w.is("p active", "p to b", "AssignedPodDelete")
 		},
-		"it waits no more": func(w *watchStory) {
+		"it waits no more": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later())
 			w.is("p active", "AssignedPodDelete")
 		},
-		"it changes while it waits": func(w *watchStory) {
+		"it changes while it waits": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later(schedulertest.NominatedTo("a"), green))
 			w.is("p active", "p to a")
@@ -363,64 +362,64 @@ func TestWatch(t *testing.T) {
 				w.t.Error("the old state waits")
 			}
 		},
-		"what is not written yet is not forgotten": func(w *watchStory) {
+		"what is not written yet is not forgotten": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.snapshot.Nominate(infoOf(w.t, schedulertest.TestPod("p")), "p", "a")
 			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active", "p to a")
 		},
-		"it is deleted": func(w *watchStory) {
+		"it is deleted": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.podDeleted(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.is("AssignedPodDelete")
 		},
 
 		// Assumed pods.
-		"an assumed pod is confirmed": func(w *watchStory) {
+		"an assumed pod is confirmed": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.is("p on a assumed")
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("a")))
 			w.is("p on a", "AssignedPodAdd")
 		},
-		"an assumed pod changes": func(w *watchStory) {
+		"an assumed pod changes": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.podAdded(later(green))
 			w.is("p on a assumed")
 		},
-		"an assumed pod is on another node": func(w *watchStory) {
+		"an assumed pod is on another node": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("b")))
 			w.is("p on b", "AssignedPodAdd")
 		},
-		"an assumed pod begins to go": func(w *watchStory) {
+		"an assumed pod begins to go": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.Terminating))
 			w.is("AssignedPodDelete")
 		},
-		"an assumed pod that was going goes on": func(w *watchStory) {
+		"an assumed pod that was going goes on": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p", schedulertest.Terminating))
 			w.assumes(schedulertest.TestPod("p", schedulertest.Terminating), "a")
 			w.podChanged(schedulertest.TestPod("p", schedulertest.Terminating), later(schedulertest.Terminating, green))
 			w.is("p on a assumed")
 		},
-		"an assumed pod is deleted": func(w *watchStory) {
+		"an assumed pod is deleted": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.podDeleted(schedulertest.TestPod("p"))
 			w.is("AssignedPodDelete")
 		},
-		"an assumed pod has ended": func(w *watchStory) {
+		"an assumed pod has ended": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.InPhase(corev1.PodFailed)))
 			w.is("AssignedPodDelete")
 		},
-		"an assumed pod has run and ended": func(w *watchStory) {
+		"an assumed pod has run and ended": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
 			w.assumes(schedulertest.TestPod("p"), "a")
 			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
@@ -428,7 +427,7 @@ func TestWatch(t *testing.T) {
 		},
 
 		// Nodes.
-		"a node": func(w *watchStory) {
+		"a node": func(w *watchTest) {
 			w.nodeAdded(schedulertest.TestNode("a"))
 			w.is("NodeAdd")
 			w.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a"))
@@ -446,7 +445,7 @@ func TestWatch(t *testing.T) {
 				w.t.Error("the node is still there")
 			}
 		},
-		"a node is closed": func(w *watchStory) {
+		"a node is closed": func(w *watchTest) {
 			w.nodeAdded(schedulertest.TestNode("a"))
 			w.queue.InFlightEvents = nil
 			w.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a", schedulertest.Cordoned))
@@ -456,13 +455,13 @@ func TestWatch(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { tell(newWatchStory(t)) })
+		t.Run(name, func(t *testing.T) { run(newWatchTest(t)) })
 	}
 }
 
 // Room that was kept for a pod wakes those who could not have it: pods of the same or lower priority.
-func TestFreedRoomWakesTheWeaker(t *testing.T) {
-	w := newWatchStory(t)
+func TestFreedNominationMovesPodsOfLowerPriority(t *testing.T) {
+	w := newWatchTest(t)
 	for i, n := range []int32{4, 5, 6} {
 		info := infoOf(t, schedulertest.TestPod(fmt.Sprint("p", n), schedulertest.Priority(n), schedulertest.RequestingCPU("1")))
 		w.queue.Add(info, time.Unix(int64(i), 0))
@@ -586,16 +585,16 @@ func TestSchedulerOnRealServer(t *testing.T) {
 	ctx := context.Background()
 	server.create(schedulertest.TestPod("before", schedulertest.RequestingCPU("1")))
 	server.runReal(server.client)
-	eventually(t, "a pod that was there before is told that there are no nodes", func() bool {
+	eventually(t, "a pod that was there before gets a condition that there are no nodes", func() bool {
 		p := server.pod("before")
 		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == "no nodes available to schedule pods"
 	})
 	server.node(schedulertest.TestNode("a"))
 	eventually(t, "it is bound when a node comes", func() bool { return server.pod("before").Spec.NodeName == "a" })
 	server.create(schedulertest.TestPod("big", schedulertest.RequestingCPU("4"), schedulertest.Priority(0)))
-	eventually(t, "a pod that does not fit is told", func() bool {
+	eventually(t, "a pod that does not fit gets a condition", func() bool {
 		p := server.pod("big")
-		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
+		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == insufficientCPU+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
 	})
 	events := func(name string) (all []string) {
 		list, _, err := client.For[*corev1.Event](server.client).List(ctx, "default", client.Selector{})
@@ -611,13 +610,13 @@ func TestSchedulerOnRealServer(t *testing.T) {
 	}
 	eventually(t, "events are written", func() bool {
 		return slices.Contains(events("before"), "default-scheduler Normal Scheduled: Successfully assigned default/before to a") &&
-			slices.Contains(events("big"), "default-scheduler Warning FailedScheduling: "+noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
+			slices.Contains(events("big"), "default-scheduler Warning FailedScheduling: "+insufficientCPU+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
 	})
 	// A claim, a class and their likes are followed too.
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingMode)}
 	*class.VolumeBindingMode = storagev1.VolumeBindingWaitForFirstConsumer
 	server.create(schedulertest.TestPod("claims", schedulertest.UsingClaim("missing")))
-	eventually(t, "a pod whose claim is missing is told", func() bool {
+	eventually(t, "a pod whose claim is missing gets a condition", func() bool {
 		p := server.pod("claims")
 		return len(p.Status.Conditions) == 1 && strings.Contains(p.Status.Conditions[0].Message, `persistentvolumeclaim "missing" not found`)
 	})
@@ -625,10 +624,10 @@ func TestSchedulerOnRealServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.delete("before")
-	eventually(t, "room that is given back is used", func() bool { return server.pod("big").Spec.NodeName == "a" })
+	eventually(t, "free resources that is given back is used", func() bool { return server.pod("big").Spec.NodeName == "a" })
 	urgent := schedulertest.TestPod("urgent", schedulertest.RequestingCPU("4"))
 	server.createWithPriority(urgent, 1000)
-	eventually(t, "the victim is marked and told to go", func() bool {
+	eventually(t, "the victim is marked and deleted", func() bool {
 		p := server.pod("big")
 		return p != nil && p.DeletionTimestamp != nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonPreemptionByScheduler
@@ -640,7 +639,7 @@ func TestSchedulerOnRealServer(t *testing.T) {
 		p := server.pod("urgent")
 		return p.Spec.NodeName == "a" && p.Status.NominatedNodeName == ""
 	})
-	eventually(t, "the victim was told by whom", func() bool {
+	eventually(t, "the victim has an event that names the preemptor", func() bool {
 		return slices.ContainsFunc(events("big"), func(e string) bool {
 			return strings.HasSuffix(e, " on node a") && strings.Contains(e, "Preempted: Preempted by pod ")
 		})
@@ -671,13 +670,13 @@ func TestSchedulerWithLostWrites(t *testing.T) {
 		server.node(schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.NodeHas(corev1.ResourceCPU, "2"), schedulertest.NodeHas(corev1.ResourcePods, "8")))
 	}
 	s := server.runReal(c)
-	const pods = 40 // as many as just fit: whoever takes room twice keeps another out
+	const pods = 40 // as many as just fit: whoever takes free resources twice keeps another out
 	var bound sync.Map
 	for i := range pods {
 		server.create(schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.RequestingCPU("200m")))
 	}
 	watched := client.For[*corev1.Pod](server.client)
-	look := func() (on map[string][]string) {
+	boundPods := func() (on map[string][]string) {
 		on = map[string][]string{}
 		list, _, err := watched.List(context.Background(), "default", client.Selector{})
 		if err != nil {
@@ -701,12 +700,12 @@ func TestSchedulerWithLostWrites(t *testing.T) {
 	}
 	eventually(t, "all that fit are bound", func() bool {
 		n := 0
-		for _, names := range look() {
+		for _, names := range boundPods() {
 			n += len(names)
 		}
 		return n == 32
 	})
-	eventually(t, "the scheduler knows who is where", func() bool {
+	eventually(t, "the snapshot has all bound pods", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, p := range s.snapshot.PodEntries {

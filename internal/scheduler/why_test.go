@@ -17,7 +17,7 @@ import (
 	"skiff/internal/scheduler/schedulertest"
 )
 
-// What is told of a pod, by where it is in its life.
+// What is reported about a pod, by its state.
 func TestWhy(t *testing.T) {
 	gate := func(names ...string) schedulertest.PodOption {
 		return func(p *corev1.Pod) {
@@ -26,7 +26,7 @@ func TestWhy(t *testing.T) {
 			}
 		}
 	}
-	story(t, parsed(t, "profiles: [{schedulerName: default-scheduler}, {schedulerName: quiet, plugins: {postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
+	withFakeServer(t, parsed(t, "profiles: [{schedulerName: default-scheduler}, {schedulerName: quiet, plugins: {postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b", schedulertest.Cordoned))
 		f.addPod(schedulertest.TestPod("placed", schedulertest.RequestingCPU("3")))
@@ -82,9 +82,9 @@ func TestWhy(t *testing.T) {
 	})
 }
 
-// Who could get room by preemption is told how many would have to go, and not who.
-func TestWhyTellsOfRoom(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+// The number of victims of a preemption is reported, but not their names.
+func TestWhyReportsPreemption(t *testing.T) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addPod(schedulertest.TestPod("low-1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")))
 		f.addPod(schedulertest.TestPod("low-2", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")))
@@ -104,14 +104,14 @@ func TestWhyTellsOfRoom(t *testing.T) {
 			}
 		}
 		if strings.Contains(body, "low-") {
-			t.Errorf("the victims' names are told: %s", body)
+			t.Errorf("the victims' names are reported: %s", body)
 		}
 	})
 }
 
 // A question about a pod on a node is answered as if the pod were not there, and leaves everything as it was.
 func TestWhyLeavesNoTrace(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
 		f.addPod(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3")))
@@ -134,9 +134,9 @@ func TestWhyLeavesNoTrace(t *testing.T) {
 	})
 }
 
-// A record about a pod that went elsewhere, by somebody else's hand, is not told as the reason.
+// A record about a pod that went elsewhere, by another scheduler, is not reported as the reason.
 func TestWhyOfAPodBoundByOthers(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "1")))
 		f.addNode(schedulertest.TestNode("b"))
 		f.refuse = func(*corev1.Pod, string) error { return errors.New("somebody was faster") }
@@ -153,7 +153,7 @@ func TestWhyOfAPodBoundByOthers(t *testing.T) {
 
 // Pods that are supposed see each other, in their order.
 func TestWhatIfOneAfterAnother(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
 		f.pass(time.Second)
@@ -196,17 +196,17 @@ func TestIsUnschedulable(t *testing.T) {
 }
 
 func TestSupposedPods(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
 		f.pass(time.Second)
 		for _, test := range []struct {
-			rule     string
+			name     string
 			supposed HypotheticalPod
 			want     string
 		}{
 			{"one", HypotheticalPod{Pod: *schedulertest.TestPod("p")}, "p"},
-			{"one that is told", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: 1}, "p"},
+			{"one that is reported", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: 1}, "p"},
 			{"less than one", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: -3}, "p"},
 			{"several", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: 3}, "p-0 p-1 p-2"},
 			{"on every node, whatever the copies", HypotheticalPod{Pod: *schedulertest.TestPod("p"), EveryNode: true, Copies: 7}, "p-a p-b"},
@@ -216,7 +216,7 @@ func TestSupposedPods(t *testing.T) {
 				names = append(names, p.Name)
 			}
 			if got := strings.Join(names, " "); got != test.want {
-				t.Errorf("%s: %s, want %s", test.rule, got, test.want)
+				t.Errorf("%s: %s, want %s", test.name, got, test.want)
 			}
 		}
 	})
@@ -226,7 +226,7 @@ func TestSupposedPods(t *testing.T) {
 func TestKeptToANode(t *testing.T) {
 	byName := []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}
 	for _, test := range []struct {
-		rule string
+		name string
 		pod  *corev1.Pod
 		want []corev1.NodeSelectorTerm
 	}{
@@ -241,7 +241,7 @@ func TestKeptToANode(t *testing.T) {
 	} {
 		requireNode(test.pod, "n")
 		if got := test.pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; fmt.Sprint(got) != fmt.Sprint(test.want) {
-			t.Errorf("%s: %v, want %v", test.rule, got, test.want)
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
 	}
 }
@@ -287,7 +287,7 @@ func TestLastDecision(t *testing.T) {
 func TestWhatIfComesTrue(t *testing.T) {
 	const seed = 97
 	w := schedulertest.NewRandomObjects(seed)
-	story(t, nil, func(f *fakeServer) {
+	withFakeServer(t, nil, func(f *fakeServer) {
 		for i := range 6 {
 			f.addNode(w.RandomNode(fmt.Sprint("n", i)))
 		}
@@ -322,7 +322,7 @@ func TestWhatIfComesTrue(t *testing.T) {
 			}
 		}
 		if placed < 5 || placed == len(pods) {
-			t.Errorf("seed %d: %d of %d found a place: too much of one kind to tell", seed, placed, len(pods))
+			t.Errorf("seed %d: %d of %d found a place: too few of the other kind to compare", seed, placed, len(pods))
 		}
 	})
 }
