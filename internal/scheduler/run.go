@@ -21,7 +21,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// maxInFlight bounds the writes on their way to the API server: bindings, conditions, evictions. When it is reached, scheduling waits.
+// maxInFlight bounds the concurrent writes to the API server: bindings, conditions, evictions. When it is reached, scheduling waits.
 const maxInFlight = 512
 
 // Config is what a Scheduler needs.
@@ -398,7 +398,7 @@ type failure struct {
 	preemption *plugins.Preemption
 }
 
-// failed puts a pod back and reports why, after looking for pods to preempt. The caller holds s.mu.
+// failed requeues a pod and reports why, after looking for pods to preempt. The caller holds s.mu.
 func (s *Scheduler) failed(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, err error) {
 	pod := p.PodInfo.Pod
 	f := &failure{pod: p, decision: d, err: err, reason: corev1.PodReasonSchedulerError}
@@ -491,7 +491,7 @@ func (s *Scheduler) review(ctx context.Context, reviewers []*extender, pod *core
 	return candidates, nil
 }
 
-// report puts a pod back into the queue, has its victims evicted, and writes why it was not scheduled. The caller holds s.mu.
+// report requeues a pod, evicts its victims, and writes why it was not scheduled. The caller holds s.mu.
 func (s *Scheduler) report(ctx context.Context, f *failure) {
 	p, pod := f.pod, f.pod.PodInfo.Pod
 	if s.queue.All[pod.UID] != p {

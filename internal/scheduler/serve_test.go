@@ -379,7 +379,7 @@ func TestWhatIfVerdicts(t *testing.T) {
 	}
 }
 
-// Score all paths made of the API's own words only those that the API has are answered, and the method decides how.
+// Of all paths made of the API's own words only those of the API are served, depending on the method.
 func TestPathsOfTheAPI(t *testing.T) {
 	f := newFakeServer(t, nil)
 	f.scheduler.nodeAdded(schedulertest.TestNode("a"))
