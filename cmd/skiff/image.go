@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"math"
 	"os"
 
@@ -34,14 +33,4 @@ func imageCommand() *cobra.Command {
 		})
 	image.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	return image
-}
-
-func cleanCommand() *cobra.Command {
-	c := config.DefaultClean()
-	return bind(&cobra.Command{
-		Use:   "clean [flags]",
-		Short: "Remove the pods, network and mounts of a stopped node",
-		Long: "Remove what a node leaves on its host when skiff stops: pods, network, cgroups and mounts. Pods keep running without skiff until then.\n" +
-			"The state of the cluster and the images are kept.",
-	}, &c, func(ctx context.Context, _ []string) error { return system.Clean(ctx, c, os.Stdout) })
 }

@@ -11,7 +11,7 @@ import (
 // run executes a command line and returns what it writes. Commands that would do something are replaced by one that prints its arguments.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	root := newRoot()
+	root := newRootCommand()
 	var out bytes.Buffer
 	root.SetOut(&out)
 	root.SetErr(&out)
@@ -23,7 +23,7 @@ func run(t *testing.T, args ...string) (string, error) {
 // capture replaces what a command does and returns what it was executed with.
 func capture(t *testing.T, args ...string) (path string, arguments []string, flags map[string]string, err error) {
 	t.Helper()
-	root := newRoot()
+	root := newRootCommand()
 	root.SetOut(&bytes.Buffer{})
 	root.SetArgs(args)
 	flags = map[string]string{}
@@ -109,7 +109,7 @@ func TestUsageErrors(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	for line, want := range map[string][]string{
-		"":                         {"Cluster commands:\n", "Components that run alone:\n", "  apiserver ", "  completion "},
+		"":                         {"Cluster commands:\n", "Standalone components:\n", "  apiserver ", "  completion "},
 		"--help":                   {"Cluster commands:\n"},
 		"server --help":            {"Generic flags:\n", "Etcd flags:\n", "      --data-dir string ", "skiff server --help-all"},
 		"server --help-all":        {"--audit-log-maxage int ", "Flow control flags:\n"},
@@ -138,7 +138,7 @@ func TestHelp(t *testing.T) {
 
 // The help of a command fits two screens.
 func TestHelpIsShort(t *testing.T) {
-	for _, command := range newRoot().Commands() {
+	for _, command := range newRootCommand().Commands() {
 		out, err := run(t, command.Name(), "--help")
 		if err != nil {
 			t.Fatal(err)

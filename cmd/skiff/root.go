@@ -16,8 +16,8 @@ const (
 	groupOther      = "other"
 )
 
-// newRoot is the command `skiff` with all its subcommands.
-func newRoot() *cobra.Command {
+// newRootCommand is the command `skiff` with all its subcommands.
+func newRootCommand() *cobra.Command {
 	cobra.EnableCommandSorting = false
 	root := &cobra.Command{
 		Use:           "skiff",
@@ -32,7 +32,7 @@ func newRoot() *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: groupCluster, Title: "Cluster commands"},
 		&cobra.Group{ID: groupScheduling, Title: "Scheduling commands"},
-		&cobra.Group{ID: groupComponents, Title: "Components that run alone"},
+		&cobra.Group{ID: groupComponents, Title: "Standalone components"},
 		&cobra.Group{ID: groupOther, Title: "Other commands"},
 	)
 	root.SetCompletionCommandGroupID(groupOther)
@@ -45,7 +45,7 @@ func newRoot() *cobra.Command {
 	}
 	add(groupCluster, serverCommand(), agentCommand(), tokenCommand(), certCommand(), imageCommand(), cleanCommand())
 	add(groupScheduling, whyCommand(), whatIfCommand())
-	add(groupComponents, apiServerCommand(), controllerManagerCommand(), schedulerCommand(), kubeletCommand(), hollowCommand())
+	add(groupComponents, apiServerCommand(), controllerManagerCommand(), schedulerCommand(), kubeletCommand(), hollowNodeCommand())
 	add(groupOther, versionCommand())
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd, nil) })

@@ -67,7 +67,7 @@ func kubeletCommand() *cobra.Command {
 	}, &c, func(ctx context.Context, _ []string) error { return system.RunKubelet(ctx, c) })
 }
 
-func hollowCommand() *cobra.Command {
+func hollowNodeCommand() *cobra.Command {
 	c := config.DefaultHollow()
 	return bind(&cobra.Command{
 		Use:   "hollow [flags]",

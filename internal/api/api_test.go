@@ -156,9 +156,9 @@ func TestDefaultsAreIdempotent(t *testing.T) {
 				}
 			}
 			stored := obj
-			if v.ToStored != nil {
+			if v.ToStorageVersion != nil {
 				var err error
-				if stored, err = v.ToStored(obj); err != nil {
+				if stored, err = v.ToStorageVersion(obj); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -192,9 +192,9 @@ func TestRowsFitColumns(t *testing.T) {
 			}
 		}
 		for _, obj := range []kind.Object{newObject(), full} {
-			if v.Row == nil && v.ToStored != nil {
+			if v.Row == nil && v.ToStorageVersion != nil {
 				var err error
-				if obj, err = v.ToStored(obj); err != nil {
+				if obj, err = v.ToStorageVersion(obj); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -222,9 +222,9 @@ func TestValidationDoesNotPanic(t *testing.T) {
 			}
 		}
 		for _, obj := range []kind.Object{newObject(), full} {
-			if v.ToStored != nil {
+			if v.ToStorageVersion != nil {
 				var err error
-				if obj, err = v.ToStored(obj); err != nil {
+				if obj, err = v.ToStorageVersion(obj); err != nil {
 					t.Fatal(err)
 				}
 			}

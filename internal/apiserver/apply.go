@@ -15,7 +15,7 @@ import (
 
 // applied merges the applied configuration into the live object, or into an empty one when there is none, and runs mutating
 // admission on the result.
-func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
+func (p *patcher) applied(c *change, live kind.Object) (kind.Object, error) {
 	w := p.w
 	m, err := w.res.managers.Manager(w.sub)
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
 }
 
 // merge decodes the configuration and applies it. Strict decoding errors are reported after errors of the merge.
-func (p *patching) merge(m *managedfields.Manager, base kind.Object) (kind.Object, error) {
+func (p *patcher) merge(m *managedfields.Manager, base kind.Object) (kind.Object, error) {
 	configuration := &unstructured.Unstructured{Object: map[string]any{}}
 	if err := apiyaml.Unmarshal(p.body, &configuration.Object); err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
@@ -52,11 +52,11 @@ func (p *patching) merge(m *managedfields.Manager, base kind.Object) (kind.Objec
 	if err != nil {
 		return nil, err
 	}
-	if !p.validate.enabled() {
+	if !p.directive.enabled() {
 		return obj, nil
 	}
 	if err := apiyaml.UnmarshalStrict(p.body, &map[string]any{}); err != nil {
-		if p.validate == metav1.FieldValidationStrict {
+		if p.directive == metav1.FieldValidationStrict {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", err))
 		}
 		warnOfStrictErrors([]error{err}, p.w.warn)

@@ -28,18 +28,18 @@ func (s *Server) beginAudit(req *request, id *authn.Identity) error {
 	for key, value := range id.Annotations {
 		req.event.Annotate(key, value)
 	}
-	if !req.event.Received(isLongRunning(&req.info)) {
+	if !req.event.RecordReceived(isLongRunning(&req.info)) {
 		return apierrors.NewInternalError(errors.New("failed to store audit event"))
 	}
 	if req.event.WantsResponse() && !isLongRunning(&req.info) {
 		// The response is recorded as it is sent, so it must not be compressed.
 		req.Header.Del("Accept-Encoding")
-		req.w.recorded = []byte{}
+		req.w.startRecording()
 	}
 	return nil
 }
 
-// auditUnauthenticated starts the event of a request that was not authenticated: only its response is recorded.
+// auditUnauthenticated creates the audit event of a request whose authentication failed. Only its stage ResponseComplete is recorded.
 func (s *Server) auditUnauthenticated(req *request) {
 	if s.config.Audit != nil {
 		req.newEvent(s)
@@ -60,43 +60,42 @@ func (r *request) auditDecision(decision, reason string) {
 	r.event.Annotate("authorization.k8s.io/reason", reason)
 }
 
-// auditObject records the object a client sent, after defaulting and before anything else. obj is in the stored version if gvk is the
-// resource's own, otherwise in gvk.
+// auditObject records the object that a client sent, after defaulting and before admission. If gvk is the resource's own, obj is in the
+// storage version and is converted; otherwise it is in gvk already.
 func (s *Server) auditObject(req *request, obj kind.Object, gvk schema.GroupVersionKind) {
-	req.event.SetObject(obj)
+	req.event.SetObjectRef(obj)
 	if !req.event.WantsRequest() {
 		return
 	}
-	var shown runtime.Object = obj
+	versioned := obj
 	if gvk == req.res.gvk {
-		versioned, err := req.res.fromStored(obj)
-		if err != nil {
+		var err error
+		if versioned, err = req.res.fromStorageVersion(obj); err != nil {
 			s.log.Warn("failed to record request object in audit event", "path", req.URL.Path, "error", err)
 			return
 		}
-		shown = versioned
 	}
-	s.auditBody(req, shown, gvk)
+	s.auditRequestObject(req, versioned, gvk)
 }
 
-// auditDeletion records the options of a deletion, under the internal type that upstream decodes them into.
-func (s *Server) auditDeletion(req *request, options *metav1.DeleteOptions) {
-	shown := *options
-	shown.TypeMeta = metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "meta.k8s.io/__internal"}
-	s.auditBody(req, &shown, shown.GroupVersionKind())
+// auditDeleteOptions records the options of a deletion as upstream does: with its internal type.
+func (s *Server) auditDeleteOptions(req *request, options *metav1.DeleteOptions) {
+	internal := *options
+	internal.TypeMeta = metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "meta.k8s.io/__internal"}
+	s.auditRequestObject(req, &internal, internal.GroupVersionKind())
 }
 
-func (s *Server) auditBody(req *request, obj runtime.Object, gvk schema.GroupVersionKind) {
+func (s *Server) auditRequestObject(req *request, obj runtime.Object, gvk schema.GroupVersionKind) {
 	body, err := appendObject(nil, obj, gvk, formatJSON)
 	if err != nil {
 		s.log.Warn("failed to record request object in audit event", "path", req.URL.Path, "error", err)
 		return
 	}
-	req.event.SetRequest(body)
+	req.event.SetRequestObject(body)
 }
 
 // auditPatch records a patch whose syntax has been checked.
-func (p *patching) auditPatch() {
+func (p *patcher) auditPatch() {
 	if !p.req.event.WantsRequest() {
 		return
 	}
@@ -107,7 +106,7 @@ func (p *patching) auditPatch() {
 			return
 		}
 	}
-	p.req.event.SetRequest(body)
+	p.req.event.SetRequestObject(body)
 }
 
 // auditStatus records a Status that is about to be sent, also for long-running requests, of which nothing else is recorded.
@@ -117,7 +116,7 @@ func (s *Server) auditStatus(req *request, status *metav1.Status) {
 		return
 	}
 	if body, err := appendObject(nil, status, metav1.Unversioned.WithKind("Status"), formatJSON); err == nil {
-		req.event.SetResponse(body)
+		req.event.SetResponseObject(body)
 	}
 }
 
@@ -127,18 +126,18 @@ func (s *Server) finishAudit(req *request) {
 		return
 	}
 	if len(req.w.recorded) > 0 {
-		// The responses of aggregated API servers are recorded by them; a Status may be ours.
-		ours := req.res != nil || !req.info.isResource()
+		// The responses of aggregated API servers are recorded by them; a Status may be local.
+		local := req.res != nil || !req.info.isResource()
 		body, err := s.responseJSON(req.w.Header(), req.w.recorded)
-		if kindOf := responseKind(body); err == nil && (kindOf == "Status" || kindOf != "" && ours) {
-			req.event.SetResponse(body)
+		if bodyKind := responseKind(body); err == nil && (bodyKind == "Status" || bodyKind != "" && local) {
+			req.event.SetResponseObject(body)
 		} else if err != nil {
 			s.log.Warn("failed to record response object in audit event", "path", req.URL.Path, "error", err)
 		}
 	}
 	if res := req.res; res != nil && res.deprecation != "" {
 		req.event.Annotate("k8s.io/deprecated", "true")
-		if release := removalOf(res.newObject()); release != "" {
+		if release := removedRelease(res.newObject()); release != "" {
 			req.event.Annotate("k8s.io/removed-release", release)
 		}
 	}
@@ -174,7 +173,7 @@ func (s *Server) responseJSON(header http.Header, body []byte) ([]byte, error) {
 	return nil, nil
 }
 
-// protoObject is an object with a protobuf form.
+// protoObject is an object with a protobuf encoding.
 type protoObject interface {
 	runtime.Object
 	Unmarshal(data []byte) error
@@ -198,16 +197,16 @@ func (s *Server) newResponseObject(gvk schema.GroupVersionKind) (protoObject, er
 	}
 	typed, ok := obj.(protoObject)
 	if !ok {
-		return nil, fmt.Errorf("%s has no protobuf form", gvk)
+		return nil, fmt.Errorf("%s has no protobuf encoding", gvk)
 	}
 	return typed, nil
 }
 
 // responseKind is the kind of a JSON object, empty for documents such as /version.
 func responseKind(body []byte) string {
-	var named metav1.TypeMeta
-	if len(body) == 0 || json.Unmarshal(body, &named) != nil {
+	var typeMeta metav1.TypeMeta
+	if len(body) == 0 || json.Unmarshal(body, &typeMeta) != nil {
 		return ""
 	}
-	return named.Kind
+	return typeMeta.Kind
 }

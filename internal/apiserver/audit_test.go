@@ -29,7 +29,7 @@ func audited(t *testing.T, policy string, change ...func(*Config)) (*testServer,
 	}
 	path := filepath.Join(dir, "audit.log")
 	// In this mode an event is in the file before the request goes on.
-	auditor, err := audit.New(audit.Config{PolicyFile: file, Log: audit.Log{Path: path, Format: "json", Delivery: audit.Delivery{Mode: audit.ModeBlockingStrict}}}, slog.Default())
+	auditor, err := audit.New(audit.Config{PolicyFile: file, Log: audit.Log{Path: path, Format: "json", BackendOptions: audit.BackendOptions{Mode: audit.ModeBlockingStrict}}}, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

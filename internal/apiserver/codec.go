@@ -25,7 +25,7 @@ type protoMessage interface {
 	Unmarshal([]byte) error
 }
 
-// The protobuf form of an object, on the wire and in the store, is an envelope: four bytes of magic, then a message with
+// The protobuf encoding of an object, on the wire and in the store, is an envelope: four bytes of magic, then a message with
 // the object's type (field 1), the object's own message (field 2), and two empty strings (fields 3 and 4).
 var (
 	envelopeMagic = []byte("k8s\x00")
@@ -48,7 +48,7 @@ type storeCodec struct {
 
 func newStoreCodec(k *kind.Kind) *storeCodec {
 	_, protobuf := k.New().(protoMessage)
-	return &storeCodec{kind: k, protobuf: protobuf, head: envelopeHead(k.StoredGVK())}
+	return &storeCodec{kind: k, protobuf: protobuf, head: envelopeHead(k.StorageGVK())}
 }
 
 // envelopeHead is the envelope up to the object's message.
@@ -86,7 +86,7 @@ func (c *storeCodec) Encode(obj kind.Object) ([]byte, error) {
 	return value, nil
 }
 
-// appendEnvelope appends the whole protobuf form of a message.
+// appendEnvelope appends the whole protobuf encoding of a message.
 func appendEnvelope(to, head []byte, message protoMessage) ([]byte, error) {
 	size := message.Size()
 	if to == nil {
@@ -155,7 +155,7 @@ func (c *storeCodec) decodeOther(e envelope) (kind.Object, error) {
 			if err != nil {
 				return nil, err
 			}
-			return v.ToStored(obj)
+			return v.ToStorageVersion(obj)
 		}
 	}
 	return nil, fmt.Errorf("stored as %s, which is not served", gvk)
@@ -164,7 +164,7 @@ func (c *storeCodec) decodeOther(e envelope) (kind.Object, error) {
 func unmarshalMessage(raw []byte, obj kind.Object) (kind.Object, error) {
 	message, ok := obj.(protoMessage)
 	if !ok {
-		return nil, fmt.Errorf("%T has no protobuf form", obj)
+		return nil, fmt.Errorf("%T has no protobuf encoding", obj)
 	}
 	return obj, message.Unmarshal(raw)
 }
@@ -186,12 +186,12 @@ type envelope struct {
 
 var errTruncated = errors.New("protobuf message is cut off or malformed")
 
-// parseEnvelope decodes the protobuf form of an object, magic included.
+// parseEnvelope decodes the protobuf encoding of an object, magic included.
 func parseEnvelope(data []byte) (envelope, error) {
 	var e envelope
 	rest, ok := bytes.CutPrefix(data, envelopeMagic)
 	if !ok {
-		return e, errors.New("not the protobuf form of an object: it does not begin with k8s\\x00")
+		return e, errors.New("not the protobuf encoding of an object: it does not begin with k8s\\x00")
 	}
 	err := eachField(rest, func(field int, value []byte) error {
 		switch field {
@@ -345,7 +345,7 @@ type encoder struct {
 	// have it.
 	jsonHead  []byte
 	protoHead []byte
-	storeHead []byte // of the stored version
+	storeHead []byte // of the storage version
 	stored    bool
 	protobuf  bool
 	convert   func(kind.Object) (kind.Object, error)
@@ -361,7 +361,7 @@ type encodingIDs struct {
 }
 
 func newEncoder(res *resource) encoder {
-	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convert: res.version.FromStored,
+	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convert: res.version.FromStorageVersion,
 		protoHead: envelopeHead(res.gvk), storeHead: res.codec.head}
 	if e.protobuf {
 		e.jsonHead = jsonHead(res.gvk)
@@ -424,7 +424,7 @@ func (e *encoder) message(entry *cache.Entry) ([]byte, error) {
 func marshalMessage(obj runtime.Object) ([]byte, error) {
 	message, ok := obj.(protoMessage)
 	if !ok {
-		return nil, fmt.Errorf("%T has no protobuf form", obj)
+		return nil, fmt.Errorf("%T has no protobuf encoding", obj)
 	}
 	return appendMessage(nil, message, message.Size())
 }

@@ -166,7 +166,7 @@ func (s *Server) create(req *request) error {
 	if err != nil {
 		return err
 	}
-	obj, err := s.decodeBody(req, body, strictnessOf(options.FieldValidation))
+	obj, err := s.decodeBody(req, body, parseFieldValidation(options.FieldValidation))
 	if err != nil {
 		return err
 	}
@@ -279,8 +279,8 @@ func (w *write) createPrepared(obj kind.Object, options runtime.Object) (outcome
 // prepareNew prepares and validates a new object for the store.
 func (w *write) prepareNew(obj kind.Object) error {
 	k := w.res.kind
-	if k.Status != nil && !k.StatusOnCreate {
-		k.Status(obj, k.New())
+	if k.CopyStatus != nil && !k.StatusOnCreate {
+		k.CopyStatus(obj, k.New())
 	}
 	obj.SetGeneration(0)
 	if k.SpecChanged != nil {

@@ -52,18 +52,18 @@ func (s *Server) readBody(req *request) ([]byte, error) {
 	return body.Bytes(), nil
 }
 
-// endReadWithContext makes reads of the body fail when the request's context ends, also while the client sends nothing. done must be
-// called before the handler returns.
-func endReadWithContext(req *request) (done func()) {
-	var cutting sync.WaitGroup
-	cutting.Add(1)
+// endReadWithContext makes reads of the body fail when the request's context is done, even while the client sends nothing. The returned
+// function must be called before the handler returns.
+func endReadWithContext(req *request) (release func()) {
+	var deadlineSet sync.WaitGroup
+	deadlineSet.Add(1)
 	stop := context.AfterFunc(req.ctx, func() {
-		defer cutting.Done()
+		defer deadlineSet.Done()
 		_ = http.NewResponseController(req.w).SetReadDeadline(time.Unix(1, 0))
 	})
 	return func() {
 		if !stop() {
-			cutting.Wait()
+			deadlineSet.Wait()
 		}
 	}
 }
@@ -125,7 +125,7 @@ func (s *Server) parseDeleteOptions(req *request) (*metav1.DeleteOptions, error)
 			return nil, err
 		}
 		if req.event.WantsRequest() {
-			s.auditDeletion(req, options)
+			s.auditDeleteOptions(req, options)
 		}
 		query = nil
 	}
@@ -137,7 +137,7 @@ func (s *Server) parseDeleteOptions(req *request) (*metav1.DeleteOptions, error)
 }
 
 func (r *request) decodeDeleteOptions(body []byte, options *metav1.DeleteOptions) error {
-	f, err := r.deleteFormat()
+	f, err := r.deleteOptionsFormat()
 	if err != nil {
 		return err
 	}
@@ -170,45 +170,45 @@ func (r *request) decodeDeleteOptions(body []byte, options *metav1.DeleteOptions
 	return nil
 }
 
-// deleteFormat is the format of DeleteOptions: they have a protobuf form even if the resource has none.
-func (r *request) deleteFormat() (format, error) {
+// deleteOptionsFormat is the format of DeleteOptions in the body: they have a protobuf encoding even if the resource has none.
+func (r *request) deleteOptionsFormat() (format, error) {
 	if r.Header.Get("Content-Type") == mediaProtobuf {
 		return formatProtobuf, nil
 	}
 	return r.contentFormat()
 }
 
-// isDryRun: validation allows no value but "All".
+// isDryRun reports whether the dryRun option is set. Its values need not be checked: validation allows only "All".
 func isDryRun(dryRun []string) bool { return len(dryRun) > 0 }
 
-// strictness is the fieldValidation parameter: how unknown and duplicate fields are treated.
-type strictness string
+// fieldValidation is the parameter of that name: whether unknown and duplicate fields are ignored, cause warnings, or are errors.
+type fieldValidation string
 
-// strictnessOf parses the fieldValidation parameter; the default is Warn.
-func strictnessOf(option string) strictness {
+// parseFieldValidation parses the fieldValidation parameter; the default is Warn.
+func parseFieldValidation(option string) fieldValidation {
 	if option == "" {
 		return metav1.FieldValidationWarn
 	}
-	return strictness(option)
+	return fieldValidation(option)
 }
 
-func (v strictness) enabled() bool { return v != metav1.FieldValidationIgnore }
+func (f fieldValidation) enabled() bool { return f != metav1.FieldValidationIgnore }
 
 // report returns strict decoding errors, or warns of them.
-func (v strictness) report(found []error, warn func(string)) error {
+func (f fieldValidation) report(strictErrs []error, warn func(string)) error {
 	switch {
-	case len(found) == 0 || !v.enabled():
+	case len(strictErrs) == 0 || !f.enabled():
 		return nil
-	case v == metav1.FieldValidationWarn:
-		warnOfStrictErrors(found, warn)
+	case f == metav1.FieldValidationWarn:
+		warnOfStrictErrors(strictErrs, warn)
 		return nil
 	}
-	return runtime.NewStrictDecodingError(found)
+	return runtime.NewStrictDecodingError(strictErrs)
 }
 
 // warnOfStrictErrors adds a warning for each error. YAML errors come as one text with a line for each.
-func warnOfStrictErrors(found []error, warn func(string)) {
-	for _, err := range found {
+func warnOfStrictErrors(strictErrs []error, warn func(string)) {
+	for _, err := range strictErrs {
 		text := err.Error()
 		short, ok := strings.CutPrefix(text, "yaml: unmarshal errors:\n")
 		if !ok {
@@ -224,30 +224,30 @@ func warnOfStrictErrors(found []error, warn func(string)) {
 	}
 }
 
-// decodeBody decodes the request's body into an object of the stored version and sets its defaults.
-func (s *Server) decodeBody(req *request, body []byte, validate strictness) (kind.Object, error) {
+// decodeBody decodes the request's body into an object of the storage version and sets its defaults.
+func (s *Server) decodeBody(req *request, body []byte, directive fieldValidation) (kind.Object, error) {
 	f, err := req.contentFormat()
 	if err != nil {
 		return nil, err
 	}
-	return s.decodeObject(req, body, f, validate)
+	return s.decodeObject(req, body, f, directive)
 }
 
-func (s *Server) decodeObject(req *request, body []byte, f format, validate strictness) (kind.Object, error) {
+func (s *Server) decodeObject(req *request, body []byte, f format, directive fieldValidation) (kind.Object, error) {
 	obj := req.res.newObject()
-	if err := s.decodeInto(obj, requestBody{data: body, format: f, want: req.res.gvk, strictness: validate, res: req.res}, req.warn); err != nil {
+	if err := s.decodeInto(obj, requestBody{data: body, format: f, want: req.res.gvk, fieldValidation: directive, res: req.res}, req.warn); err != nil {
 		return nil, err
 	}
-	return req.res.toStored(obj)
+	return req.res.toStorageVersion(obj)
 }
 
-// toStored sets the defaults of an object of the served version and converts it to the stored version.
-func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
+// toStorageVersion sets the defaults of an object of the served version and converts it to the storage version.
+func (r *resource) toStorageVersion(obj kind.Object) (kind.Object, error) {
 	if r.version.Default != nil {
 		r.version.Default(obj)
 	}
-	if r.version.ToStored != nil {
-		converted, err := r.version.ToStored(obj)
+	if r.version.ToStorageVersion != nil {
+		converted, err := r.version.ToStorageVersion(obj)
 		if err != nil {
 			return nil, err
 		}
@@ -262,16 +262,16 @@ func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
 
 // requestBody is a body to decode and what is known about it.
 type requestBody struct {
-	data       []byte
-	format     format
-	want       schema.GroupVersionKind
-	strictness strictness
-	res        *resource // nil when the body is not an object of the resource itself
+	data            []byte
+	format          format
+	want            schema.GroupVersionKind
+	fieldValidation fieldValidation
+	res             *resource // nil when the body is not an object of the resource itself
 }
 
 // decodeInto decodes a body into an object of the kind that is wanted.
 func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)) error {
-	var found []error
+	var strictErrs []error
 	var err error
 	data, want, res := body.data, body.want, body.res
 	if body.format == formatProtobuf {
@@ -281,15 +281,15 @@ func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)
 			if data, err = yaml.YAMLToJSON(body.data); err != nil {
 				return errUnrecognized(err, want, body.data)
 			}
-			if body.strictness.enabled() {
+			if body.fieldValidation.enabled() {
 				if _, err := yaml.YAMLToJSONStrict(body.data); err != nil {
-					found = append(found, err)
+					strictErrs = append(strictErrs, err)
 				}
 			}
 		}
-		var more []error
-		more, err = s.decodeJSON(obj, data, want, body.strictness)
-		found = append(found, more...)
+		var jsonErrs []error
+		jsonErrs, err = s.decodeJSON(obj, data, want, body.fieldValidation)
+		strictErrs = append(strictErrs, jsonErrs...)
 	}
 	if err != nil {
 		return err
@@ -300,25 +300,25 @@ func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)
 			return errCannotHandle(want, want.Kind, err)
 		}
 		for _, path := range unknown {
-			found = append(found, fmt.Errorf("unknown field %q", path))
+			strictErrs = append(strictErrs, fmt.Errorf("unknown field %q", path))
 		}
 	}
-	if err := body.strictness.report(found, warn); err != nil {
+	if err := body.fieldValidation.report(strictErrs, warn); err != nil {
 		return errCannotHandle(want, want.Kind, err)
 	}
 	return nil
 }
 
 // decodeJSON decodes JSON into obj and checks that its kind is want or empty.
-func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersionKind, validate strictness) ([]error, error) {
-	found, err := unmarshalStrict(data, obj, validate)
+func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersionKind, directive fieldValidation) ([]error, error) {
+	strictErrs, err := unmarshalStrict(data, obj, directive)
 	if err != nil {
 		// A wrong kind explains the failure better than a field that does not fit.
-		said, readErr := apijson.DefaultMetaFactory.Interpret(data)
+		actual, readErr := apijson.DefaultMetaFactory.Interpret(data)
 		if readErr != nil {
 			return nil, errUnrecognized(readErr, want, data)
 		}
-		if err := s.checkKind(*said, want); err != nil {
+		if err := s.checkKind(*actual, want); err != nil {
 			return nil, err
 		}
 		return nil, errCannotHandle(want, want.Kind, err)
@@ -331,10 +331,10 @@ func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersi
 	if err := s.checkKind(gv.WithKind(kindName), want); err != nil {
 		return nil, err
 	}
-	if _, dynamic := obj.(runtime.Unstructured); dynamic {
+	if _, isUnstructured := obj.(runtime.Unstructured); isUnstructured {
 		obj.GetObjectKind().SetGroupVersionKind(want)
 	}
-	return found, nil
+	return strictErrs, nil
 }
 
 func typeOf(obj kind.Object) (apiVersion, kindName string) {
@@ -342,18 +342,18 @@ func typeOf(obj kind.Object) (apiVersion, kindName string) {
 }
 
 // unmarshalStrict decodes JSON and returns the strict decoding errors unless validation is disabled.
-func unmarshalStrict(data []byte, obj kind.Object, validate strictness) (found []error, err error) {
-	if dynamic, ok := obj.(runtime.Unstructured); ok {
+func unmarshalStrict(data []byte, obj kind.Object, directive fieldValidation) (strictErrs []error, err error) {
+	if unstructured, ok := obj.(runtime.Unstructured); ok {
 		content := map[string]any{}
-		if validate.enabled() {
-			found, err = kjson.UnmarshalStrict(data, &content)
+		if directive.enabled() {
+			strictErrs, err = kjson.UnmarshalStrict(data, &content)
 		} else {
 			err = kjson.UnmarshalCaseSensitivePreserveInts(data, &content)
 		}
-		dynamic.SetUnstructuredContent(content)
-		return found, err
+		unstructured.SetUnstructuredContent(content)
+		return strictErrs, err
 	}
-	if validate.enabled() {
+	if directive.enabled() {
 		return kjson.UnmarshalStrict(data, obj)
 	}
 	return nil, kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
@@ -377,7 +377,7 @@ func (s *Server) decodeProtobuf(obj kind.Object, body []byte, want schema.GroupV
 	return nil
 }
 
-// openEnvelope decodes the protobuf form of an object that a client sent.
+// openEnvelope checks the protobuf magic and parses the runtime.Unknown around an object.
 func openEnvelope(body []byte) (envelope, error) {
 	switch {
 	case len(body) == 0:
@@ -390,29 +390,29 @@ func openEnvelope(body []byte) (envelope, error) {
 	return parseEnvelope(body)
 }
 
-// schemeName is the place where upstream registers its types; it is part of messages.
+// schemeName is the name of upstream's scheme, the source position of its creation, which is part of upstream's error messages.
 const schemeName = "pkg/api/legacyscheme/scheme.go:30"
 
 // checkKind compares the kind in a body with the kind of the endpoint. Empty fields default to the endpoint's.
-func (s *Server) checkKind(said, want schema.GroupVersionKind) error {
-	if said.Kind == "" {
-		said.Kind = want.Kind
+func (s *Server) checkKind(actual, want schema.GroupVersionKind) error {
+	if actual.Kind == "" {
+		actual.Kind = want.Kind
 	}
-	if said.Version == "" && (said.Group == "" || said.Group == want.Group) {
-		said.Group, said.Version = want.Group, want.Version
+	if actual.Version == "" && (actual.Group == "" || actual.Group == want.Group) {
+		actual.Group, actual.Version = want.Group, want.Version
 	}
-	if said == want {
+	if actual == want {
 		return nil
 	}
-	if !s.config.Scheme.Recognizes(said) {
-		return errCannotHandle(said, want.Kind, runtime.NewNotRegisteredErrForKind(schemeName, said))
+	if !s.config.Scheme.Recognizes(actual) {
+		return errCannotHandle(actual, want.Kind, runtime.NewNotRegisteredErrForKind(schemeName, actual))
 	}
-	if said.Kind != want.Kind {
-		return errCannotHandle(said, want.Kind, fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion",
-			said.Version, said.Kind, internalPackage(want.Group), want.Kind))
+	if actual.Kind != want.Kind {
+		return errCannotHandle(actual, want.Kind, fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion",
+			actual.Version, actual.Kind, internalPackage(want.Group), want.Kind))
 	}
 	return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)",
-		said.GroupVersion(), want.GroupVersion()))
+		actual.GroupVersion(), want.GroupVersion()))
 }
 
 // internalPackage is the name of the group's internal package in upstream's message.
@@ -424,8 +424,8 @@ func internalPackage(group string) string {
 	return first
 }
 
-func errCannotHandle(said schema.GroupVersionKind, want string, err error) error {
-	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", said.Kind, said.Version, want, err))
+func errCannotHandle(actual schema.GroupVersionKind, want string, err error) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", actual.Kind, actual.Version, want, err))
 }
 
 func errUnrecognized(err error, want schema.GroupVersionKind, body []byte) error {

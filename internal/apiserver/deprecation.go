@@ -16,8 +16,8 @@ type (
 	}
 )
 
-// removalOf is the release in which the type is removed, empty when there is none.
-func removalOf(obj runtime.Object) string {
+// removedRelease is the release in which the type is removed, empty when there is none.
+func removedRelease(obj runtime.Object) string {
 	if r, ok := obj.(removed); ok {
 		if major, minor := r.APILifecycleRemoved(); major != 0 || minor != 0 {
 			return fmt.Sprintf("%d.%d", major, minor)
@@ -37,7 +37,7 @@ func deprecationOf(obj runtime.Object, gvk schema.GroupVersionKind) string {
 		return ""
 	}
 	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", gvk.GroupVersion(), gvk.Kind, major, minor)
-	if release := removalOf(obj); release != "" {
+	if release := removedRelease(obj); release != "" {
 		text += fmt.Sprintf(", unavailable in v%s+", release)
 	}
 	if r, ok := obj.(replaced); ok {

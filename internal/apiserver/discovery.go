@@ -119,7 +119,7 @@ func describe(res *resource) []metav1.APIResource {
 		Verbs: sortedVerbs(k.Verbs), ShortNames: k.Short, Categories: k.Categories,
 	}
 	if k.Action == nil && k.Virtual == nil {
-		own.StorageVersionHash = storageVersionHash(k.StoredGVK())
+		own.StorageVersionHash = storageVersionHash(k.StorageGVK())
 	}
 	all := []metav1.APIResource{own}
 	for i := range k.Subresources {

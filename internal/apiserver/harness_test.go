@@ -54,7 +54,7 @@ func readKinds() []*kind.Kind {
 			}
 			return []metav1.TableRowCondition{{Type: metav1.RowCompleted, Status: metav1.ConditionTrue, Reason: "Succeeded"}}
 		},
-		Status: func(to, from *corev1.Pod) { to.Status = from.Status },
+		CopyStatus: func(to, from *corev1.Pod) { to.Status = from.Status },
 		Subresources: []kind.Subresource{
 			{Name: "log", Verbs: []string{"get"}},
 			{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
@@ -65,8 +65,8 @@ func readKinds() []*kind.Kind {
 	})
 	namespaces := kind.Of(kind.Definition[*corev1.Namespace]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", IsNamespace: true, Short: []string{"ns"}, List: &corev1.NamespaceList{},
-		Verbs:  []string{"create", "delete", "get", "list", "patch", "update", "watch"},
-		Status: func(to, from *corev1.Namespace) { to.Status = from.Status },
+		Verbs:      []string{"create", "delete", "get", "list", "patch", "update", "watch"},
+		CopyStatus: func(to, from *corev1.Namespace) { to.Status = from.Status },
 	})
 	reviews := kind.Of(kind.Definition[*authorizationv1.SelfSubjectAccessReview]{
 		GVK:    authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"),
@@ -101,11 +101,11 @@ func eventKind() *kind.Kind {
 				New:     func() kind.Object { return &eventsv1.Event{} },
 				NewList: func() runtime.Object { return &eventsv1.EventList{} },
 				Fields:  map[string]string{"regarding.name": "involvedObject.name"},
-				ToStored: func(obj kind.Object) (kind.Object, error) {
+				ToStorageVersion: func(obj kind.Object) (kind.Object, error) {
 					e := obj.(*eventsv1.Event)
 					return &corev1.Event{ObjectMeta: *e.ObjectMeta.DeepCopy(), InvolvedObject: e.Regarding, Message: e.Note}, nil
 				},
-				FromStored: func(obj kind.Object) (kind.Object, error) {
+				FromStorageVersion: func(obj kind.Object) (kind.Object, error) {
 					e := obj.(*corev1.Event)
 					return &eventsv1.Event{ObjectMeta: *e.ObjectMeta.DeepCopy(), Regarding: e.InvolvedObject, Note: e.Message}, nil
 				},

@@ -395,7 +395,7 @@ func (s *Server) virtual(req *request, opts *listOptions) ([]kind.Object, error)
 		if !match.matchesObject(obj) {
 			continue
 		}
-		if obj, err = req.res.fromStored(obj); err != nil {
+		if obj, err = req.res.fromStorageVersion(obj); err != nil {
 			return nil, err
 		}
 		selected = append(selected, obj)

@@ -36,7 +36,7 @@ func (s *Server) Local(user authn.User) *Local { return &Local{server: s, user: 
 // As returns the same access as another user.
 func (l *Local) As(user authn.User) *Local { return l.server.Local(user) }
 
-// find returns the resource, which must be requested in its stored version: other versions are converted for each reader.
+// find returns the resource, which must be requested in its storage version: other versions are converted for each reader.
 func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
 	res := l.server.catalog.Load().byVersion[gvr]
 	if res == nil || res.table == nil || !res.stored() {

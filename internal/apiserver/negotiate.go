@@ -109,7 +109,7 @@ func parseClauses(header string) []clause {
 
 // offer is what a resource supports besides JSON and YAML of whole objects.
 type offer struct {
-	protobuf bool // plain objects have a protobuf form
+	protobuf bool // plain objects have a protobuf encoding
 	partial  bool // PartialObjectMetadata
 	tables   bool
 }

@@ -18,7 +18,7 @@ func partialKind(version string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: metav1.GroupName, Version: version, Kind: "PartialObjectMetadata"}
 }
 
-// partialHeads open the JSON and protobuf forms of partial objects, by version.
+// partialHeads open the JSON and protobuf encodings of partial objects, by version.
 var partialHeads = map[string]struct{ json, proto []byte }{
 	"v1":      {jsonHead(partialKind("v1")), envelopeHead(partialKind("v1"))},
 	"v1beta1": {jsonHead(partialKind("v1beta1")), envelopeHead(partialKind("v1beta1"))},
@@ -76,7 +76,7 @@ func (s splice) metadataOnly() splice {
 	return s
 }
 
-// respondShaped responds with the table or metadata of one object in the stored version.
+// respondShaped responds with the table or metadata of one object in the storage version.
 func (s *Server) respondShaped(req *request, code int, out output, obj kind.Object) error {
 	switch out.shape {
 	case shapeTable:

@@ -28,20 +28,20 @@ const maxPatchOperations = 10000
 // Copy operations could otherwise grow an object without bound. The library has one global limit.
 func init() { jsonpatch.AccumulatedCopySizeLimit = defaultLimits.Body }
 
-// patching is the state of a PATCH.
-type patching struct {
+// patcher is the state of a PATCH request.
+type patcher struct {
 	s         *Server
 	req       *request
 	w         *write
 	patchType types.PatchType
 	body      []byte
 	options   *metav1.PatchOptions
-	validate  strictness
+	directive fieldValidation
 }
 
 // patchTypes are the supported patch types. Strategic merge needs the struct tags of Go types.
-func patchTypes(dynamic bool) []string {
-	if dynamic {
+func patchTypes(isUnstructured bool) []string {
+	if isUnstructured {
 		return []string{string(types.JSONPatchType), string(types.MergePatchType), string(types.ApplyYAMLPatchType)}
 	}
 	return []string{
@@ -50,14 +50,14 @@ func patchTypes(dynamic bool) []string {
 }
 
 // beginPatch parses and checks a PATCH.
-func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
+func (s *Server) beginPatch(req *request, isUnstructured bool) (*patcher, error) {
 	contentType, _, _ := strings.Cut(req.Header.Get("Content-Type"), ";")
 	known := false
-	for _, accepted := range patchTypes(dynamic) {
+	for _, accepted := range patchTypes(isUnstructured) {
 		known = known || accepted == contentType
 	}
 	if !known {
-		return nil, errUnsupportedMediaType(patchTypes(dynamic)...)
+		return nil, errUnsupportedMediaType(patchTypes(isUnstructured)...)
 	}
 	if _, err := req.negotiate(); err != nil {
 		return nil, err
@@ -66,11 +66,11 @@ func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &patching{s: s, req: req, patchType: types.PatchType(contentType), body: body}
+	p := &patcher{s: s, req: req, patchType: types.PatchType(contentType), body: body}
 	if p.options, err = parsePatchOptions(req.query, p.patchType); err != nil {
 		return nil, err
 	}
-	p.validate = strictnessOf(p.options.FieldValidation)
+	p.directive = parseFieldValidation(p.options.FieldValidation)
 	p.w = s.newWrite(req, isDryRun(p.options.DryRun))
 	p.w.manager = managedfields.ManagerName(p.options.FieldManager, req.UserAgent())
 	if err := p.checkSyntax(); err != nil {
@@ -80,7 +80,7 @@ func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
 	return p, nil
 }
 
-func (p *patching) checkSyntax() error {
+func (p *patcher) checkSyntax() error {
 	if p.patchType == types.ApplyYAMLPatchType {
 		if _, err := apiyaml.ToJSON(p.body); err != nil {
 			return apierrors.NewBadRequest(fmt.Sprintf("error encoding patch: %v", err))
@@ -94,7 +94,7 @@ func (p *patching) checkSyntax() error {
 }
 
 // change is the change that the patch makes.
-func (p *patching) change() *change {
+func (p *patcher) change() *change {
 	c := p.w.clientChange(p.req, p.options.DryRun, p.options.FieldManager, p.options.FieldValidation)
 	c.updateOptions = &metav1.UpdateOptions{
 		TypeMeta: optionsType("UpdateOptions"), DryRun: p.options.DryRun,
@@ -135,17 +135,17 @@ func (s *Server) patch(req *request) error {
 }
 
 // check checks that the patch did not change namespace or name.
-func (p *patching) check(obj kind.Object) error {
+func (p *patcher) check(obj kind.Object) error {
 	if err := ensureNamespace(p.w.namespace, obj); err != nil {
 		return err
 	}
 	return checkName(obj, p.w.name, p.w.namespace)
 }
 
-// patchedResource applies the patch to the live object in the version of the request and returns the result in the stored version.
-func (p *patching) patchedResource(live kind.Object) (kind.Object, error) {
+// patchedResource applies the patch to the live object in the version of the request and returns the result in the storage version.
+func (p *patcher) patchedResource(live kind.Object) (kind.Object, error) {
 	res := p.w.res
-	versioned, err := res.fromStored(live)
+	versioned, err := res.fromStorageVersion(live)
 	if err != nil {
 		return nil, err
 	}
@@ -153,11 +153,11 @@ func (p *patching) patchedResource(live kind.Object) (kind.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	return res.toStored(patched)
+	return res.toStorageVersion(patched)
 }
 
 // patched applies the patch to an object and returns a new one. res is nil for views (scale).
-func (p *patching) patched(obj kind.Object, empty func() kind.Object, res *resource, gvk schema.GroupVersionKind) (kind.Object, error) {
+func (p *patcher) patched(obj kind.Object, empty func() kind.Object, res *resource, gvk schema.GroupVersionKind) (kind.Object, error) {
 	if p.patchType == types.StrategicMergePatchType {
 		return p.strategic(obj, empty)
 	}
@@ -175,7 +175,7 @@ func (p *patching) patched(obj kind.Object, empty func() kind.Object, res *resou
 		})
 	}
 	out := empty()
-	more, err := unmarshalStrict(after, out, p.validate)
+	more, err := unmarshalStrict(after, out, p.directive)
 	if err != nil {
 		return nil, invalid(err)
 	}
@@ -195,7 +195,7 @@ func (p *patching) patched(obj kind.Object, empty func() kind.Object, res *resou
 			found = append(found, fmt.Errorf("unknown field %q", path))
 		}
 	}
-	if err := p.validate.report(found, p.w.warn); err != nil {
+	if err := p.directive.report(found, p.w.warn); err != nil {
 		return nil, invalid(err)
 	}
 	return out, nil
@@ -210,9 +210,9 @@ type jsonPatchOperation struct {
 }
 
 // patchedJSON applies a JSON patch or a JSON merge patch.
-func (p *patching) patchedJSON(before []byte) (after []byte, found []error, err error) {
+func (p *patcher) patchedJSON(before []byte) (after []byte, found []error, err error) {
 	if p.patchType == types.MergePatchType {
-		if p.validate.enabled() {
+		if p.directive.enabled() {
 			if found, err = kjson.UnmarshalStrict(p.body, &map[string]any{}); err != nil {
 				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 			}
@@ -223,7 +223,7 @@ func (p *patching) patchedJSON(before []byte) (after []byte, found []error, err 
 		}
 		return after, found, err
 	}
-	if p.validate.enabled() {
+	if p.directive.enabled() {
 		var operations []jsonPatchOperation
 		if found, err = kjson.UnmarshalStrict(p.body, &operations); err != nil {
 			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
@@ -261,14 +261,14 @@ func errUnprocessable(err error) error {
 }
 
 // strategic applies a strategic merge patch.
-func (p *patching) strategic(obj kind.Object, empty func() kind.Object) (kind.Object, error) {
+func (p *patcher) strategic(obj kind.Object, empty func() kind.Object) (kind.Object, error) {
 	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
 		return nil, err
 	}
 	patch := map[string]any{}
 	var found []error
-	if p.validate.enabled() {
+	if p.directive.enabled() {
 		found, err = kjson.UnmarshalStrict(p.body, &patch)
 	} else {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(p.body, &patch)
@@ -286,13 +286,13 @@ func (p *patching) strategic(obj kind.Object, empty func() kind.Object) (kind.Ob
 		})
 	}
 	out := empty()
-	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(merged, out, p.validate.enabled())
+	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(merged, out, p.directive.enabled())
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		found = append(found, strict.Errors()...)
 	} else if err != nil {
 		return nil, invalid(err)
 	}
-	if err := p.validate.report(found, p.w.warn); err != nil {
+	if err := p.directive.report(found, p.w.warn); err != nil {
 		return nil, invalid(err)
 	}
 	return out, nil

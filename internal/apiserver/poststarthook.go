@@ -24,7 +24,7 @@ func NewPostStartHooks(names ...string) *PostStartHooks {
 // Done marks a hook as finished. It must be called once for each hook.
 func (h *PostStartHooks) Done(name string) { close(h.finished[name]) }
 
-// Wait returns true when all hooks have finished, or false when ctx ends first.
+// Wait returns true when all hooks have finished, or false when ctx is done first.
 func (h *PostStartHooks) Wait(ctx context.Context) bool {
 	for _, name := range h.names {
 		select {

@@ -38,7 +38,7 @@ type request struct {
 	warnings   []string
 }
 
-// Context ends when the client disconnects or the request's deadline passes.
+// Context is done when the client disconnects or the request's deadline passes.
 func (r *request) Context() context.Context { return r.ctx }
 
 // warn adds a Warning header. It must be called before the response is written.

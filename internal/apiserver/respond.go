@@ -31,6 +31,9 @@ type responseWriter struct {
 	recorded []byte // the body, for the audit event; nil when it is not recorded
 }
 
+// startRecording makes Write also keep the body, for the audit event.
+func (w *responseWriter) startRecording() { w.recorded = []byte{} }
+
 // begin records the status code of the response.
 func (w *responseWriter) begin(code int) {
 	if w.code == 0 {
@@ -228,7 +231,7 @@ func (s *Server) finishBody(req *request, code int, out output, body *[]byte) er
 }
 
 // respondObject responds with an object that is not a cache entry: a Status, a view, the result of an action or of a dry run. An object
-// of the stored version is converted to the version of the request. The object is not modified.
+// of the storage version is converted to the version of the request. The object is not modified.
 func (s *Server) respondObject(req *request, code int, obj runtime.Object) error {
 	if _, isStatus := obj.(*metav1.Status); isStatus {
 		return s.respondStatus(req, code, obj)
@@ -246,7 +249,7 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 	}
 	gvk := s.kindOf(req, obj)
 	if own, ok := obj.(kind.Object); ok && req.res != nil && !req.res.stored() && gvk == req.res.kind.GVK {
-		if obj, err = req.res.fromStored(own); err != nil {
+		if obj, err = req.res.fromStorageVersion(own); err != nil {
 			return err
 		}
 		gvk = req.res.gvk
@@ -263,7 +266,7 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 func (s *Server) respondStatus(req *request, code int, status runtime.Object) error {
 	out, ok := negotiate(req.Request, offer{protobuf: true})
 	if !ok {
-		req.w.recorded = nil // a form the client did not accept is not recorded
+		req.w.recorded = nil // a response in a format that the client did not accept is not recorded
 		text, err := json.MarshalIndent(status, "", "  ")
 		if err != nil {
 			return err

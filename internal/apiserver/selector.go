@@ -31,7 +31,7 @@ const (
 // listOptions are the parameters of lists, watches and deletions of collections.
 type listOptions struct {
 	labels          labels.Selector // nil: everything
-	fields          fields.Selector // nil: everything; in the stored version's labels
+	fields          fields.Selector // nil: everything; in the storage version's labels
 	resourceVersion string
 	match           string // of the resourceVersion
 	limit           int64
@@ -59,7 +59,7 @@ func (r *request) listOptions() (*listOptions, error) {
 		return nil, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
 	}
 	if opts.fields != nil {
-		if opts.fields, err = opts.fields.Transform(r.res.storedField); err != nil {
+		if opts.fields, err = opts.fields.Transform(r.res.storageVersionField); err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
 	}
@@ -164,8 +164,8 @@ func (o *listOptions) validate() field.ErrorList {
 	return errs
 }
 
-// storedField maps a field label to the stored version's and rejects unknown labels.
-func (r *resource) storedField(label, value string) (string, string, error) {
+// storageVersionField maps a field label of the served version to that of the storage version and rejects unknown labels.
+func (r *resource) storageVersionField(label, value string) (string, string, error) {
 	if label == fieldName || label == fieldNamespace {
 		return label, value, nil
 	}

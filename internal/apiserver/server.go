@@ -222,7 +222,7 @@ func (s *Server) setKinds(kinds []*kind.Kind) error {
 // Handler is the filter chain and all handlers; see chain.go.
 func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 
-// resource returns the resource of a kind in its stored version, or in the preferred one where the kind is stored under another group's
+// resource returns the resource of a kind in its storage version, or in the preferred one where the kind is stored under another group's
 // version. It returns nil when it is not served.
 func (s *Server) resource(gr schema.GroupResource) *resource {
 	return s.catalog.Load().byResource[gr]
@@ -286,17 +286,17 @@ type resource struct {
 }
 
 // stored reports whether the served version is the stored one.
-func (r *resource) stored() bool { return r.version.FromStored == nil }
+func (r *resource) stored() bool { return r.version.FromStorageVersion == nil }
 
 // groupResource names the resource in errors and for authorization.
 func (r *resource) groupResource() schema.GroupResource { return r.gvr.GroupResource() }
 
-// fromStored converts an object to the served version. It returns obj itself when that is the stored version.
-func (r *resource) fromStored(obj kind.Object) (kind.Object, error) {
-	if r.version.FromStored == nil {
+// fromStorageVersion converts an object to the served version. It returns obj itself when that is the storage version.
+func (r *resource) fromStorageVersion(obj kind.Object) (kind.Object, error) {
+	if r.version.FromStorageVersion == nil {
 		return obj, nil
 	}
-	return r.version.FromStored(obj)
+	return r.version.FromStorageVersion(obj)
 }
 
 // newObject makes an empty object of the served version.

@@ -50,10 +50,10 @@ func (s *Server) updateSub(req *request) error {
 	if err != nil {
 		return err
 	}
-	decode := func(validate strictness) (kind.Object, error) {
-		return s.decodeView(req, w, body, validate)
+	decode := func(directive fieldValidation) (kind.Object, error) {
+		return s.decodeView(req, w, body, directive)
 	}
-	wanted, err := decode(strictnessOf(options.FieldValidation))
+	wanted, err := decode(parseFieldValidation(options.FieldValidation))
 	if err != nil {
 		return err
 	}
@@ -66,13 +66,13 @@ func (s *Server) updateSub(req *request) error {
 	})
 }
 
-func (s *Server) decodeView(req *request, w *write, body []byte, validate strictness) (kind.Object, error) {
+func (s *Server) decodeView(req *request, w *write, body []byte, directive fieldValidation) (kind.Object, error) {
 	f, err := req.contentFormat()
 	if err != nil {
 		return nil, err
 	}
 	view := req.sub.NewBody()
-	if err := s.decodeInto(view, requestBody{data: body, format: f, want: req.sub.BodyGVK(req.res.gvk), strictness: validate}, req.warn); err != nil {
+	if err := s.decodeInto(view, requestBody{data: body, format: f, want: req.sub.BodyGVK(req.res.gvk), fieldValidation: directive}, req.warn); err != nil {
 		return nil, err
 	}
 	kind.ClearType(view)
@@ -226,7 +226,7 @@ func (s *Server) createSub(req *request) error {
 	}
 	obj := req.sub.NewBody()
 	gvk := req.sub.BodyGVK(req.res.gvk)
-	if err := s.decodeInto(obj, requestBody{data: body, format: f, want: gvk, strictness: strictnessOf(options.FieldValidation)}, req.warn); err != nil {
+	if err := s.decodeInto(obj, requestBody{data: body, format: f, want: gvk, fieldValidation: parseFieldValidation(options.FieldValidation)}, req.warn); err != nil {
 		return err
 	}
 	kind.ClearType(obj)

@@ -71,13 +71,13 @@ func (t *tableWriter) appendHead(to []byte, metadata []byte, headers bool) ([]by
 	return append(append(to, columns...), `,"rows":[`...), nil
 }
 
-// cells computes the cells of objects in the stored version.
+// cells computes the cells of objects in the storage version.
 func (t *tableWriter) cells(objs []kind.Object, now time.Time) ([][]any, error) {
 	rows := make([][]any, len(objs))
 	for i, obj := range objs {
 		if t.convert {
 			var err error
-			if obj, err = t.res.fromStored(obj); err != nil {
+			if obj, err = t.res.fromStorageVersion(obj); err != nil {
 				return nil, err
 			}
 		}
@@ -123,7 +123,7 @@ func (t *tableWriter) appendEntry(to []byte, entry *cache.Entry) ([]byte, error)
 func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.IncludeObjectPolicy) ([]byte, error) {
 	switch include {
 	case metav1.IncludeObject:
-		served, err := t.res.fromStored(obj)
+		served, err := t.res.fromStorageVersion(obj)
 		if err != nil {
 			return to, err
 		}
@@ -156,7 +156,7 @@ func (s *Server) respondTableOf(req *request, out output, objs []kind.Object) er
 	}})
 }
 
-// respondTableOfOne responds with the table of one object in the stored version.
+// respondTableOfOne responds with the table of one object in the storage version.
 func (s *Server) respondTableOfOne(req *request, code int, out output, obj kind.Object) error {
 	return s.writeTable(req, code, out, tableBody{tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
 		func(t *tableWriter, to []byte, _ int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) }})
@@ -204,7 +204,7 @@ func (s *Server) writeTable(req *request, code int, out output, body tableBody) 
 	return s.finishBody(req, code, out, buffer)
 }
 
-// appendTableEvent appends the one-row table that a watch sends for an object in the stored version.
+// appendTableEvent appends the one-row table that a watch sends for an object in the storage version.
 func (t *tableWriter) appendTableEvent(to []byte, obj kind.Object, headers bool, included func([]byte) ([]byte, error)) ([]byte, error) {
 	to, err := t.appendHead(to, tableMeta(obj.GetResourceVersion()), headers)
 	if err != nil {

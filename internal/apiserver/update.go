@@ -33,7 +33,7 @@ type change struct {
 	updateOptions, createOptions runtime.Object
 	// authorizeCreate checks that the client may create, if the object does not exist.
 	authorizeCreate func() error
-	// internal: the server's own change; the Kind's Prepare and Status do not apply.
+	// internal: the server's own change; the Kind's Prepare and CopyStatus do not apply.
 	internal bool
 }
 
@@ -43,8 +43,7 @@ func (s *Server) update(req *request) error {
 	if err != nil {
 		return err
 	}
-	validate := strictnessOf(options.FieldValidation)
-	obj, err := s.decodeBody(req, body, validate)
+	obj, err := s.decodeBody(req, body, parseFieldValidation(options.FieldValidation))
 	if err != nil {
 		return err
 	}
@@ -325,8 +324,8 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 		if k.Prepare != nil {
 			from = live.DeepCopyObject().(kind.Object) // Prepare may modify what obj shares with live, and live is shared
 		}
-		if k.Status != nil {
-			k.Status(obj, from)
+		if k.CopyStatus != nil {
+			k.CopyStatus(obj, from)
 		}
 		if k.Prepare != nil {
 			k.Prepare(&w.rules, obj, live)

@@ -439,7 +439,7 @@ func (w *watcher) appendProto(event *cache.Event, name string, deselected bool) 
 }
 
 // openProto opens a frame: four bytes of length, then a message with the event's type (field 1) and a RawExtension (field 2) that
-// contains (field 1) the object's protobuf form, which follows and is raw bytes long.
+// contains (field 1) the object's protobuf encoding, which follows and is raw bytes long.
 func (w *watcher) openProto(event string, raw int) {
 	wrapped := 1 + uvarintLen(raw) + raw
 	message := 2 + len(event) + 1 + uvarintLen(wrapped) + wrapped
@@ -639,7 +639,7 @@ func (c *chunkSink) send(buffer []byte) error {
 	return nil
 }
 
-// gone is nil: the request's context ends when the client disconnects.
+// gone is nil: the request's context is done when the client disconnects.
 func (c *chunkSink) gone() <-chan struct{} { return nil }
 
 func (c *chunkSink) close() {}

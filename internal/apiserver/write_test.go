@@ -54,8 +54,8 @@ func writeKinds() []*kind.Kind {
 	})
 	namespaces := kind.Of(kind.Definition[*corev1.Namespace]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", IsNamespace: true, List: &corev1.NamespaceList{}, ReturnDeleted: true,
-		Verbs:  []string{"create", "delete", "get", "list", "patch", "update", "watch"},
-		Status: func(to, from *corev1.Namespace) { to.Status = from.Status },
+		Verbs:      []string{"create", "delete", "get", "list", "patch", "update", "watch"},
+		CopyStatus: func(to, from *corev1.Namespace) { to.Status = from.Status },
 		Prepare: func(_ *kind.Request, obj, old *corev1.Namespace) {
 			if old == nil {
 				obj.Spec.Finalizers = []corev1.FinalizerName{corev1.FinalizerKubernetes}
@@ -84,7 +84,7 @@ func writeKinds() []*kind.Kind {
 func writePods() *kind.Kind {
 	return kind.Of(kind.Definition[*corev1.Pod]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Plural: "pods", Namespaced: true, List: &corev1.PodList{}, ReturnDeleted: true,
-		Status:      func(to, from *corev1.Pod) { to.Status = from.Status },
+		CopyStatus:  func(to, from *corev1.Pod) { to.Status = from.Status },
 		SpecChanged: func(obj, old *corev1.Pod) bool { return !apiequality.Semantic.DeepEqual(obj.Spec, old.Spec) },
 		Default: func(obj *corev1.Pod) {
 			if obj.Spec.RestartPolicy == "" {
@@ -122,7 +122,7 @@ func writePods() *kind.Kind {
 func writeDeployments() *kind.Kind {
 	return kind.Of(kind.Definition[*appsv1.Deployment]{
 		GVK: appsv1.SchemeGroupVersion.WithKind("Deployment"), Plural: "deployments", Namespaced: true, List: &appsv1.DeploymentList{},
-		Status:      func(to, from *appsv1.Deployment) { to.Status = from.Status },
+		CopyStatus:  func(to, from *appsv1.Deployment) { to.Status = from.Status },
 		SpecChanged: func(obj, old *appsv1.Deployment) bool { return !apiequality.Semantic.DeepEqual(obj.Spec, old.Spec) },
 		Default: func(obj *appsv1.Deployment) {
 			if obj.Spec.Replicas == nil {

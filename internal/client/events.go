@@ -75,7 +75,7 @@ func (r EventRecorder) Eventf(object kind.Object, eventType, reason, format stri
 	r.Event(object, eventType, reason, fmt.Sprintf(format, args...))
 }
 
-// Run writes events until ctx ends.
+// Run writes events until ctx is done.
 func (e *EventBroadcaster) Run(ctx context.Context) error {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()

@@ -71,7 +71,7 @@ func InformerFor[T kind.Object](s *Informers) Informer[T] {
 	return Informer[T]{shared: s.byType[key]}
 }
 
-// Run starts all informers requested so far and returns when ctx has ended and all have stopped.
+// Run starts all informers requested so far and returns when ctx is done and all have stopped.
 func (s *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	s.mu.Lock()
@@ -86,7 +86,7 @@ func (s *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// WaitForSync waits until every informer has synced. It returns an error if ctx ends first.
+// WaitForSync waits until every informer has synced. It returns an error if ctx is done first.
 func (s *Informers) WaitForSync(ctx context.Context) error {
 	s.mu.Lock()
 	var synced []cache.InformerSynced

@@ -25,19 +25,19 @@ type AuditLog struct {
 	Compress                    bool
 	Format                      string
 	Version                     string
-	Delivery                    AuditDelivery
+	BackendOptions              AuditBackendOptions
 }
 
 // AuditWebhook is the backend that sends batches of events to a web server.
 type AuditWebhook struct {
-	ConfigFile     string
+	KubeconfigFile string
 	InitialBackoff time.Duration
 	Version        string
-	Delivery       AuditDelivery
+	BackendOptions AuditBackendOptions
 }
 
-// AuditDelivery is how a backend delivers events.
-type AuditDelivery struct {
+// AuditBackendOptions configure how a backend delivers events.
+type AuditBackendOptions struct {
 	Mode                         string
 	BufferSize, MaxSize          int
 	MaxWait                      time.Duration
@@ -59,11 +59,11 @@ func defaultAudit() Audit {
 	return Audit{
 		Log: AuditLog{
 			MaxAge: 366, MaxBackups: 100, MaxSize: 100, Format: "json", Version: auditVersion,
-			Delivery: AuditDelivery{Mode: "blocking", BufferSize: 10000, MaxSize: 1, MaxEventBytes: 100 << 10, MaxBatchBytes: 10 << 20},
+			BackendOptions: AuditBackendOptions{Mode: "blocking", BufferSize: 10000, MaxSize: 1, MaxEventBytes: 100 << 10, MaxBatchBytes: 10 << 20},
 		},
 		Webhook: AuditWebhook{
 			InitialBackoff: 10 * time.Second, Version: auditVersion,
-			Delivery: AuditDelivery{
+			BackendOptions: AuditBackendOptions{
 				Mode: auditModeBatch, BufferSize: 10000, MaxSize: 400, MaxWait: 30 * time.Second, Throttle: true, QPS: 10, Burst: 15,
 				MaxEventBytes: 100 << 10, MaxBatchBytes: 10 << 20,
 			},
@@ -76,21 +76,21 @@ func (a *Audit) flags(groups *FlagGroups) {
 	l, w := &a.Log, &a.Webhook
 	common.StringVar(&a.PolicyFile, "audit-policy-file", a.PolicyFile, "Path to the audit Policy file, which defines the requests to audit. Required to audit at all.")
 	common.StringVar(&l.Path, "audit-log-path", l.Path, "Path to the audit log file, or - for standard output.")
-	common.StringVar(&w.ConfigFile, "audit-webhook-config-file", w.ConfigFile, "Path to a kubeconfig file for the web server to send audit events to.")
+	common.StringVar(&w.KubeconfigFile, "audit-webhook-config-file", w.KubeconfigFile, "Path to a kubeconfig file for the web server to send audit events to.")
 	advanced.IntVar(&l.MaxAge, "audit-log-maxage", l.MaxAge, "Maximum age of old audit log files in days. 0 means no limit.")
 	advanced.IntVar(&l.MaxBackups, "audit-log-maxbackup", l.MaxBackups, "Maximum number of old audit log files. 0 means no limit.")
 	advanced.IntVar(&l.MaxSize, "audit-log-maxsize", l.MaxSize, "Maximum size of an audit log file in megabytes before it is rotated. 0 means no limit.")
 	advanced.BoolVar(&l.Compress, "audit-log-compress", l.Compress, "Compress rotated audit log files with gzip.")
 	advanced.StringVar(&l.Format, "audit-log-format", l.Format, "Format of the audit log: json, or legacy for lines of text.")
 	advanced.StringVar(&l.Version, "audit-log-version", l.Version, "API version of the events in the audit log.")
-	l.Delivery.flags(advanced, "audit-log-")
+	l.BackendOptions.flags(advanced, "audit-log-")
 	advanced.DurationVar(&w.InitialBackoff, "audit-webhook-initial-backoff", w.InitialBackoff, "Time to wait before retrying the first failed request.")
 	advanced.DurationVar(&w.InitialBackoff, "audit-webhook-batch-initial-backoff", w.InitialBackoff, "Deprecated name of --audit-webhook-initial-backoff.")
 	advanced.StringVar(&w.Version, "audit-webhook-version", w.Version, "API version of the events sent to the webhook.")
-	w.Delivery.flags(advanced, "audit-webhook-")
+	w.BackendOptions.flags(advanced, "audit-webhook-")
 }
 
-func (d *AuditDelivery) flags(fs *pflag.FlagSet, prefix string) {
+func (d *AuditBackendOptions) flags(fs *pflag.FlagSet, prefix string) {
 	fs.StringVar(&d.Mode, prefix+"mode", d.Mode,
 		"How to send audit events: batch sends them in the background, blocking before the response, blocking-strict also fails the request if that fails.")
 	fs.IntVar(&d.BufferSize, prefix+"batch-buffer-size", d.BufferSize, "Size of the buffer of events before batching. Only used in batch mode.")
@@ -110,7 +110,7 @@ func (a *Audit) validate() error {
 		errs = append(errs, fmt.Errorf("--audit-"+flag+": "+format, args...))
 	}
 	if l := &a.Log; l.Path != "" {
-		l.Delivery.validate("log-", fail)
+		l.BackendOptions.validate("log-", fail)
 		if l.Format != "json" && l.Format != "legacy" {
 			fail("log-format", "%q is neither json nor legacy", l.Format)
 		}
@@ -127,8 +127,8 @@ func (a *Audit) validate() error {
 			fail("log-maxsize", "must not be negative")
 		}
 	}
-	if w := &a.Webhook; w.ConfigFile != "" {
-		w.Delivery.validate("webhook-", fail)
+	if w := &a.Webhook; w.KubeconfigFile != "" {
+		w.BackendOptions.validate("webhook-", fail)
 		if w.Version != auditVersion {
 			fail("webhook-version", "%q is not %s", w.Version, auditVersion)
 		}
@@ -136,7 +136,7 @@ func (a *Audit) validate() error {
 	return errors.Join(errs...)
 }
 
-func (d *AuditDelivery) validate(prefix string, fail func(flag, format string, args ...any)) {
+func (d *AuditBackendOptions) validate(prefix string, fail func(flag, format string, args ...any)) {
 	if !slices.Contains(auditModes, d.Mode) {
 		fail(prefix+"mode", "%q is none of %q", d.Mode, auditModes)
 	}

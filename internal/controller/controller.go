@@ -63,7 +63,7 @@ type SyncFunc func(ctx context.Context, key Key) error
 func (f SyncFunc) Sync(ctx context.Context, key Key) error { return f(ctx, key) }
 
 // Background is implemented by a Syncer that also runs work not driven by keys, such as a ticker. Run is called concurrently with
-// the workers once the informers have synced, and returns when ctx ends. If it fails earlier, the loop stops with its error.
+// the workers once the informers have synced, and returns when ctx is done. If it fails earlier, the loop stops with its error.
 type Background interface {
 	Run(ctx context.Context) error
 }

@@ -81,7 +81,7 @@ func (l *Loop) enqueue(key Key, delay time.Duration) {
 	}
 }
 
-// Run runs the workers until ctx ends or the controller's Background fails, and returns when all workers have. The informers must
+// Run runs the workers until ctx is done or the controller's Background fails, and returns when all workers have. The informers must
 // have synced. A loop runs once.
 func (l *Loop) Run(ctx context.Context) error {
 	config := workqueue.TypedRateLimitingQueueConfig[Key]{Name: l.definition.Queue}

@@ -135,7 +135,7 @@ func New(c Config) (*Set, error) {
 	return s, nil
 }
 
-// Run runs the controllers until ctx ends or leadership is lost. The informers must be running.
+// Run runs the controllers until ctx is done or leadership is lost. The informers must be running.
 func (s *Set) Run(ctx context.Context) error {
 	if err := s.config.Informers.WaitForSync(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -164,7 +164,7 @@ func (s *Set) work(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Run runs the enabled controllers until ctx ends, with its own informers and event broadcaster if none are configured.
+// Run runs the enabled controllers until ctx is done, with its own informers and event broadcaster if none are configured.
 func Run(ctx context.Context, c Config) error {
 	group, ctx := errgroup.WithContext(ctx)
 	ownInformers := c.Informers == nil

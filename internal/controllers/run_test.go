@@ -124,7 +124,7 @@ func TestTwoManagers(t *testing.T) {
 	})
 }
 
-// TestManagerWithoutLead starts immediately, and stops when its context ends.
+// TestManagerWithoutLead starts immediately, and stops when its context is done.
 func TestManagerWithoutLead(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		w.Play(1)

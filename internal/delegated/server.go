@@ -52,7 +52,7 @@ func (s *Server) Handler() http.Handler {
 	return s.Filter.Wrap(mux)
 }
 
-// Run serves until ctx ends.
+// Run serves until ctx is done.
 func (s *Server) Run(ctx context.Context) error {
 	h := &http.Server{
 		Handler:           s.Handler(),

@@ -94,7 +94,7 @@ type fleet struct {
 	next uint32 // the number of allocated addresses
 }
 
-// Run simulates the nodes until ctx ends.
+// Run simulates the nodes until ctx is done.
 func Run(ctx context.Context, config Config) error {
 	config = config.withDefaults()
 	informers := client.NewInformers(config.Client)

@@ -2,7 +2,7 @@
 // server reads these values and has no code for any particular resource. Built-in resources are Kinds made by Of from
 // functions on the typed object; a custom resource is the same value, built at run time from its definition.
 //
-// The functions of a Kind are pure unless they take a Client. They get objects of the stored version, the only
+// The functions of a Kind are pure unless they take a Client. They get objects of the storage version, the only
 // in-memory form a kind has. Other served versions are converted when a request is decoded and when its response is
 // encoded (Version).
 package kind
@@ -41,8 +41,8 @@ type Request struct {
 
 // Kind describes one resource. A nil field means the default behaviour.
 type Kind struct {
-	// Group, Plural and the stored version identify the kind; Singular defaults to the lower-cased Kind.
-	GVK        schema.GroupVersionKind // of the stored version
+	// Group, Plural and the storage version identify the kind; Singular defaults to the lower-cased Kind.
+	GVK        schema.GroupVersionKind // of the storage version
 	Plural     string
 	Singular   string
 	ListKind   string
@@ -59,14 +59,14 @@ type Kind struct {
 	// Prefix is the directory below /registry/ that holds the objects: the plural, unless upstream chose otherwise.
 	Prefix string
 
-	// StoredVersion is the version that upstream writes into the store where it is older than the version of GVK. The two
-	// must have the same protobuf form. Empty: the version of GVK.
-	StoredVersion string
+	// StorageVersion overrides the version of GVK in the store, where upstream still writes an older one. The two
+	// must have the same protobuf encoding. Empty: the version of GVK.
+	StorageVersion string
 
 	// TTL is how long an object lives after its last write; zero means forever. Only events have one.
 	TTL time.Duration
 
-	// Versions are the served versions, the preferred one first. The stored version is always among them unless
+	// Versions are the served versions, the preferred one first. The storage version is always among them unless
 	// the kind is stored under another group's version (events.k8s.io).
 	Versions []Version
 
@@ -83,7 +83,7 @@ type Kind struct {
 	// client or from the store.
 	Default func(obj Object)
 	// Prepare clears or sets the fields that clients may not write, before validation. old is nil on create. The server
-	// has already handled metadata, status (see Status) and generation (see SpecChanged).
+	// has already handled metadata, status (see CopyStatus) and generation (see SpecChanged).
 	Prepare func(req *Request, obj, old Object)
 	// Validate validates everything but metadata, with upstream's field paths and error types. old is nil on create; on
 	// update Validate checks both the new object and the change.
@@ -93,9 +93,9 @@ type Kind struct {
 	// Warn returns the texts of Warning headers. old is nil on create.
 	Warn func(obj, old Object) []string
 
-	// Status copies the status of from into to. A kind that sets it gets the status subresource, and a write of the
+	// CopyStatus copies the status of from into to. A kind that sets it gets the status subresource, and a write of the
 	// resource itself cannot change the status.
-	Status func(to, from Object)
+	CopyStatus func(to, from Object)
 	// StatusOnCreate: a create may set the status (a kubelet registers its node with it).
 	StatusOnCreate bool
 	// SpecChanged reports whether metadata.generation must be incremented. nil: the kind has no generation.
@@ -125,7 +125,7 @@ type Kind struct {
 	// Hooks read or write other objects when an object of this kind is written (addresses and ports of services).
 	Hooks Hooks
 
-	// Subresources other than status, which follows from the Status field.
+	// Subresources other than status, which follows from CopyStatus.
 	Subresources []Subresource
 
 	// TypeConverter converts objects for server-side apply. nil: the server's own, which has all built-in kinds.
@@ -140,16 +140,16 @@ type Kind struct {
 // Version is one served version of a kind.
 type Version struct {
 	GVK schema.GroupVersionKind
-	// New, ToStored and FromStored are nil for the stored version itself. The conversions do not change their argument.
-	New        func() Object
-	NewList    func() runtime.Object
-	ToStored   func(obj Object) (Object, error)
-	FromStored func(obj Object) (Object, error)
-	// Default sets the defaults of unset fields in this version, before ToStored.
+	// New, ToStorageVersion and FromStorageVersion are nil for the storage version itself. The conversions do not change their argument.
+	New                func() Object
+	NewList            func() runtime.Object
+	ToStorageVersion   func(obj Object) (Object, error)
+	FromStorageVersion func(obj Object) (Object, error)
+	// Default sets the defaults of unset fields in this version, before ToStorageVersion.
 	Default func(obj Object)
-	// Fields maps this version's field labels to those of the stored version, where they differ.
+	// Fields maps this version's field labels to those of the storage version, where they differ.
 	Fields map[string]string
-	// Columns and Row are set where this version's table differs from that of the stored version.
+	// Columns and Row are set where this version's table differs from that of the storage version.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object, now time.Time) []any
 }
@@ -291,11 +291,11 @@ func (k *Kind) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: k.GVK.Group, Resource: k.Plural}
 }
 
-// StoredGVK is the type of the stored objects.
-func (k *Kind) StoredGVK() schema.GroupVersionKind {
+// StorageGVK is the type under which objects are written into the store.
+func (k *Kind) StorageGVK() schema.GroupVersionKind {
 	gvk := k.GVK
-	if k.StoredVersion != "" {
-		gvk.Version = k.StoredVersion
+	if k.StorageVersion != "" {
+		gvk.Version = k.StorageVersion
 	}
 	return gvk
 }

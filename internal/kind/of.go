@@ -15,16 +15,16 @@ import (
 
 // Definition is a Kind whose functions take the concrete object type. The fields have the same meaning as those of Kind.
 type Definition[T Object] struct {
-	GVK           schema.GroupVersionKind
-	Plural        string
-	Singular      string
-	Short         []string
-	Categories    []string
-	Namespaced    bool
-	Verbs         []string
-	Prefix        string
-	StoredVersion string
-	TTL           time.Duration
+	GVK            schema.GroupVersionKind
+	Plural         string
+	Singular       string
+	Short          []string
+	Categories     []string
+	Namespaced     bool
+	Verbs          []string
+	Prefix         string
+	StorageVersion string
+	TTL            time.Duration
 	// Versions are all served versions, the preferred one first. Empty: only the version of GVK.
 	Versions []Version
 	// List is an empty list of the kind.
@@ -37,7 +37,7 @@ type Definition[T Object] struct {
 	Canonicalize func(obj T)
 	Warn         func(obj, old T) []string
 
-	Status         func(to, from T)
+	CopyStatus     func(to, from T)
 	ValidateStatus func(req *Request, obj, old T) field.ErrorList
 	// StatusOnly: a status update keeps the stored labels, annotations, owners and finalizers.
 	StatusOnly bool
@@ -82,7 +82,7 @@ func Of[T Object](s Definition[T]) *Kind {
 	k := &Kind{
 		GVK: s.GVK, Plural: s.Plural, Singular: s.Singular, ListKind: s.GVK.Kind + "List",
 		Short: s.Short, Categories: s.Categories, Namespaced: s.Namespaced,
-		Verbs: s.Verbs, Prefix: s.Prefix, StoredVersion: s.StoredVersion, TTL: s.TTL, Versions: s.Versions,
+		Verbs: s.Verbs, Prefix: s.Prefix, StorageVersion: s.StorageVersion, TTL: s.TTL, Versions: s.Versions,
 		New:                      func() Object { return reflect.New(objType).Interface().(Object) },
 		ValidateName:             s.ValidateName,
 		StatusOnCreate:           s.StatusOnCreate,
@@ -116,8 +116,8 @@ func Of[T Object](s Definition[T]) *Kind {
 	setRows(k, s)
 	k.Delete = deletionOf(s)
 	k.Hooks = hooksOf(s)
-	if s.Status != nil {
-		k.Status = func(to, from Object) { s.Status(to.(T), from.(T)) }
+	if s.CopyStatus != nil {
+		k.CopyStatus = func(to, from Object) { s.CopyStatus(to.(T), from.(T)) }
 		k.Subresources = append([]Subresource{statusOf(s)}, k.Subresources...)
 	}
 	if s.Action != nil {
@@ -194,7 +194,7 @@ func statusOf[T Object](s Definition[T]) Subresource {
 		Prepare: func(req *Request, obj, old Object) {
 			submitted := obj.DeepCopyObject().(T)
 			reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(old.DeepCopyObject()).Elem())
-			s.Status(obj.(T), submitted)
+			s.CopyStatus(obj.(T), submitted)
 			if s.PrepareStatus != nil {
 				s.PrepareStatus(req, obj.(T), old.(T))
 			}

@@ -18,7 +18,7 @@ func (k *Kind) SetDefaults(v *Version, obj Object) {
 	switch {
 	case v.Default != nil:
 		v.Default(obj)
-	case v.ToStored == nil && k.Default != nil:
+	case v.ToStorageVersion == nil && k.Default != nil:
 		k.Default(obj)
 	}
 }

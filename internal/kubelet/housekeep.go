@@ -216,7 +216,7 @@ func (k *Kubelet) removeWithLog(ctx context.Context, id string) {
 	k.killing.Delete(id)
 }
 
-// rotateLogs rotates container logs until ctx ends.
+// rotateLogs rotates container logs until ctx is done.
 func (k *Kubelet) rotateLogs(ctx context.Context) error {
 	if k.LogMaxSize <= 0 {
 		return nil

@@ -111,7 +111,7 @@ func New(c Config) *Kubelet {
 	return k
 }
 
-// Run runs the node's pods until ctx ends. Containers keep running; a restarted kubelet finds them in the runtime.
+// Run runs the node's pods until ctx is done. Containers keep running; a restarted kubelet finds them in the runtime.
 func (k *Kubelet) Run(ctx context.Context) error {
 	for _, dir := range []string{k.Root, k.podsDir(), k.LogsDir()} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -119,7 +119,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		}
 	}
 	if err := k.waitForRuntime(ctx); err != nil {
-		return nil // ctx has ended
+		return nil // ctx is done
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	k.mu.Lock()

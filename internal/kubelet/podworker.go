@@ -195,7 +195,7 @@ func (w *worker) isRemoved() bool {
 	return w.removed
 }
 
-// run syncs the pod until it is removed or ctx ends.
+// run syncs the pod until it is removed or ctx is done.
 func (w *worker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -16,7 +16,7 @@ import (
 // watchRetry is the delay before a failed list or watch is retried.
 const watchRetry = 500 * time.Millisecond
 
-// watchPods watches the pods bound to this node until ctx ends. After every interruption it lists them again.
+// watchPods watches the pods bound to this node until ctx is done. After every interruption it lists them again.
 func (k *Kubelet) watchPods(ctx context.Context) error {
 	pods := client.For[*corev1.Pod](k.Client)
 	match := client.Selector{Fields: fields.OneTermEqualSelector("spec.nodeName", k.NodeName)}

@@ -45,7 +45,7 @@ const (
 	maxManifest = 10 << 20
 )
 
-// watchStatic watches the static pod manifests until ctx ends. If a source cannot be read, its pods are kept.
+// watchStatic watches the static pod manifests until ctx is done. If a source cannot be read, its pods are kept.
 func (k *Kubelet) watchStatic(ctx context.Context) error {
 	if k.StaticPods == "" && k.StaticPodURL == "" {
 		k.markListed(&k.staticListed)

@@ -83,7 +83,7 @@ func (r *Renewer) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certif
 	return &r.current.Load().tls, nil
 }
 
-// Run renews the certificate before it expires, until ctx ends.
+// Run renews the certificate before it expires, until ctx is done.
 func (r *Renewer) Run(ctx context.Context, log *slog.Logger) error {
 	notifyPending, wait := false, checkInterval
 	for {
@@ -151,7 +151,7 @@ func (r *Renewer) notify() error {
 // Renewers are the certificates of one program.
 type Renewers []*Renewer
 
-// Run renews all of them until ctx ends.
+// Run renews all of them until ctx is done.
 func (r Renewers) Run(ctx context.Context, log *slog.Logger) error {
 	var all sync.WaitGroup
 	for _, renewer := range r {

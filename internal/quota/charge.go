@@ -90,7 +90,7 @@ func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, re
 		if err := e.coverScopes(quota, obj, required); err != nil {
 			return nil, fmt.Errorf("error matching scopes of quota %s, err: %v", quota.Name, err)
 		}
-		names := e.Counted(Names(quota.Status.Hard))
+		names := e.MatchingResources(Names(quota.Status.Hard))
 		if len(names) == 0 {
 			continue
 		}

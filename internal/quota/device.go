@@ -13,8 +13,8 @@ import (
 
 var resourceClaimsResource = schema.GroupResource{Group: resourcev1.GroupName, Resource: "resourceclaims"}
 
-// Devices provides the objects the usage of a resource claim depends on.
-type Devices interface {
+// ClaimUsageLister lists the objects the usage of a resource claim depends on.
+type ClaimUsageLister interface {
 	// DeviceClasses returns all device classes.
 	DeviceClasses() ([]*resourcev1.DeviceClass, error)
 	// Pod returns a pod, nil if it does not exist.
@@ -23,12 +23,12 @@ type Devices interface {
 	ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error)
 }
 
-func resourceClaimEvaluator(devices Devices) *Evaluator {
+func resourceClaimEvaluator(lister ClaimUsageLister) *Evaluator {
 	return &Evaluator{
 		Resource: resourceClaimsResource,
 		counts: func(name corev1.ResourceName) bool {
 			return name == CountName(resourceClaimsResource) || strings.HasSuffix(string(name), corev1.ResourceClaimsPerClass) ||
-				devices != nil && isDeviceClassResource(devices, name)
+				lister != nil && isDeviceClassResource(lister, name)
 		},
 		usage: func(obj runtime.Object, now time.Time) (corev1.ResourceList, error) {
 			claim, err := as[*resourcev1.ResourceClaim](obj)
@@ -36,10 +36,10 @@ func resourceClaimEvaluator(devices Devices) *Evaluator {
 				return nil, err
 			}
 			used := resourceClaimUsage(claim)
-			if devices == nil {
+			if lister == nil {
 				return used, nil
 			}
-			return used, addExtended(used, devices, usageOfClaimPod(claim, devices, now))
+			return used, addExtended(used, lister, usageOfClaimPod(claim, lister, now))
 		},
 		affectsUsage: func(w Write) bool { return w.Subresource == "" },
 	}
@@ -86,12 +86,12 @@ func deviceCount(mode resourcev1.DeviceAllocationMode, n int64) int64 {
 }
 
 // isDeviceClassResource reports whether a name in a quota counts an extended resource that a device class provides.
-func isDeviceClassResource(devices Devices, name corev1.ResourceName) bool {
+func isDeviceClassResource(lister ClaimUsageLister, name corev1.ResourceName) bool {
 	class, implicit := strings.CutPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
 	if !implicit && !extendedInQuota(name) {
 		return false
 	}
-	classes, err := devices.DeviceClasses()
+	classes, err := lister.DeviceClasses()
 	if err != nil {
 		return false
 	}
@@ -107,7 +107,7 @@ func isDeviceClassResource(devices Devices, name corev1.ResourceName) bool {
 
 // addExtended counts the devices of a claim also as the extended resources of their classes, minus what the pod the claim
 // was created for is already charged with.
-func addExtended(used corev1.ResourceList, devices Devices, charged corev1.ResourceList) error {
+func addExtended(used corev1.ResourceList, lister ClaimUsageLister, charged corev1.ResourceList) error {
 	extended := corev1.ResourceList{}
 	var classes []*resourcev1.DeviceClass
 	for name, quantity := range used {
@@ -118,7 +118,7 @@ func addExtended(used corev1.ResourceList, devices Devices, charged corev1.Resou
 		extended[corev1.ResourceName(corev1.ResourceImplicitExtendedClaimsPerClass+class)] = quantity
 		if classes == nil {
 			var err error
-			if classes, err = devices.DeviceClasses(); err != nil {
+			if classes, err = lister.DeviceClasses(); err != nil {
 				return err
 			}
 		}
@@ -142,12 +142,12 @@ func addExtended(used corev1.ResourceList, devices Devices, charged corev1.Resou
 
 // usageOfClaimPod returns the usage of the pod for whose extended resources the claim was created, nil if there is none.
 // Only one claim of a pod counts as charged with it: the one in its status, or the first.
-func usageOfClaimPod(claim *resourcev1.ResourceClaim, devices Devices, now time.Time) corev1.ResourceList {
+func usageOfClaimPod(claim *resourcev1.ResourceClaim, lister ClaimUsageLister, now time.Time) corev1.ResourceList {
 	owner := podOfExtendedResourceClaim(claim)
 	if owner == nil {
 		return nil
 	}
-	pod := devices.Pod(claim.Namespace, owner.Name)
+	pod := lister.Pod(claim.Namespace, owner.Name)
 	if pod == nil || pod.UID != owner.UID {
 		return nil
 	}
@@ -157,7 +157,7 @@ func usageOfClaimPod(claim *resourcev1.ResourceClaim, devices Devices, now time.
 		}
 		return PodUsage(pod, now)
 	}
-	all, err := devices.ResourceClaims(claim.Namespace)
+	all, err := lister.ResourceClaims(claim.Namespace)
 	if err != nil {
 		return nil
 	}

@@ -1,7 +1,7 @@
 // Package quota computes what objects use of a namespace's resource quotas. An Evaluator handles one resource: which
 // names of a quota it counts, what an object uses, and which scopes it is in. Admission charges a write before it is
 // stored (Charge, CheckFits); the quota controller sums up all objects (Registry.Used). Both must agree, so both use this
-// package. It does no I/O; other objects an evaluator depends on come from Devices.
+// package. It does no I/O; other objects an evaluator depends on come from a ClaimUsageLister.
 package quota
 
 import (
@@ -44,15 +44,15 @@ func (e *Evaluator) Usage(obj runtime.Object, now time.Time) (corev1.ResourceLis
 	return e.usage(obj, now)
 }
 
-// Counted returns the names that the evaluator counts.
-func (e *Evaluator) Counted(names []corev1.ResourceName) []corev1.ResourceName {
-	var counted []corev1.ResourceName
+// MatchingResources returns those of the names that the evaluator counts.
+func (e *Evaluator) MatchingResources(names []corev1.ResourceName) []corev1.ResourceName {
+	var matching []corev1.ResourceName
 	for _, name := range names {
 		if e.counts(name) {
-			counted = append(counted, name)
+			matching = append(matching, name)
 		}
 	}
-	return counted
+	return matching
 }
 
 // InScopes reports whether the object is in all of the quota's scopes.
@@ -87,11 +87,11 @@ type Registry struct {
 	counters   sync.Map // schema.GroupResource → *Evaluator, created on demand
 }
 
-// NewRegistry returns a registry. devices may be nil: then resource claims do not count as extended resources.
-func NewRegistry(devices Devices) *Registry {
+// NewRegistry returns a registry. lister may be nil: then resource claims do not count as extended resources.
+func NewRegistry(lister ClaimUsageLister) *Registry {
 	r := &Registry{evaluators: map[schema.GroupResource]*Evaluator{}}
 	for _, e := range []*Evaluator{
-		podEvaluator(), serviceEvaluator(), volumeClaimEvaluator(), resourceClaimEvaluator(devices),
+		podEvaluator(), serviceEvaluator(), volumeClaimEvaluator(), resourceClaimEvaluator(lister),
 		countEvaluator(schema.GroupResource{Resource: "configmaps"}, corev1.ResourceConfigMaps),
 		countEvaluator(schema.GroupResource{Resource: "resourcequotas"}, corev1.ResourceQuotas),
 		countEvaluator(schema.GroupResource{Resource: "replicationcontrollers"}, corev1.ResourceReplicationControllers),

@@ -13,25 +13,25 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Counting returns the evaluators that count any of the names.
-func (r *Registry) Counting(names []corev1.ResourceName) []*Evaluator {
-	var counting []*Evaluator
+// Matching returns the evaluators that count any of the names.
+func (r *Registry) Matching(names []corev1.ResourceName) []*Evaluator {
+	var matching []*Evaluator
 	for _, e := range r.evaluators {
-		if len(e.Counted(names)) > 0 {
-			counting = append(counting, e)
+		if len(e.MatchingResources(names)) > 0 {
+			matching = append(matching, e)
 		}
 	}
 	for _, name := range names {
 		if gr, ok := countedResource(name); ok && r.evaluators[gr] == nil {
 			if e := r.For(gr); e != nil {
-				counting = append(counting, e)
+				matching = append(matching, e)
 			}
 		}
 	}
-	slices.SortFunc(counting, func(a, b *Evaluator) int {
+	slices.SortFunc(matching, func(a, b *Evaluator) int {
 		return compare(a.Resource, b.Resource)
 	})
-	return counting
+	return matching
 }
 
 func compare(a, b schema.GroupResource) int {
@@ -52,8 +52,8 @@ func (r *Registry) Used(quota *corev1.ResourceQuota, list func(schema.GroupResou
 	used := corev1.ResourceList{}
 	var failed []corev1.ResourceName
 	var errs []error
-	for _, e := range r.Counting(hard) {
-		names := e.Counted(hard)
+	for _, e := range r.Matching(hard) {
+		names := e.MatchingResources(hard)
 		sum, err := e.sum(quota, names, list, now)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("sum up usage of %s: %w", e.Resource, err))

@@ -77,7 +77,7 @@ type Store interface {
 	// as of revision at (0: now, linearizably). It returns the revision of the read and how many keys remain beyond limit.
 	List(ctx context.Context, prefix, from string, limit int, at Revision) (kvs []KeyValue, read Revision, remaining int64, err error)
 	// Watch streams every change below prefix with a revision greater than after, without gaps or duplicates. The channel
-	// is closed when ctx ends or the stream breaks; Err of the watch then returns the reason (ErrCompacted when history is
+	// is closed when ctx is done or the stream breaks; Err of the watch then returns the reason (ErrCompacted when history is
 	// gone). While only keys outside the prefix change, progress batches arrive about once a second.
 	Watch(ctx context.Context, prefix string, after Revision) Watch
 	// Current reads the store's newest revision, linearizably.
@@ -94,6 +94,6 @@ type Store interface {
 // Watch is a running stream of changes.
 type Watch interface {
 	Batches() <-chan Batch
-	// Err is valid after Batches was closed; nil means that the context ended the watch.
+	// Err is valid after Batches was closed; nil means that the watch was stopped because its context is done.
 	Err() error
 }

@@ -192,7 +192,7 @@ func (r servedResources) find(gvk schema.GroupVersionKind) (resource schema.Grou
 	return s.resource, s.namespaced, ok
 }
 
-// run reloads the configuration files of authorizers and authenticators until ctx ends.
+// run reloads the configuration files of authorizers and authenticators until ctx is done.
 func (a *accessControl) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.authorizer.Run(ctx) })
@@ -202,7 +202,7 @@ func (a *accessControl) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// syncNodeGraph keeps the Node authorizer up to date until ctx ends. The cache must be ready.
+// syncNodeGraph keeps the Node authorizer up to date until ctx is done. The cache must be ready.
 func (a *accessControl) syncNodeGraph(ctx context.Context, synced func()) error {
 	return authz.SyncNodeGraph(ctx, a.policy.Cache, a.nodeGraph, a.log, synced)
 }

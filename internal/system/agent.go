@@ -18,7 +18,7 @@ import (
 	"skiff/internal/kubelet/bootstrap"
 )
 
-// RunAgent joins this host to a cluster as a node, if it has not joined yet, and runs the node until ctx ends.
+// RunAgent joins this host to a cluster as a node, if it has not joined yet, and runs the node until ctx is done.
 func RunAgent(ctx context.Context, c config.Agent) error {
 	log, err := newLogger(c.LogLevel)
 	if err != nil {
@@ -58,7 +58,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	}, log)
 }
 
-// RunKubelet runs this host as a node of a cluster until ctx ends.
+// RunKubelet runs this host as a node of a cluster until ctx is done.
 func RunKubelet(ctx context.Context, c config.Kubelet) error {
 	log, err := newLogger(c.LogLevel)
 	if err != nil {

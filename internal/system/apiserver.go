@@ -125,7 +125,7 @@ func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
 	}
 }
 
-// serve serves requests on the listener until ctx ends, then waits for running ones to finish.
+// serve serves requests on the listener until ctx is done, then waits for running ones to finish.
 func serve(ctx context.Context, listener net.Listener, h *http.Server, http2Server string) error {
 	// Long-running requests end with this context, so that shutting down need not wait for watchers.
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))

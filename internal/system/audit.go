@@ -13,10 +13,10 @@ func newAuditor(c config.Audit, log *slog.Logger) (*audit.Auditor, error) {
 		PolicyFile: c.PolicyFile,
 		Log: audit.Log{
 			Path: c.Log.Path, MaxAge: c.Log.MaxAge, MaxBackups: c.Log.MaxBackups, MaxSize: c.Log.MaxSize,
-			Compress: c.Log.Compress, Format: c.Log.Format, Delivery: audit.Delivery(c.Log.Delivery),
+			Compress: c.Log.Compress, Format: c.Log.Format, BackendOptions: audit.BackendOptions(c.Log.BackendOptions),
 		},
 		Webhook: audit.Webhook{
-			Kubeconfig: c.Webhook.ConfigFile, InitialBackoff: c.Webhook.InitialBackoff, Delivery: audit.Delivery(c.Webhook.Delivery),
+			KubeconfigFile: c.Webhook.KubeconfigFile, InitialBackoff: c.Webhook.InitialBackoff, BackendOptions: audit.BackendOptions(c.Webhook.BackendOptions),
 		},
 	}, log)
 }

@@ -35,7 +35,7 @@ type components struct {
 	metrics   *controller.Metrics
 }
 
-// runComponents runs the controllers and the scheduler, as configured, until ctx ends.
+// runComponents runs the controllers and the scheduler, as configured, until ctx is done.
 func (s *server) runComponents(ctx context.Context) error {
 	local, err := client.NewLocal(s.api.Local(componentsUser), api.Scheme(), api.Named())
 	if err != nil {

@@ -52,7 +52,7 @@ type componentServer struct {
 	log        *slog.Logger
 }
 
-// run serves until ctx ends.
+// run serves until ctx is done.
 func (s *componentServer) run(ctx context.Context) error {
 	if s.config.SecurePort == 0 {
 		<-ctx.Done()

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// RunControllerManager runs the controllers alone until ctx ends.
+// RunControllerManager runs the controllers alone until ctx is done.
 func RunControllerManager(ctx context.Context, c config.ControllerManager) error {
 	log, remote, err := connect(c.ClientConnection)
 	if err != nil {

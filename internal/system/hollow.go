@@ -7,7 +7,7 @@ import (
 	"skiff/internal/hollow"
 )
 
-// RunHollow runs hollow nodes until ctx ends.
+// RunHollow runs hollow nodes until ctx is done.
 func RunHollow(ctx context.Context, c config.Hollow) error {
 	log, remote, err := connect(c.ClientConnection)
 	if err != nil {

@@ -103,7 +103,7 @@ func (s *server) runNode(ctx context.Context) error {
 	return runNode(ctx, local, options, s.log)
 }
 
-// runNode runs the components of a node until ctx ends.
+// runNode runs the components of a node until ctx is done.
 func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	start := starter(ctx, group)
@@ -152,7 +152,7 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 // containerRuntime is the container runtime of a node.
 type containerRuntime struct {
 	endpoint string
-	// run runs the runtime until its context ends; nil: it is run by something else.
+	// run runs the runtime until its context is done; nil: it is run by something else.
 	run func(context.Context) error
 	// ready is closed when the runtime serves and has the images in the data directory.
 	ready <-chan struct{}

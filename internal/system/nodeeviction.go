@@ -73,7 +73,7 @@ func (n *nodeComponents) runEviction(ctx context.Context, source *evict.Observer
 // qosCgroupPeriod is the time between two updates of the CPU weight of burstable pods.
 const qosCgroupPeriod = 10 * time.Second
 
-// runQOSCgroups keeps the CPU weight of burstable pods at the sum of their requests until ctx ends.
+// runQOSCgroups keeps the CPU weight of burstable pods at the sum of their requests until ctx is done.
 func (n *nodeComponents) runQOSCgroups(ctx context.Context) error {
 	ticker := time.NewTicker(qosCgroupPeriod)
 	defer ticker.Stop()

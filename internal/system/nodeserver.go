@@ -27,7 +27,7 @@ const kubeletPort = 10250
 type nodeIdentity struct {
 	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	clientCAs   func() *x509.CertPool
-	// run renews the certificate until ctx ends.
+	// run renews the certificate until ctx is done.
 	run func(ctx context.Context) error
 }
 

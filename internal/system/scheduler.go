@@ -45,7 +45,7 @@ func (d *deferredHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "the scheduler has not started yet", http.StatusServiceUnavailable)
 }
 
-// RunScheduler runs the scheduler alone until ctx ends. It follows the cluster and answers queries also while another scheduler leads.
+// RunScheduler runs the scheduler alone until ctx is done. It follows the cluster and answers queries also while another scheduler leads.
 func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	file := &configv1.KubeSchedulerConfiguration{}
 	if c.ConfigFile != "" {

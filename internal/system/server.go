@@ -43,12 +43,12 @@ const (
 	hookFlowControlConfig  = "priority-and-fairness-config-consumer"
 )
 
-// RunAPIServer runs the API server without the other components until ctx ends.
+// RunAPIServer runs the API server without the other components until ctx is done.
 func RunAPIServer(ctx context.Context, c config.APIServer) error {
 	return RunServer(ctx, config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}})
 }
 
-// RunServer runs a cluster until ctx ends: API server, controllers, scheduler and a node, as configured. It returns after everything it
+// RunServer runs a cluster until ctx is done: API server, controllers, scheduler and a node, as configured. It returns after everything it
 // started has ended.
 func RunServer(ctx context.Context, c config.Server) error {
 	log, err := newLogger(c.LogLevel)
@@ -142,7 +142,7 @@ func (s *server) close() {
 	}
 }
 
-// run runs the server until ctx ends.
+// run runs the server until ctx is done.
 func (s *server) run(ctx context.Context, started time.Time) error {
 	group, ctx := errgroup.WithContext(ctx)
 	start := starter(ctx, group)
@@ -271,14 +271,14 @@ func (s *server) controllerSettings() (settings controllers.Settings, err error)
 	return settings, err
 }
 
-// starter returns a function that runs a component in a group until ctx ends; its errors name the component.
+// starter returns a function that runs a component in a group until ctx is done; its errors name the component.
 func starter(ctx context.Context, group *errgroup.Group) func(component string, run func(context.Context) error) {
 	return func(component string, run func(context.Context) error) {
 		group.Go(func() error { return wrap(component, run(ctx)) })
 	}
 }
 
-// wrap adds the name of a component to its error. That ctx has ended is not an error.
+// wrap adds the name of a component to its error. That ctx is done is not an error.
 func wrap(component string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return nil

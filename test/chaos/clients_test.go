@@ -55,7 +55,7 @@ func object(name, value string) *corev1.ConfigMap {
 	}
 }
 
-// writer performs random operations on shared keys, each through any of the servers, until the context ends.
+// writer performs random operations on shared keys, each through any of the servers, until the context is done.
 type writer struct {
 	id       int
 	servers  []connection

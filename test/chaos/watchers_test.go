@@ -34,7 +34,7 @@ type watcher struct {
 	failure string
 }
 
-// run watches until the marker is seen, the watch fails, or ctx ends.
+// run watches until the marker is seen, the watch fails, or ctx is done.
 func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
 	version := w.list(ctx)
 	listed <- struct{}{}

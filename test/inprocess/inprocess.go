@@ -25,7 +25,7 @@ import (
 	"skiff/internal/version"
 )
 
-// Start runs a server until the test or ctx ends, and returns a client. The namespaces default and kube-system exist.
+// Start runs a server until the test ends or ctx is done, and returns a client. The namespaces default and kube-system exist.
 func Start(t testing.TB, ctx context.Context) *client.Client {
 	t.Helper()
 	c := Client(t, Server(t, ctx))
@@ -47,7 +47,7 @@ func Client(t testing.TB, local client.Local) *client.Client {
 	return c
 }
 
-// Server runs an empty server until the test or ctx ends, and returns its in-process interface.
+// Server runs an empty server until the test ends or ctx is done, and returns its in-process interface.
 func Server(t testing.TB, ctx context.Context) client.Local {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)

@@ -134,8 +134,8 @@ func TestBadInput(t *testing.T) {
 		t.Run(bad.name, func(t *testing.T) { bad.check(t, c) })
 	}
 	t.Run("the bombs are held", func(t *testing.T) {
-		if said := kubectl(t, c, "", "logs", "bomb"); !strings.Contains(said, "can't fork: Resource temporarily unavailable") {
-			t.Errorf("the bomb says %q", said)
+		if output := kubectl(t, c, "", "logs", "bomb"); !strings.Contains(output, "can't fork: Resource temporarily unavailable") {
+			t.Errorf("the bomb says %q", output)
 		}
 		uid := string(podNow(t, c, "bomb-that-goes-on").UID)
 		files, err := filepath.Glob("/sys/fs/cgroup/pids/kubepods/*/pod" + uid + "/pids.max") // with cgroup v1

@@ -398,8 +398,8 @@ func (r *deploymentTest) update() {
 		if _, old := before[name]; old {
 			r.Errorf("%s is still there", name)
 		}
-		if said := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); said != "version 2\n" {
-			r.Errorf("%s says %q", name, said)
+		if output := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); output != "version 2\n" {
+			r.Errorf("%s says %q", name, output)
 		}
 	}
 	r.checkSets("2", "1")
@@ -424,8 +424,8 @@ func (r *deploymentTest) rollback() {
 	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
 	pods := r.settle(3)
 	for name := range pods {
-		if said := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); said != "version 1\n" {
-			r.Errorf("%s says %q", name, said)
+		if output := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); output != "version 1\n" {
+			r.Errorf("%s says %q", name, output)
 		}
 	}
 	r.checkSets("3", "2")

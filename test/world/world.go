@@ -82,7 +82,7 @@ func (w *World) Run(definitions ...controller.Definition) (stop func()) {
 	return w.start(w.Ctx, &Faults{}, definitions)
 }
 
-// start runs controllers as one process, until ctx ends.
+// start runs controllers as one process, until ctx is done.
 func (w *World) start(ctx context.Context, faults *Faults, definitions []controller.Definition) (stop func()) {
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(ctx)

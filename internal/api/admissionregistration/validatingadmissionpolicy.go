@@ -33,7 +33,7 @@ var ValidatingAdmissionPolicy = kind.Of(kind.Definition[*validatingPolicy]{
 	Warn: func(policy, old *validatingPolicy) []string {
 		return warnNameOnUpdate(policy.Name, old != nil)
 	},
-	Status: func(to, from *validatingPolicy) { to.Status = from.Status },
+	CopyStatus: func(to, from *validatingPolicy) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, policy, _ *validatingPolicy) field.ErrorList {
 		return validatePolicyStatus(&policy.Status, field.NewPath("status"))
 	},

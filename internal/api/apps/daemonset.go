@@ -38,7 +38,7 @@ var DaemonSet = kind.Of(kind.Definition[*appsv1.DaemonSet]{
 		}
 		return nil
 	},
-	Status:         func(to, from *appsv1.DaemonSet) { to.Status = from.Status },
+	CopyStatus:     func(to, from *appsv1.DaemonSet) { to.Status = from.Status },
 	ValidateStatus: validateDaemonSetStatus,
 	SpecChanged: func(set, old *appsv1.DaemonSet) bool {
 		return !equality.Semantic.DeepEqual(set.Spec, old.Spec)

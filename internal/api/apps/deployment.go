@@ -37,7 +37,7 @@ var Deployment = kind.Of(kind.Definition[*appsv1.Deployment]{
 		}
 		return nil
 	},
-	Status:         func(to, from *appsv1.Deployment) { to.Status = from.Status },
+	CopyStatus:     func(to, from *appsv1.Deployment) { to.Status = from.Status },
 	ValidateStatus: validateDeploymentStatus,
 	SpecChanged:    deploymentChanged,
 	Columns: columns([]metav1.TableColumnDefinition{

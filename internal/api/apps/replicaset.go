@@ -37,7 +37,7 @@ var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 		}
 		return nil
 	},
-	Status:         func(to, from *appsv1.ReplicaSet) { to.Status = from.Status },
+	CopyStatus:     func(to, from *appsv1.ReplicaSet) { to.Status = from.Status },
 	ValidateStatus: validateReplicaSetStatus,
 	SpecChanged:    replicaSetChanged,
 	Columns: columns([]metav1.TableColumnDefinition{

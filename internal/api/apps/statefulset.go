@@ -30,7 +30,7 @@ var StatefulSet = kind.Of(kind.Definition[*appsv1.StatefulSet]{
 	},
 	Validate:       validateStatefulSet,
 	Warn:           warnStatefulSet,
-	Status:         func(to, from *appsv1.StatefulSet) { to.Status = from.Status },
+	CopyStatus:     func(to, from *appsv1.StatefulSet) { to.Status = from.Status },
 	ValidateStatus: validateStatefulSetStatus,
 	SpecChanged:    statefulSetChanged,
 	Columns: columns([]metav1.TableColumnDefinition{
@@ -99,7 +99,7 @@ func defaultClaim(claim *corev1.PersistentVolumeClaim) {
 	}
 	kind.SetDefault(&claim.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	for _, list := range []corev1.ResourceList{claim.Spec.Resources.Limits, claim.Spec.Resources.Requests, claim.Status.Capacity, claim.Status.AllocatedResources} {
-		podspec.RoundUp(list)
+		podspec.RoundUpToMilli(list)
 	}
 }
 

@@ -38,10 +38,10 @@ var HorizontalPodAutoscaler = kind.Of(kind.Definition[*autoscalingv2.HorizontalP
 					spec.MinReplicas = ptr.To[int32](1)
 				}
 			},
-			ToStored: func(obj kind.Object) (kind.Object, error) {
+			ToStorageVersion: func(obj kind.Object) (kind.Object, error) {
 				return fromV1(obj.(*autoscalingv1.HorizontalPodAutoscaler)), nil
 			},
-			FromStored: func(obj kind.Object) (kind.Object, error) {
+			FromStorageVersion: func(obj kind.Object) (kind.Object, error) {
 				return toV1(obj.(*autoscalingv2.HorizontalPodAutoscaler))
 			},
 		},
@@ -52,7 +52,7 @@ var HorizontalPodAutoscaler = kind.Of(kind.Definition[*autoscalingv2.HorizontalP
 		hpa.Annotations = withoutV1Annotations(hpa.Annotations)
 	},
 	Validate:       validateAutoscaler,
-	Status:         func(to, from *autoscalingv2.HorizontalPodAutoscaler) { to.Status = from.Status },
+	CopyStatus:     func(to, from *autoscalingv2.HorizontalPodAutoscaler) { to.Status = from.Status },
 	ValidateStatus: validateAutoscalerStatus,
 	SpecChanged: func(hpa, old *autoscalingv2.HorizontalPodAutoscaler) bool {
 		return !equality.Semantic.DeepEqual(hpa.Spec, old.Spec)

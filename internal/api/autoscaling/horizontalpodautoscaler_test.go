@@ -200,14 +200,14 @@ func TestV1RoundTrip(t *testing.T) {
 	HorizontalPodAutoscaler.Default(full)
 	for name, stored := range map[string]hpa{"full": full, "small": kindtest.With(base(), func(h hpa) { HorizontalPodAutoscaler.Default(h) })} {
 		before := stored.DeepCopy()
-		v1, err := version.FromStored(stored)
+		v1, err := version.FromStorageVersion(stored)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !equality.Semantic.DeepEqual(before, stored) {
 			t.Errorf("%s: the conversion changed its argument", name)
 		}
-		back, err := version.ToStored(v1)
+		back, err := version.ToStorageVersion(v1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -153,7 +153,7 @@ func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizon
 	return hpa, nil
 }
 
-// fromV1 converts a v1 autoscaler to the stored version. An annotation that cannot be parsed is ignored.
+// fromV1 converts a v1 autoscaler to the storage version. An annotation that cannot be parsed is ignored.
 func fromV1(hpa *autoscalingv1.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscaler {
 	hpa = hpa.DeepCopy()
 	stored := &autoscalingv2.HorizontalPodAutoscaler{

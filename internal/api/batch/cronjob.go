@@ -35,7 +35,7 @@ var CronJob = kind.Of(kind.Definition[*batchv1.CronJob]{
 	},
 	Validate:    validateCronJob,
 	Warn:        warnCronJob,
-	Status:      func(to, from *batchv1.CronJob) { to.Status = from.Status },
+	CopyStatus:  func(to, from *batchv1.CronJob) { to.Status = from.Status },
 	SpecChanged: cronJobChanged,
 	Columns: columns([]metav1.TableColumnDefinition{
 		kind.NameColumn(),

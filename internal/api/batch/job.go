@@ -48,7 +48,7 @@ var Job = kind.Of(kind.Definition[*batchv1.Job]{
 		}
 		return nil
 	},
-	Status:         func(to, from *batchv1.Job) { to.Status = from.Status },
+	CopyStatus:     func(to, from *batchv1.Job) { to.Status = from.Status },
 	ValidateStatus: validateJobStatus,
 	SpecChanged:    jobChanged,
 	Fields: map[string]func(*batchv1.Job) string{

@@ -34,7 +34,7 @@ var CertificateSigningRequest = kind.Of(kind.Definition[*signingRequest]{
 	Validate: func(_ *kind.Request, csr, old *signingRequest) field.ErrorList {
 		return validateWrite(csr, old, writes{})
 	},
-	Status:        func(to, from *signingRequest) { to.Status = from.Status },
+	CopyStatus:    func(to, from *signingRequest) { to.Status = from.Status },
 	PrepareStatus: prepareStatus,
 	ValidateStatus: func(_ *kind.Request, csr, old *signingRequest) field.ErrorList {
 		return validateWrite(csr, old, writes{certificate: true})

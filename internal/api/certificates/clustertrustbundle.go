@@ -20,7 +20,7 @@ import (
 // ClusterTrustBundle publishes trust anchors. The name of a signer's bundle contains the signer's name, so that permission
 // to write it can be granted by name; therefore the name is validated together with the spec.
 var ClusterTrustBundle = kind.Of(kind.Definition[*certificatesv1.ClusterTrustBundle]{
-	GVK: certificatesv1.SchemeGroupVersion.WithKind("ClusterTrustBundle"), StoredVersion: "v1beta1", Plural: "clustertrustbundles",
+	GVK: certificatesv1.SchemeGroupVersion.WithKind("ClusterTrustBundle"), StorageVersion: "v1beta1", Plural: "clustertrustbundles",
 	List:                    &certificatesv1.ClusterTrustBundleList{},
 	ValidateName:            path.ValidatePathSegmentName,
 	Validate:                validateTrustBundle,

@@ -26,7 +26,7 @@ type podRequest = certificatesv1.PodCertificateRequest
 
 // PodCertificateRequest is a kubelet's request for a certificate of one of its pods.
 var PodCertificateRequest = kind.Of(kind.Definition[*podRequest]{
-	GVK: certificatesv1.SchemeGroupVersion.WithKind("PodCertificateRequest"), StoredVersion: "v1beta1", Plural: "podcertificaterequests", Namespaced: true,
+	GVK: certificatesv1.SchemeGroupVersion.WithKind("PodCertificateRequest"), StorageVersion: "v1beta1", Plural: "podcertificaterequests", Namespaced: true,
 	List: &certificatesv1.PodCertificateRequestList{},
 	Default: func(req *podRequest) {
 		if req.Spec.MaxExpirationSeconds == nil {
@@ -39,7 +39,7 @@ var PodCertificateRequest = kind.Of(kind.Definition[*podRequest]{
 		}
 		return validatePodRequest(&req.Spec, field.NewPath("spec"))
 	},
-	Status:                  func(to, from *podRequest) { to.Status = from.Status },
+	CopyStatus:              func(to, from *podRequest) { to.Status = from.Status },
 	ValidateStatus:          validatePodRequestStatus,
 	StatusOnly:              true,
 	DenyUnconditionalUpdate: true,

@@ -365,14 +365,14 @@ func TestEvent(t *testing.T) {
 	kindtest.Errors(t, errs, "reason: Invalid value: field is immutable")
 
 	version := Event.Versions[1]
-	served, err := version.FromStored(changed)
+	served, err := version.FromStorageVersion(changed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if event := served.(*eventsv1.Event); event.Regarding.Name != "p" || event.Note != " m " || event.Series.Count != 3 {
 		t.Errorf("served %+v", event)
 	}
-	back, err := version.ToStored(served)
+	back, err := version.ToStorageVersion(served)
 	back.(*corev1.Event).TypeMeta = metav1.TypeMeta{}
 	if err != nil || !reflect.DeepEqual(back, changed) {
 		t.Errorf("round trip: %v\n%+v\n%+v", err, back, changed)

@@ -26,11 +26,11 @@ var Event = kind.Of(kind.Definition[*corev1.Event]{
 	Versions: []kind.Version{
 		{GVK: corev1.SchemeGroupVersion.WithKind("Event")},
 		{
-			GVK:        eventsv1.SchemeGroupVersion.WithKind("Event"),
-			New:        func() kind.Object { return &eventsv1.Event{} },
-			NewList:    func() runtime.Object { return &eventsv1.EventList{} },
-			ToStored:   func(obj kind.Object) (kind.Object, error) { return eventToStored(obj.(*eventsv1.Event)), nil },
-			FromStored: func(obj kind.Object) (kind.Object, error) { return eventFromStored(obj.(*corev1.Event)), nil },
+			GVK:                eventsv1.SchemeGroupVersion.WithKind("Event"),
+			New:                func() kind.Object { return &eventsv1.Event{} },
+			NewList:            func() runtime.Object { return &eventsv1.EventList{} },
+			ToStorageVersion:   func(obj kind.Object) (kind.Object, error) { return eventToStorageVersion(obj.(*eventsv1.Event)), nil },
+			FromStorageVersion: func(obj kind.Object) (kind.Object, error) { return eventFromStorageVersion(obj.(*corev1.Event)), nil },
 			Fields: map[string]string{
 				"reason":                    "reason",
 				"type":                      "type",
@@ -79,7 +79,7 @@ var Event = kind.Of(kind.Definition[*corev1.Event]{
 	Row: eventRow,
 })
 
-func eventToStored(in *eventsv1.Event) *corev1.Event {
+func eventToStorageVersion(in *eventsv1.Event) *corev1.Event {
 	in = in.DeepCopy()
 	return &corev1.Event{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
@@ -92,7 +92,7 @@ func eventToStored(in *eventsv1.Event) *corev1.Event {
 	}
 }
 
-func eventFromStored(in *corev1.Event) *eventsv1.Event {
+func eventFromStorageVersion(in *corev1.Event) *eventsv1.Event {
 	in = in.DeepCopy()
 	return &eventsv1.Event{
 		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},

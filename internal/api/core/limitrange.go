@@ -46,7 +46,7 @@ func defaultLimitRange(obj *corev1.LimitRange) {
 			setMissing(item.DefaultRequest, item.Min)
 		}
 		for _, list := range []corev1.ResourceList{item.Max, item.Min, item.Default, item.DefaultRequest, item.MaxLimitRequestRatio} {
-			podspec.RoundUp(list)
+			podspec.RoundUpToMilli(list)
 		}
 	}
 }

@@ -28,7 +28,7 @@ var Namespace = kind.Of(kind.Definition[*corev1.Namespace]{
 	Validate:     validateNamespace,
 	Canonicalize: labelNamespace,
 
-	Status:         func(to, from *corev1.Namespace) { to.Status = from.Status },
+	CopyStatus:     func(to, from *corev1.Namespace) { to.Status = from.Status },
 	ValidateStatus: validateNamespaceStatus,
 	Subresources: []kind.Subresource{{
 		Name: "finalize", Verbs: []string{"update"},

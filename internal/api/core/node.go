@@ -25,7 +25,7 @@ var Node = kind.Of(kind.Definition[*corev1.Node]{
 	Validate: validateNode,
 	Warn:     warnNode,
 
-	Status:         func(to, from *corev1.Node) { to.Status = from.Status },
+	CopyStatus:     func(to, from *corev1.Node) { to.Status = from.Status },
 	StatusOnCreate: true,
 	PrepareStatus: func(_ *kind.Request, obj, old *corev1.Node) {
 		if old.Status.Config == nil {
@@ -66,8 +66,8 @@ func defaultNode(obj *corev1.Node) {
 	if obj.Status.Allocatable == nil && obj.Status.Capacity != nil {
 		obj.Status.Allocatable = obj.Status.Capacity.DeepCopy()
 	}
-	podspec.RoundUp(obj.Status.Capacity)
-	podspec.RoundUp(obj.Status.Allocatable)
+	podspec.RoundUpToMilli(obj.Status.Capacity)
+	podspec.RoundUpToMilli(obj.Status.Allocatable)
 }
 
 // prepareNode drops fields without a meaning: kubelet configuration by reference, which was removed, and the preemption

@@ -25,7 +25,7 @@ var PersistentVolume = kind.Of(kind.Definition[*corev1.PersistentVolume]{
 	Validate: validatePersistentVolume,
 	Warn:     warnPersistentVolume,
 
-	Status:        func(to, from *corev1.PersistentVolume) { to.Status = from.Status },
+	CopyStatus:    func(to, from *corev1.PersistentVolume) { to.Status = from.Status },
 	PrepareStatus: preparePersistentVolumeStatus,
 	ReturnDeleted: true,
 
@@ -57,28 +57,29 @@ func defaultPersistentVolume(obj *corev1.PersistentVolume) {
 		mode := corev1.PersistentVolumeFilesystem
 		spec.VolumeMode = &mode
 	}
-	podspec.RoundUp(spec.Capacity)
+	podspec.RoundUpToMilli(spec.Capacity)
 	DefaultPersistentVolumeSource(&spec.PersistentVolumeSource)
 }
 
-// DefaultPersistentVolumeSource sets the defaults of volume sources, also of inline volumes of attachments.
+// DefaultPersistentVolumeSource sets the defaults of a volume source, of a PersistentVolume or of the inlineVolumeSpec of a
+// VolumeAttachment.
 func DefaultPersistentVolumeSource(source *corev1.PersistentVolumeSource) {
 	if hostPath := source.HostPath; hostPath != nil && hostPath.Type == nil {
 		unset := corev1.HostPathUnset
 		hostPath.Type = &unset
 	}
-	setString := func(value *string, otherwise string) {
+	defaultString := func(value *string, defaultValue string) {
 		if *value == "" {
-			*value = otherwise
+			*value = defaultValue
 		}
 	}
 	if rbd := source.RBD; rbd != nil {
-		setString(&rbd.RBDPool, "rbd")
-		setString(&rbd.RadosUser, "admin")
-		setString(&rbd.Keyring, "/etc/ceph/keyring")
+		defaultString(&rbd.RBDPool, "rbd")
+		defaultString(&rbd.RadosUser, "admin")
+		defaultString(&rbd.Keyring, "/etc/ceph/keyring")
 	}
 	if iscsi := source.ISCSI; iscsi != nil {
-		setString(&iscsi.ISCSIInterface, "default")
+		defaultString(&iscsi.ISCSIInterface, "default")
 	}
 	if disk := source.AzureDisk; disk != nil {
 		if disk.CachingMode == nil {
@@ -94,27 +95,28 @@ func DefaultPersistentVolumeSource(source *corev1.PersistentVolumeSource) {
 			disk.FSType = &fs
 		}
 		if disk.ReadOnly == nil {
-			writable := false
-			disk.ReadOnly = &writable
+			readOnly := false
+			disk.ReadOnly = &readOnly
 		}
 	}
 	if scaleIO := source.ScaleIO; scaleIO != nil {
-		setString(&scaleIO.StorageMode, "ThinProvisioned")
-		setString(&scaleIO.FSType, "xfs")
+		defaultString(&scaleIO.StorageMode, "ThinProvisioned")
+		defaultString(&scaleIO.FSType, "xfs")
 	}
 }
 
-// preparePersistentVolumeStatus sets the transition time when the phase changes, unless the client has set it.
+// preparePersistentVolumeStatus sets lastPhaseTransitionTime when the phase changes, unless the client has set it, and keeps it otherwise.
 func preparePersistentVolumeStatus(req *kind.Request, obj, old *corev1.PersistentVolume) {
-	status, before := &obj.Status, old.Status
+	status, oldStatus := &obj.Status, old.Status
 	switch {
-	case before.Phase == status.Phase && status.LastPhaseTransitionTime == nil:
-		status.LastPhaseTransitionTime = before.LastPhaseTransitionTime
-	case before.Phase != status.Phase && (status.LastPhaseTransitionTime == nil || status.LastPhaseTransitionTime.Equal(before.LastPhaseTransitionTime)):
+	case oldStatus.Phase == status.Phase && status.LastPhaseTransitionTime == nil:
+		status.LastPhaseTransitionTime = oldStatus.LastPhaseTransitionTime
+	case oldStatus.Phase != status.Phase && (status.LastPhaseTransitionTime == nil || status.LastPhaseTransitionTime.Equal(oldStatus.LastPhaseTransitionTime)):
 		status.LastPhaseTransitionTime = req.Now.DeepCopy()
 	}
 }
 
+// warnPersistentVolume warns of deprecated annotations, labels, policies and volume types.
 func warnPersistentVolume(obj, _ *corev1.PersistentVolume) (warnings []string) {
 	warn := func(path *field.Path, message string) {
 		warnings = append(warnings, fmt.Sprintf("%s: %s", path, message))
@@ -139,8 +141,8 @@ func warnPersistentVolume(obj, _ *corev1.PersistentVolume) (warnings []string) {
 			}
 		}
 	}
-	for _, gone := range []struct {
-		used          bool
+	for _, source := range []struct {
+		set           bool
 		name, message string
 	}{
 		{obj.Spec.CephFS != nil, "cephfs", "deprecated in v1.28, non-functional in v1.31+"},
@@ -150,8 +152,8 @@ func warnPersistentVolume(obj, _ *corev1.PersistentVolume) (warnings []string) {
 		{obj.Spec.Glusterfs != nil, "glusterfs", "deprecated in v1.25, non-functional in v1.26+"},
 		{obj.Spec.RBD != nil, "rbd", "deprecated in v1.28, non-functional in v1.31+"},
 	} {
-		if gone.used {
-			warn(spec.Child(gone.name), gone.message)
+		if source.set {
+			warn(spec.Child(source.name), source.message)
 		}
 	}
 	return warnings
@@ -168,8 +170,8 @@ func persistentVolumeRow(obj *corev1.PersistentVolume, now time.Time) []any {
 		phase = "Terminating"
 	}
 	class := obj.Spec.StorageClassName
-	if old, set := obj.Annotations[corev1.BetaStorageClassAnnotation]; set {
-		class = old
+	if annotated, set := obj.Annotations[corev1.BetaStorageClassAnnotation]; set {
+		class = annotated
 	}
 	return []any{
 		obj.Name, capacity.String(), accessModes(obj.Spec.AccessModes), string(obj.Spec.PersistentVolumeReclaimPolicy),

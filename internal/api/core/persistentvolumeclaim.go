@@ -21,7 +21,7 @@ var PersistentVolumeClaim = kind.Of(kind.Definition[*corev1.PersistentVolumeClai
 	Validate: validateClaim,
 	Warn:     warnClaim,
 
-	Status: func(to, from *corev1.PersistentVolumeClaim) { to.Status = from.Status },
+	CopyStatus: func(to, from *corev1.PersistentVolumeClaim) { to.Status = from.Status },
 	PrepareStatus: func(_ *kind.Request, obj, old *corev1.PersistentVolumeClaim) {
 		// The feature gate of volume health is off.
 		if old.Status.HealthStatus == nil {
@@ -53,10 +53,10 @@ func defaultClaim(obj *corev1.PersistentVolumeClaim) {
 		mode := corev1.PersistentVolumeFilesystem
 		obj.Spec.VolumeMode = &mode
 	}
-	podspec.RoundUp(obj.Spec.Resources.Limits)
-	podspec.RoundUp(obj.Spec.Resources.Requests)
-	podspec.RoundUp(obj.Status.Capacity)
-	podspec.RoundUp(obj.Status.AllocatedResources)
+	podspec.RoundUpToMilli(obj.Spec.Resources.Limits)
+	podspec.RoundUpToMilli(obj.Spec.Resources.Requests)
+	podspec.RoundUpToMilli(obj.Status.Capacity)
+	podspec.RoundUpToMilli(obj.Status.AllocatedResources)
 }
 
 func prepareClaim(_ *kind.Request, obj, old *corev1.PersistentVolumeClaim) {

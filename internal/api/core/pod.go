@@ -28,7 +28,7 @@ var Pod = kind.Of(kind.Definition[*corev1.Pod]{
 	Warn:        warnPod,
 	SpecChanged: podSpecChanged,
 
-	Status:         func(to, from *corev1.Pod) { to.Status = from.Status },
+	CopyStatus:     func(to, from *corev1.Pod) { to.Status = from.Status },
 	PrepareStatus:  preparePodStatus,
 	ValidateStatus: validatePodStatus,
 	WarnStatus:     warnPodStatus,
@@ -129,16 +129,16 @@ func defaultPodStatus(status *corev1.PodStatus) {
 		status.PodIPs = []corev1.PodIP{{IP: status.PodIP}}
 	}
 	eachContainerStatus(status, func(s *corev1.ContainerStatus, _ *field.Path) {
-		podspec.RoundUp(s.AllocatedResources)
+		podspec.RoundUpToMilli(s.AllocatedResources)
 		if s.Resources != nil {
-			podspec.RoundUp(s.Resources.Limits)
-			podspec.RoundUp(s.Resources.Requests)
+			podspec.RoundUpToMilli(s.Resources.Limits)
+			podspec.RoundUpToMilli(s.Resources.Requests)
 		}
 	})
-	podspec.RoundUp(status.AllocatedResources)
+	podspec.RoundUpToMilli(status.AllocatedResources)
 	if status.Resources != nil {
-		podspec.RoundUp(status.Resources.Limits)
-		podspec.RoundUp(status.Resources.Requests)
+		podspec.RoundUpToMilli(status.Resources.Limits)
+		podspec.RoundUpToMilli(status.Resources.Requests)
 	}
 }
 

@@ -37,7 +37,7 @@ var ReplicationController = kind.Of(kind.Definition[*corev1.ReplicationControlle
 	Warn:        warnReplicationController,
 	SpecChanged: controllerChanged,
 
-	Status:         func(to, from *corev1.ReplicationController) { to.Status = from.Status },
+	CopyStatus:     func(to, from *corev1.ReplicationController) { to.Status = from.Status },
 	ValidateStatus: validateControllerStatus,
 
 	Subresources: []kind.Subresource{{

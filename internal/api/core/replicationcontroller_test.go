@@ -38,11 +38,11 @@ func TestReplicationControllerDefaults(t *testing.T) {
 	if len(obj.Spec.Selector) != 1 || len(obj.Spec.Template.Labels) != 1 {
 		t.Error("labels, selector and template share a map")
 	}
-	said := testController()
-	said.Labels, said.Spec.Selector, said.Spec.Replicas = map[string]string{"l": "1"}, map[string]string{"s": "1"}, ptr.To[int32](0)
-	ReplicationController.Default(said)
-	if said.Labels["l"] != "1" || said.Spec.Selector["s"] != "1" || *said.Spec.Replicas != 0 {
-		t.Errorf("what was said is gone: %v", said)
+	explicit := testController()
+	explicit.Labels, explicit.Spec.Selector, explicit.Spec.Replicas = map[string]string{"l": "1"}, map[string]string{"s": "1"}, ptr.To[int32](0)
+	ReplicationController.Default(explicit)
+	if explicit.Labels["l"] != "1" || explicit.Spec.Selector["s"] != "1" || *explicit.Spec.Replicas != 0 {
+		t.Errorf("explicit values were overwritten: %v", explicit)
 	}
 	ReplicationController.Default(&corev1.ReplicationController{})
 }

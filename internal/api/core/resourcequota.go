@@ -21,14 +21,14 @@ var ResourceQuota = kind.Of(kind.Definition[*corev1.ResourceQuota]{
 	List: &corev1.ResourceQuotaList{},
 
 	Default: func(obj *corev1.ResourceQuota) {
-		podspec.RoundUp(obj.Spec.Hard)
-		podspec.RoundUp(obj.Status.Hard)
-		podspec.RoundUp(obj.Status.Used)
+		podspec.RoundUpToMilli(obj.Spec.Hard)
+		podspec.RoundUpToMilli(obj.Status.Hard)
+		podspec.RoundUpToMilli(obj.Status.Used)
 	},
 	Validate: validateResourceQuota,
 	Warn:     warnResourceQuota,
 
-	Status: func(to, from *corev1.ResourceQuota) { to.Status = from.Status },
+	CopyStatus: func(to, from *corev1.ResourceQuota) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, obj, _ *corev1.ResourceQuota) field.ErrorList {
 		errs := validateHard(obj.Status.Hard, field.NewPath("status", "hard"))
 		return append(errs, validateHard(obj.Status.Used, field.NewPath("status", "used"))...)

@@ -43,7 +43,7 @@ var Service = kind.Of(kind.Definition[*corev1.Service]{
 		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: proxyVerbs},
 	},
 
-	Status: func(to, from *corev1.Service) { to.Status = from.Status },
+	CopyStatus: func(to, from *corev1.Service) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, obj, old *corev1.Service) field.ErrorList {
 		return validateLoadBalancerStatus(obj, &old.Status.LoadBalancer, field.NewPath("status", "loadBalancer", "ingress"))
 	},

@@ -34,7 +34,7 @@ type Repair struct {
 // repairInterval is the time between two passes.
 const repairInterval = 3 * time.Minute
 
-// RunRepair repairs the allocations of services at the start and every few minutes until ctx ends.
+// RunRepair repairs the allocations of services at the start and every few minutes until ctx is done.
 func RunRepair(ctx context.Context, client kind.Client, portRange string, log *slog.Logger) {
 	var repair Repair
 	ticker := time.NewTicker(repairInterval)

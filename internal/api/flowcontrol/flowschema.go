@@ -25,8 +25,8 @@ var FlowSchema = kind.Of(kind.Definition[*flowcontrolv1.FlowSchema]{
 			schema.Spec.MatchingPrecedence = 1000
 		}
 	},
-	Validate: validateFlowSchema,
-	Status:   func(to, from *flowcontrolv1.FlowSchema) { to.Status = from.Status },
+	Validate:   validateFlowSchema,
+	CopyStatus: func(to, from *flowcontrolv1.FlowSchema) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, schema, _ *flowcontrolv1.FlowSchema) field.ErrorList {
 		return validateFlowSchemaStatus(schema)
 	},

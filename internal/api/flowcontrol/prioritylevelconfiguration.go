@@ -19,10 +19,10 @@ import (
 // PriorityLevelConfiguration gives the flows of one priority level their share of the server's concurrency.
 var PriorityLevelConfiguration = kind.Of(kind.Definition[*flowcontrolv1.PriorityLevelConfiguration]{
 	GVK: flowcontrolv1.SchemeGroupVersion.WithKind("PriorityLevelConfiguration"), Plural: "prioritylevelconfigurations",
-	List:     &flowcontrolv1.PriorityLevelConfigurationList{},
-	Default:  defaultPriorityLevel,
-	Validate: validatePriorityLevel,
-	Status:   func(to, from *flowcontrolv1.PriorityLevelConfiguration) { to.Status = from.Status },
+	List:       &flowcontrolv1.PriorityLevelConfigurationList{},
+	Default:    defaultPriorityLevel,
+	Validate:   validatePriorityLevel,
+	CopyStatus: func(to, from *flowcontrolv1.PriorityLevelConfiguration) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, level, _ *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 		return validatePriorityLevelStatus(level)
 	},

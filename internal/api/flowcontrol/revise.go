@@ -8,61 +8,62 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReviseFlowSchema returns the update of one of the server's own flow schemas, or false when it is up to date.
+// ReviseFlowSchema returns the update of a bootstrap flow schema, or false when it is up to date. A mandatory one always gets the
+// wanted spec, a suggested one only if mayAutoUpdate allows it.
 func ReviseFlowSchema(current, wanted *flowcontrolv1.FlowSchema, mandatory bool) (*flowcontrolv1.FlowSchema, bool) {
 	wanted, revised := wanted.DeepCopy(), current.DeepCopy()
 	FlowSchema.Default(wanted)
-	update := mandatory || wantsUpdates(current)
-	changed := update && !equality.Semantic.DeepEqual(wanted.Spec, current.Spec)
+	autoUpdate := mandatory || mayAutoUpdate(current)
+	changed := autoUpdate && !equality.Semantic.DeepEqual(wanted.Spec, current.Spec)
 	if changed {
 		revised.Spec = wanted.Spec
 	}
-	return revised, setUpdates(revised, update) || changed
+	return revised, setAutoUpdate(revised, autoUpdate) || changed
 }
 
-// RevisePriorityLevel returns the update of one of the server's own priority levels, or false when it is up to date. The
-// shares of the exempt level are not changed.
+// RevisePriorityLevel returns the update of a bootstrap priority level, or false when it is up to date. Differences in
+// nominalConcurrencyShares and lendablePercent of the exempt level are ignored, because administrators may change them.
 func RevisePriorityLevel(current, wanted *flowcontrolv1.PriorityLevelConfiguration, mandatory bool) (*flowcontrolv1.PriorityLevelConfiguration, bool) {
 	wanted, revised := wanted.DeepCopy(), current.DeepCopy()
 	PriorityLevelConfiguration.Default(wanted)
-	compared := wanted.Spec.DeepCopy()
-	if compared.Exempt != nil && current.Spec.Exempt != nil {
-		compared.Exempt.NominalConcurrencyShares = current.Spec.Exempt.NominalConcurrencyShares
-		compared.Exempt.LendablePercent = current.Spec.Exempt.LendablePercent
+	expected := wanted.Spec.DeepCopy()
+	if expected.Exempt != nil && current.Spec.Exempt != nil {
+		expected.Exempt.NominalConcurrencyShares = current.Spec.Exempt.NominalConcurrencyShares
+		expected.Exempt.LendablePercent = current.Spec.Exempt.LendablePercent
 	}
-	update := mandatory || wantsUpdates(current)
-	changed := update && !equality.Semantic.DeepEqual(*compared, current.Spec)
+	autoUpdate := mandatory || mayAutoUpdate(current)
+	changed := autoUpdate && !equality.Semantic.DeepEqual(*expected, current.Spec)
 	if changed {
 		revised.Spec = wanted.Spec
 	}
-	return revised, setUpdates(revised, update) || changed
+	return revised, setAutoUpdate(revised, autoUpdate) || changed
 }
 
-// wantsUpdates reports whether the server may update the spec of a suggested object: by its annotation, or, without a valid
-// one, if it was never changed.
-func wantsUpdates(obj metav1.Object) bool {
-	if update, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil {
-		return update
+// mayAutoUpdate reports whether the server may update the spec of a suggested object: what the auto-update annotation says or,
+// if that is missing or invalid, whether the spec was never changed (generation 1).
+func mayAutoUpdate(obj metav1.Object) bool {
+	if autoUpdate, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil {
+		return autoUpdate
 	}
 	return obj.GetGeneration() == 1
 }
 
-// setUpdates sets the annotation, and reports whether that changed it.
-func setUpdates(obj metav1.Object, update bool) bool {
-	if said, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil && said == update {
+// setAutoUpdate sets the auto-update annotation and reports whether its value changed.
+func setAutoUpdate(obj metav1.Object, autoUpdate bool) bool {
+	if current, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil && current == autoUpdate {
 		return false
 	}
 	annotations := obj.GetAnnotations()
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	annotations[flowcontrolv1.AutoUpdateAnnotationKey] = strconv.FormatBool(update)
+	annotations[flowcontrolv1.AutoUpdateAnnotationKey] = strconv.FormatBool(autoUpdate)
 	obj.SetAnnotations(annotations)
 	return true
 }
 
-// Outdated reports whether an object was once one of the server's own: only those have the annotation.
-func Outdated(obj metav1.Object) bool {
+// AutoUpdates reports whether the auto-update annotation is "true". Only bootstrap objects have the annotation.
+func AutoUpdates(obj metav1.Object) bool {
 	update, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && update
 }

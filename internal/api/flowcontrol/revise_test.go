@@ -26,7 +26,7 @@ func TestReviseFlowSchema(t *testing.T) {
 		annotation string
 	}{
 		{"as suggested", changes{annotated("true")}, false, false, 1000, "true"},
-		{"changed by the administrator, who said so", changes{annotated("false"), changedSpec}, false, false, 77, "false"},
+		{"changed by the administrator, with the annotation", changes{annotated("false"), changedSpec}, false, false, 77, "false"},
 		{"changed, and the server keeps it current", changes{annotated("true"), changedSpec}, false, true, 1000, "true"},
 		{"changed, mandatory", changes{annotated("false"), changedSpec}, true, true, 1000, "true"},
 		{"new, never touched", changes{generation(1)}, false, true, 1000, "true"},
@@ -73,13 +73,13 @@ func TestReviseExemptLevel(t *testing.T) {
 	}
 }
 
-func TestOutdated(t *testing.T) {
+func TestAutoUpdates(t *testing.T) {
 	for value, want := range map[string]bool{"": false, "false": false, "perhaps": false, "true": true} {
 		s := schemaWith(nil)
 		if value != "" {
 			s.Annotations = map[string]string{flowcontrolv1.AutoUpdateAnnotationKey: value}
 		}
-		if Outdated(s) != want {
+		if AutoUpdates(s) != want {
 			t.Errorf("%q: %t", value, !want)
 		}
 	}

@@ -35,7 +35,7 @@ var Ingress = kind.Of(kind.Definition[*networkingv1.Ingress]{
 	},
 	SpecChanged: func(obj, old *networkingv1.Ingress) bool { return !equality.Semantic.DeepEqual(obj.Spec, old.Spec) },
 
-	Status:         func(to, from *networkingv1.Ingress) { to.Status = from.Status },
+	CopyStatus:     func(to, from *networkingv1.Ingress) { to.Status = from.Status },
 	ValidateStatus: validateIngressStatus,
 	WarnStatus: func(obj, _ *networkingv1.Ingress) (warnings []string) {
 		for i, ingress := range obj.Status.LoadBalancer.Ingress {

@@ -19,7 +19,7 @@ var ServiceCIDR = kind.Of(kind.Definition[*networkingv1.ServiceCIDR]{
 	List: &networkingv1.ServiceCIDRList{},
 
 	Validate:   validateServiceCIDR,
-	Status:     func(to, from *networkingv1.ServiceCIDR) { to.Status = from.Status },
+	CopyStatus: func(to, from *networkingv1.ServiceCIDR) { to.Status = from.Status },
 	StatusOnly: true,
 
 	Columns: []metav1.TableColumnDefinition{

@@ -33,10 +33,10 @@ func Default(spec *corev1.PodSpec) {
 		defaultVolume(&spec.Volumes[i])
 	}
 	VisitContainers(spec, nil, func(c *corev1.Container, _ ContainerKind, _ *field.Path) { defaultContainer(c) })
-	RoundUp(spec.Overhead)
+	RoundUpToMilli(spec.Overhead)
 	if spec.Resources != nil {
-		RoundUp(spec.Resources.Limits)
-		RoundUp(spec.Resources.Requests)
+		RoundUpToMilli(spec.Resources.Limits)
+		RoundUpToMilli(spec.Resources.Requests)
 	}
 }
 
@@ -47,8 +47,8 @@ func DefaultTemplate(t *corev1.PodTemplateSpec) {
 	}
 }
 
-// RoundUp rounds quantities up to thousandths, the smallest unit of the API.
-func RoundUp(list corev1.ResourceList) {
+// RoundUpToMilli rounds quantities up to thousandths, the smallest unit of the API.
+func RoundUpToMilli(list corev1.ResourceList) {
 	for name, quantity := range list {
 		if !quantity.RoundUp(resource.Milli) {
 			list[name] = quantity
@@ -71,8 +71,8 @@ func defaultContainer(c *corev1.Container) {
 			}
 		}
 	}
-	RoundUp(c.Resources.Limits)
-	RoundUp(c.Resources.Requests)
+	RoundUpToMilli(c.Resources.Limits)
+	RoundUpToMilli(c.Resources.Requests)
 	for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
 		if probe != nil {
 			defaultProbe(probe)
@@ -157,8 +157,8 @@ func defaultVolume(v *corev1.Volume) {
 	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
 		claim := &v.Ephemeral.VolumeClaimTemplate.Spec
 		kind.SetDefault(&claim.VolumeMode, corev1.PersistentVolumeFilesystem)
-		RoundUp(claim.Resources.Limits)
-		RoundUp(claim.Resources.Requests)
+		RoundUpToMilli(claim.Resources.Limits)
+		RoundUpToMilli(claim.Resources.Requests)
 	}
 	defaultRemovedVolume(v)
 }

@@ -60,11 +60,11 @@ func TestPullPolicy(t *testing.T) {
 	}
 }
 
-func TestRoundUp(t *testing.T) {
+func TestRoundUpToMilli(t *testing.T) {
 	list := corev1.ResourceList{"cpu": resource.MustParse("100u"), "memory": resource.MustParse("1Gi")}
-	RoundUp(list)
+	RoundUpToMilli(list)
 	if cpu, memory := list["cpu"], list["memory"]; cpu.String() != "1m" || memory.String() != "1Gi" {
 		t.Errorf("rounded to %v and %v", cpu.String(), memory.String())
 	}
-	RoundUp(nil)
+	RoundUpToMilli(nil)
 }

@@ -21,7 +21,7 @@ var PodDisruptionBudget = kind.Of(kind.Definition[*policyv1.PodDisruptionBudget]
 	GVK: policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"), Plural: "poddisruptionbudgets", Short: []string{"pdb"}, Namespaced: true,
 	List:           &policyv1.PodDisruptionBudgetList{},
 	Validate:       validateBudget,
-	Status:         func(to, from *policyv1.PodDisruptionBudget) { to.Status = from.Status },
+	CopyStatus:     func(to, from *policyv1.PodDisruptionBudget) { to.Status = from.Status },
 	ValidateStatus: validateBudgetStatus,
 	SpecChanged: func(budget, old *policyv1.PodDisruptionBudget) bool {
 		return !equality.Semantic.DeepEqual(budget.Spec, old.Spec)

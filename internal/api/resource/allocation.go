@@ -121,7 +121,7 @@ func validateAllocation(allocation *resourcev1.AllocationResult, names sets.Set[
 				errs = append(errs, field.NotSupported(path.Child("source"), config.Source,
 					[]resourcev1.AllocationConfigSource{resourcev1.AllocationConfigSourceClaim, resourcev1.AllocationConfigSourceClass}))
 			}
-			errs = append(errs, validateReferences(config.Requests, names, path.Child("requests"))...)
+			errs = append(errs, validateRequestRefs(config.Requests, names, path.Child("requests"))...)
 			return append(errs, validateConfiguration(&config.DeviceConfiguration, false, path)...)
 		}, devices.Child("config"))...)
 	if allocation.NodeSelector != nil {
@@ -131,10 +131,10 @@ func validateAllocation(allocation *resourcev1.AllocationResult, names sets.Set[
 }
 
 func validateResult(result *resourcev1.DeviceRequestAllocationResult, names sets.Set[string], path *field.Path) field.ErrorList {
-	errs := validateReference(result.Request, names, path.Child("request"))
+	errs := validateRequestRef(result.Request, names, path.Child("request"))
 	errs = append(errs, validateDriverReference(&result.Driver, path.Child("driver"))...)
 	errs = append(errs, validatePoolReference(&result.Pool, path.Child("pool"))...)
-	errs = append(errs, validateLabel(result.Device, path.Child("device"))...)
+	errs = append(errs, validateDNSLabel(result.Device, path.Child("device"))...)
 	errs = append(errs, validateBindingConditions(result.BindingConditions, result.BindingFailureConditions, path)...)
 	errs = append(errs, validateSlice(result.Tolerations, unbounded, validateToleration, path.Child("tolerations"))...)
 	if result.ShareID != nil {
@@ -146,7 +146,7 @@ func validateResult(result *resourcev1.DeviceRequestAllocationResult, names sets
 func validateDeviceStatus(device *resourcev1.AllocatedDeviceStatus, allocated sets.Set[string], path *field.Path) field.ErrorList {
 	errs := validateDriverName(device.Driver, path.Child("driver"))
 	errs = append(errs, validatePoolName(device.Pool, path.Child("pool"))...)
-	errs = append(errs, validateLabel(device.Device, path.Child("device"))...)
+	errs = append(errs, validateDNSLabel(device.Device, path.Child("device"))...)
 	if device.ShareID != nil {
 		errs = append(errs, validateUUID(device.ShareID, path.Child("shareID"))...)
 	}

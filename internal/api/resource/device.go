@@ -3,6 +3,7 @@ package resource
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
@@ -14,13 +15,13 @@ import (
 
 var (
 	qualifiedNames = keyValidation{maxLength: longestQualifiedName, validate: validateQualifiedName}
-	labels         = keyValidation{maxLength: utilvalidation.DNS1123LabelMaxLength, validate: validateLabel}
+	labels         = keyValidation{maxLength: utilvalidation.DNS1123LabelMaxLength, validate: validateDNSLabel}
 )
 
 // validateDevice validates one device of a slice. old is the device of that name in the stored slice: newer validations are
 // skipped for unchanged fields.
 func validateDevice(device, old *resourcev1.Device, perDevice bool, path *field.Path) field.ErrorList {
-	errs := validateLabel(device.Name, path.Child("name"))
+	errs := validateDNSLabel(device.Name, path.Child("name"))
 	if count := len(device.Attributes) + len(device.Capacity); count > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		errs = append(errs, field.Invalid(path, count, fmt.Sprintf("the total number of attributes and capacities must not exceed %d", resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice)))
 	}
@@ -72,12 +73,34 @@ func validateCounters(set string, counters map[string]resourcev1.Counter, max in
 	if set == "" {
 		errs = append(errs, field.Required(setPath, ""))
 	} else {
-		errs = append(errs, validateLabel(set, setPath)...)
+		errs = append(errs, validateDNSLabel(set, setPath)...)
 	}
 	if len(counters) == 0 {
 		return append(errs, field.Required(path, ""))
 	}
 	return append(errs, validateMap(counters, max, labels, nil, path)...)
+}
+
+// validateBindingConditions validates the conditions that must be true before a pod is bound, and those that make binding fail. They are
+// two disjoint lists; neither may be set without the other.
+func validateBindingConditions(conditions, failureConditions []string, path *field.Path) field.ErrorList {
+	conditionsPath, failurePath := path.Child("bindingConditions"), path.Child("bindingFailureConditions")
+	errs := validateSlice(conditions, resourcev1.BindingConditionsMaxSize, validateConditionName, conditionsPath)
+	errs = append(errs, validateSlice(failureConditions, resourcev1.BindingFailureConditionsMaxSize, validateConditionName, failurePath)...)
+	errs = append(errs, validateUnique(conditions, identity, conditionsPath)...)
+	errs = append(errs, validateUnique(failureConditions, identity, failurePath)...)
+	for i, condition := range failureConditions {
+		if slices.Contains(conditions, condition) {
+			errs = append(errs, field.Invalid(failurePath.Index(i), condition, "bindingFailureConditions must not overlap with bindingConditions"))
+		}
+	}
+	if len(conditions) == 0 && len(failureConditions) > 0 {
+		errs = append(errs, field.Invalid(conditionsPath, conditions, "bindingConditions are required to use bindingFailureConditions"))
+	}
+	if len(failureConditions) == 0 && len(conditions) > 0 {
+		errs = append(errs, field.Invalid(failurePath, failureConditions, "bindingFailureConditions are required to use bindingConditions"))
+	}
+	return errs
 }
 
 func attributeValues(device *resourcev1.Device) int {

@@ -14,7 +14,7 @@ import (
 
 // DeviceTaintRule is an administrator's taint on devices, in addition to those that drivers set.
 var DeviceTaintRule = kind.Of(kind.Definition[*resourcev1.DeviceTaintRule]{
-	GVK: resourcev1.SchemeGroupVersion.WithKind("DeviceTaintRule"), StoredVersion: "v1beta2", Plural: "devicetaintrules",
+	GVK: resourcev1.SchemeGroupVersion.WithKind("DeviceTaintRule"), StorageVersion: "v1beta2", Plural: "devicetaintrules",
 	List: &resourcev1.DeviceTaintRuleList{},
 	Prepare: func(req *kind.Request, rule, old *resourcev1.DeviceTaintRule) {
 		stamp(req, &rule.Spec.Taint)
@@ -32,7 +32,7 @@ var DeviceTaintRule = kind.Of(kind.Definition[*resourcev1.DeviceTaintRule]{
 		}
 		return append(errs, validateTaint(&rule.Spec.Taint, stored, path.Child("taint"))...)
 	},
-	Status: func(to, from *resourcev1.DeviceTaintRule) { to.Status = from.Status },
+	CopyStatus: func(to, from *resourcev1.DeviceTaintRule) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, rule, _ *resourcev1.DeviceTaintRule) field.ErrorList {
 		path := field.NewPath("status", "conditions")
 		errs := metavalidation.ValidateConditions(rule.Status.Conditions, path)
@@ -75,7 +75,7 @@ func validateTaintSelector(selector *resourcev1.DeviceTaintSelector, path *field
 		errs = append(errs, validatePoolName(*selector.Pool, path.Child("pool"))...)
 	}
 	if selector.Device != nil {
-		errs = append(errs, validateLabel(*selector.Device, path.Child("device"))...)
+		errs = append(errs, validateDNSLabel(*selector.Device, path.Child("device"))...)
 	}
 	return errs
 }

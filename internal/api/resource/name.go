@@ -20,8 +20,8 @@ import (
 
 const longestQualifiedName = resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength
 
-// validateLabel validates names of requests, devices and counters.
-func validateLabel(name string, path *field.Path) field.ErrorList {
+// validateDNSLabel validates the names of requests, devices and counters.
+func validateDNSLabel(name string, path *field.Path) field.ErrorList {
 	return kind.Invalid(path, name, utilvalidation.IsDNS1123Label(name))
 }
 

@@ -32,9 +32,9 @@ var ResourceClaim = kind.Of(kind.Definition[*resourcev1.ResourceClaim]{
 	},
 	Prepare: func(_ *kind.Request, claim, old *resourcev1.ResourceClaim) {
 		if old == nil {
-			dropClaimSpec(&claim.Spec, nil)
+			dropDisabledClaimFields(&claim.Spec, nil)
 		} else {
-			dropClaimSpec(&claim.Spec, &old.Spec)
+			dropDisabledClaimFields(&claim.Spec, &old.Spec)
 		}
 	},
 	Validate: func(_ *kind.Request, claim, old *resourcev1.ResourceClaim) field.ErrorList {
@@ -47,7 +47,7 @@ var ResourceClaim = kind.Of(kind.Definition[*resourcev1.ResourceClaim]{
 		}
 		return nil
 	},
-	Status: func(to, from *resourcev1.ResourceClaim) { to.Status = from.Status },
+	CopyStatus: func(to, from *resourcev1.ResourceClaim) { to.Status = from.Status },
 	PrepareStatus: func(_ *kind.Request, claim, old *resourcev1.ResourceClaim) {
 		prepareClaimStatus(&claim.Status, &old.Status)
 	},

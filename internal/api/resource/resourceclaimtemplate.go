@@ -22,9 +22,9 @@ var ResourceClaimTemplate = kind.Of(kind.Definition[*resourcev1.ResourceClaimTem
 	Default: func(template *resourcev1.ResourceClaimTemplate) { defaultClaimSpec(&template.Spec.Spec) },
 	Prepare: func(_ *kind.Request, template, old *resourcev1.ResourceClaimTemplate) {
 		if old == nil {
-			dropClaimSpec(&template.Spec.Spec, nil)
+			dropDisabledClaimFields(&template.Spec.Spec, nil)
 		} else {
-			dropClaimSpec(&template.Spec.Spec, &old.Spec.Spec)
+			dropDisabledClaimFields(&template.Spec.Spec, &old.Spec.Spec)
 		}
 	},
 	Validate: func(_ *kind.Request, template, old *resourcev1.ResourceClaimTemplate) field.ErrorList {

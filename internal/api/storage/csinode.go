@@ -18,9 +18,9 @@ const maxNodeID = 256
 // CSINode lists the CSI drivers on a node and what they reported about it. It has the node's name.
 var CSINode = kind.Of(kind.Definition[*storagev1.CSINode]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSINode"), Plural: "csinodes",
-	List:     &storagev1.CSINodeList{},
-	Validate: validateCSINode,
-	Status:   func(to, from *storagev1.CSINode) { to.Status = from.Status },
+	List:       &storagev1.CSINodeList{},
+	Validate:   validateCSINode,
+	CopyStatus: func(to, from *storagev1.CSINode) { to.Status = from.Status },
 	// The feature gate of storage health is off: what a client sets is dropped.
 	PrepareStatus: func(_ *kind.Request, node, old *storagev1.CSINode) {
 		if len(old.Status.StorageHealth) == 0 {

@@ -29,7 +29,7 @@ var VolumeAttachment = kind.Of(kind.Definition[*storagev1.VolumeAttachment]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), Plural: "volumeattachments",
 	List:                    &storagev1.VolumeAttachmentList{},
 	Validate:                validateVolumeAttachment,
-	Status:                  func(to, from *storagev1.VolumeAttachment) { to.Status = from.Status },
+	CopyStatus:              func(to, from *storagev1.VolumeAttachment) { to.Status = from.Status },
 	StatusOnly:              true,
 	ValidateStatus:          validateVolumeAttachment,
 	DenyUnconditionalUpdate: true,

@@ -18,10 +18,10 @@ import (
 
 // StorageVersionMigration requests that every object of one resource be rewritten.
 var StorageVersionMigration = kind.Of(kind.Definition[*storagemigrationv1.StorageVersionMigration]{
-	GVK: storagemigrationv1.SchemeGroupVersion.WithKind("StorageVersionMigration"), StoredVersion: "v1beta1", Plural: "storageversionmigrations",
+	GVK: storagemigrationv1.SchemeGroupVersion.WithKind("StorageVersionMigration"), StorageVersion: "v1beta1", Plural: "storageversionmigrations",
 	List:                    &storagemigrationv1.StorageVersionMigrationList{},
 	Validate:                validateMigration,
-	Status:                  func(to, from *storagemigrationv1.StorageVersionMigration) { to.Status = from.Status },
+	CopyStatus:              func(to, from *storagemigrationv1.StorageVersionMigration) { to.Status = from.Status },
 	ValidateStatus:          validateStatus,
 	StatusOnly:              true,
 	DenyUnconditionalUpdate: true,

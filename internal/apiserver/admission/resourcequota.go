@@ -78,7 +78,7 @@ type quotaCharge struct {
 
 func newResourceQuota(client lazyClient, limited []quota.LimitedResource) *resourceQuota {
 	return &resourceQuota{
-		client: client, limited: limited, registry: quota.NewRegistry(devices{client}),
+		client: client, limited: limited, registry: quota.NewRegistry(claimUsageLister{client}),
 		queues: map[string]*queue{}, epochs: lru.New(maxEpochs),
 	}
 }
@@ -366,20 +366,20 @@ func timedOut(ctx context.Context, err error) error {
 }
 
 // devices gives the quota package the objects that the usage of resource claims depends on.
-type devices struct{ client lazyClient }
+type claimUsageLister struct{ client lazyClient }
 
-func (d devices) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
-	return list[*resourcev1.DeviceClass](context.Background(), d.client, deviceClasses, "")
+func (l claimUsageLister) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
+	return list[*resourcev1.DeviceClass](context.Background(), l.client, deviceClasses, "")
 }
 
-func (d devices) Pod(namespace, name string) *corev1.Pod {
-	pod, err := get[*corev1.Pod](context.Background(), d.client, pods, namespace, name)
+func (l claimUsageLister) Pod(namespace, name string) *corev1.Pod {
+	pod, err := get[*corev1.Pod](context.Background(), l.client, pods, namespace, name)
 	if err != nil {
 		return nil
 	}
 	return pod
 }
 
-func (d devices) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
-	return list[*resourcev1.ResourceClaim](context.Background(), d.client, resourceClaims, namespace)
+func (l claimUsageLister) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
+	return list[*resourcev1.ResourceClaim](context.Background(), l.client, resourceClaims, namespace)
 }

@@ -34,8 +34,8 @@ const (
 	ModeBlockingStrict = "blocking-strict"
 )
 
-// Delivery configures how a backend sends events; the fields are upstream's flags of the same names.
-type Delivery struct {
+// BackendOptions configure how a backend sends events; the fields are upstream's flags of the same names.
+type BackendOptions struct {
 	Mode string
 	// BufferSize is the maximum number of queued events, MaxSize that of a batch, MaxWait how long a batch waits to be full.
 	BufferSize, MaxSize int
@@ -58,16 +58,16 @@ type Log struct {
 	MaxAge, MaxBackups, MaxSize int
 	Compress                    bool
 	// Format is json, or legacy for lines of text.
-	Format   string
-	Delivery Delivery
+	Format         string
+	BackendOptions BackendOptions
 }
 
 // Webhook configures the webhook, which receives EventLists.
 type Webhook struct {
-	// Kubeconfig is the path of a kubeconfig file with the webhook's URL and credentials.
-	Kubeconfig     string
+	// KubeconfigFile is the path of a kubeconfig file with the webhook's URL and credentials.
+	KubeconfigFile string
 	InitialBackoff time.Duration
-	Delivery       Delivery
+	BackendOptions BackendOptions
 }
 
 // Config configures auditing. Without a policy file or without a backend, nothing is recorded.
@@ -81,16 +81,16 @@ type Config struct {
 type backend interface {
 	// send queues or writes a line, which the caller reuses afterwards. It returns false only if the request must be rejected.
 	send(line []byte) bool
-	// run delivers events until ctx ends, and then the remaining ones.
+	// run delivers events until ctx is done, and then the remaining ones.
 	run(ctx context.Context) error
 }
 
 // output is a backend and its configuration.
 type output struct {
 	backend
-	delivery Delivery
-	legacy   bool
-	name     string
+	options BackendOptions
+	legacy  bool
+	name    string
 }
 
 // Auditor records requests. A nil Auditor records none.
@@ -104,7 +104,7 @@ type Auditor struct {
 // New reads the policy and opens the backends. It returns nil if nothing is to be recorded.
 func New(c Config, log *slog.Logger) (*Auditor, error) {
 	if c.PolicyFile == "" {
-		if c.Log.Path != "" || c.Webhook.Kubeconfig != "" {
+		if c.Log.Path != "" || c.Webhook.KubeconfigFile != "" {
 			log.Warn("no audit policy file provided, no events will be recorded")
 		}
 		return nil, nil
@@ -122,14 +122,14 @@ func New(c Config, log *slog.Logger) (*Auditor, error) {
 		if err != nil {
 			return nil, err
 		}
-		a.outputs = append(a.outputs, output{backend: file, delivery: c.Log.Delivery, legacy: c.Log.Format == "legacy", name: "log"})
+		a.outputs = append(a.outputs, output{backend: file, options: c.Log.BackendOptions, legacy: c.Log.Format == "legacy", name: "log"})
 	}
-	if c.Webhook.Kubeconfig != "" {
+	if c.Webhook.KubeconfigFile != "" {
 		hook, err := newWebhook(c.Webhook, a)
 		if err != nil {
 			return nil, err
 		}
-		a.outputs = append(a.outputs, output{backend: hook, delivery: c.Webhook.Delivery, name: "webhook"})
+		a.outputs = append(a.outputs, output{backend: hook, options: c.Webhook.BackendOptions, name: "webhook"})
 	}
 	if len(a.outputs) == 0 {
 		return nil, nil
@@ -137,7 +137,7 @@ func New(c Config, log *slog.Logger) (*Auditor, error) {
 	return a, nil
 }
 
-// Run delivers events until ctx ends, and then the remaining ones. It must end after the last request.
+// Run delivers events until ctx is done, and then the remaining ones. It must end after the last request.
 func (a *Auditor) Run(ctx context.Context) error {
 	if a == nil {
 		return nil
@@ -202,11 +202,11 @@ func (a *Auditor) record(e *Event, at stage, now time.Time) bool {
 			*buffer = e.appendJSON((*buffer)[:0], at, now, false)
 			line, encoded = *buffer, true
 		}
-		if out.delivery.Truncate && int64(len(line)) > out.delivery.MaxEventBytes {
+		if out.options.Truncate && int64(len(line)) > out.options.MaxEventBytes {
 			if e.auditConfig.level >= levelRequest && !out.legacy {
 				line = e.appendJSON(nil, at, now, true)
 			}
-			if int64(len(line)) > out.delivery.MaxEventBytes {
+			if int64(len(line)) > out.options.MaxEventBytes {
 				a.lost("truncate", 1, errors.New("event is too large even after truncating"))
 				continue
 			}

@@ -60,7 +60,7 @@ func counted(c prometheus.Counter) float64 {
 
 func one(a *Auditor, id string) bool {
 	e := a.Begin(newRequest("GET", "/x"), id, time.Now(), ask("tim get /x"))
-	ok := e.Received(false)
+	ok := e.RecordReceived(false)
 	e.Started(200)
 	e.Complete()
 	return ok
@@ -85,7 +85,7 @@ func readLog(t *testing.T, path string) (ids []string) {
 func TestLogOrder(t *testing.T) {
 	for _, mode := range []string{ModeBlocking, ModeBlockingStrict} {
 		path := filepath.Join(t.TempDir(), "logs", "audit.log")
-		a, stop := open(t, Config{Log: Log{Path: path, Delivery: Delivery{Mode: mode}}})
+		a, stop := open(t, Config{Log: Log{Path: path, BackendOptions: BackendOptions{Mode: mode}}})
 		const senders, each = 8, 300
 		var all sync.WaitGroup
 		for s := range senders {
@@ -121,7 +121,7 @@ func TestLogOrder(t *testing.T) {
 
 func TestLogBatchWait(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	a, _ := open(t, Config{Log: Log{Path: path, Delivery: Delivery{Mode: ModeBlocking}}})
+	a, _ := open(t, Config{Log: Log{Path: path, BackendOptions: BackendOptions{Mode: ModeBlocking}}})
 	one(a, "1")
 	for deadline := time.Now().Add(5 * time.Second); len(readLog(t, path)) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -148,7 +148,7 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 
 func TestFullQueue(t *testing.T) {
 	lost := 0
-	q := newQueue(&Delivery{BufferSize: 3, MaxSize: 1}, time.Hour, '\n')
+	q := newQueue(&BackendOptions{BufferSize: 3, MaxSize: 1}, time.Hour, '\n')
 	q.lost = func(n int, _ error) { lost += n }
 	var got bytes.Buffer
 	q.deliver = func(events []byte, count int) { got.Write(events) }
@@ -168,7 +168,7 @@ func TestFullQueue(t *testing.T) {
 }
 
 func TestBatchesAreBounded(t *testing.T) {
-	q := newQueue(&Delivery{BufferSize: 100, MaxSize: 4, MaxWait: time.Hour, Truncate: true, MaxBatchBytes: 12}, 0, ',')
+	q := newQueue(&BackendOptions{BufferSize: 100, MaxSize: 4, MaxWait: time.Hour, Truncate: true, MaxBatchBytes: 12}, 0, ',')
 	q.retains = true
 	batches := make(chan string, 100)
 	q.deliver = func(events []byte, count int) { batches <- fmt.Sprintf("%d %s", count, events) }
@@ -294,7 +294,7 @@ func newReceiver(t *testing.T) (*receiver, string) {
 func TestWebhookBatches(t *testing.T) {
 	r, kubeconfig := newReceiver(t)
 	r.failed.Store(2)
-	a, stop := open(t, Config{Webhook: Webhook{Kubeconfig: kubeconfig, InitialBackoff: time.Millisecond, Delivery: Delivery{
+	a, stop := open(t, Config{Webhook: Webhook{KubeconfigFile: kubeconfig, InitialBackoff: time.Millisecond, BackendOptions: BackendOptions{
 		Mode: ModeBatch, BufferSize: 1000, MaxSize: 30, MaxWait: 20 * time.Millisecond, Throttle: true, QPS: 1000, Burst: 10,
 	}}})
 	for i := range 100 {
@@ -318,7 +318,7 @@ func TestWebhookFailures(t *testing.T) {
 	r, kubeconfig := newReceiver(t)
 	r.failed.Store(1000)
 	for _, mode := range []string{ModeBlocking, ModeBlockingStrict} {
-		a, stop := open(t, Config{Webhook: Webhook{Kubeconfig: kubeconfig, InitialBackoff: time.Microsecond, Delivery: Delivery{Mode: mode}}})
+		a, stop := open(t, Config{Webhook: Webhook{KubeconfigFile: kubeconfig, InitialBackoff: time.Microsecond, BackendOptions: BackendOptions{Mode: mode}}})
 		a.policy = parse(t, "rules: [{level: Metadata, omitStages: [ResponseComplete]}]")
 		if ok := one(a, "1"); ok != (mode == ModeBlocking) {
 			t.Errorf("mode %s: %v", mode, ok)
@@ -366,7 +366,7 @@ func BenchmarkMetadata(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			e := a.Begin(r, "e3c0cd4a-7c58-4c3f-9b38-7f5ec4cb8e15", time.Now(), attributes)
-			e.Received(false)
+			e.RecordReceived(false)
 			e.Annotate("authorization.k8s.io/decision", "allow")
 			e.Annotate("authorization.k8s.io/reason", `RBAC: allowed by ClusterRoleBinding "system:controller:deployment-controller" of ClusterRole "system:controller:deployment-controller" to ServiceAccount "deployment-controller/kube-system"`)
 			e.Started(201)
@@ -396,6 +396,6 @@ func benchmarkAuditor(b *testing.B) (*Auditor, error) {
 		return nil, err
 	}
 	return New(Config{PolicyFile: policy, Log: Log{
-		Path: os.DevNull, Delivery: Delivery{Mode: ModeBlocking},
+		Path: os.DevNull, BackendOptions: BackendOptions{Mode: ModeBlocking},
 	}}, slog.New(slog.DiscardHandler))
 }

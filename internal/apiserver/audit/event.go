@@ -94,8 +94,8 @@ func (e *Event) Impersonated(user authn.User, constraint string) {
 	e.impersonated, e.constraint = &user, constraint
 }
 
-// SetObject sets the fields of the object reference that are not in the path from the object in the body.
-func (e *Event) SetObject(obj metav1.Object) {
+// SetObjectRef completes objectRef from the object in the body: the fields that the request's path does not have.
+func (e *Event) SetObjectRef(obj metav1.Object) {
 	if e == nil || !e.hasObject || obj == nil {
 		return
 	}
@@ -112,8 +112,8 @@ func (e *Event) SetObject(obj metav1.Object) {
 	fill(&e.object.resourceVersion, obj.GetResourceVersion())
 }
 
-// SetRequest sets the request body, which is JSON. The event keeps it.
-func (e *Event) SetRequest(body []byte) {
+// SetRequestObject sets requestObject, which is JSON. The event keeps it.
+func (e *Event) SetRequestObject(body []byte) {
 	if !e.WantsRequest() {
 		return
 	}
@@ -122,8 +122,8 @@ func (e *Event) SetRequest(body []byte) {
 	e.request = e.body(body)
 }
 
-// SetResponse sets the response body, which is JSON. The event keeps it.
-func (e *Event) SetResponse(body []byte) {
+// SetResponseObject sets responseObject, which is JSON. The event keeps it.
+func (e *Event) SetResponseObject(body []byte) {
 	if !e.WantsResponse() {
 		return
 	}
@@ -150,8 +150,8 @@ func (e *Event) SetStatus(status *metav1.Status) {
 	e.status, e.code = status, status.Code
 }
 
-// Received records the stage RequestReceived. It returns false if the request must be rejected because it cannot be recorded.
-func (e *Event) Received(stream bool) bool {
+// RecordReceived records the stage RequestReceived. It returns false if the request must be rejected because it cannot be recorded.
+func (e *Event) RecordReceived(stream bool) bool {
 	if e == nil {
 		return true
 	}

@@ -83,12 +83,12 @@ func TestEventFields(t *testing.T) {
 	e.Annotate("a", "1")
 	e.Annotate("z", "2")
 	e.Annotate("m", "3")
-	if !e.Received(false) {
+	if !e.RecordReceived(false) {
 		t.Error("rejected")
 	}
 	e.Impersonated(authn.User{Username: "bob"}, "impersonate:user-info")
-	e.SetObject(&metav1.ObjectMeta{Name: "other", Namespace: "other", UID: "u", ResourceVersion: "9"})
-	e.SetRequest([]byte(`{ "kind": "Scale" }`))
+	e.SetObjectRef(&metav1.ObjectMeta{Name: "other", Namespace: "other", UID: "u", ResourceVersion: "9"})
+	e.SetRequestObject([]byte(`{ "kind": "Scale" }`))
 	e.SetStatus(&metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 		Status:   "Failure", Message: "no <way>", Reason: "Conflict", Code: 409,
@@ -97,7 +97,7 @@ func TestEventFields(t *testing.T) {
 		},
 	})
 	e.Started(409)
-	e.SetResponse([]byte("{\"kind\":\"Status\"}\n"))
+	e.SetResponseObject([]byte("{\"kind\":\"Status\"}\n"))
 	e.Complete()
 	events := out.events(t)
 	if len(events) != 2 || events[0].Stage != "RequestReceived" || events[0].RequestObject != nil || events[0].ResponseStatus != nil ||
@@ -141,13 +141,13 @@ func TestStages(t *testing.T) {
 		do     func(e *Event)
 		want   string // stage and code of each event
 	}{
-		{"an ordinary request", "", func(e *Event) { e.Received(false); e.Started(200); e.Complete() }, "RequestReceived 0, ResponseComplete 200"},
-		{"a stream", "", func(e *Event) { e.Received(true); e.Started(101); e.Complete() }, "RequestReceived 0, ResponseStarted 101, ResponseComplete 101"},
-		{"no answer", "", func(e *Event) { e.Received(false); e.Complete() }, "RequestReceived 0, ResponseComplete 200"},
-		{"a stream without answer", "", func(e *Event) { e.Received(true); e.Complete() }, "RequestReceived 0, ResponseStarted 200, ResponseComplete 200"},
-		{"a panic", "", func(e *Event) { e.Received(false); e.Panicked("!"); e.Started(500); e.Complete() }, "RequestReceived 0, Panic 500"},
+		{"an ordinary request", "", func(e *Event) { e.RecordReceived(false); e.Started(200); e.Complete() }, "RequestReceived 0, ResponseComplete 200"},
+		{"a stream", "", func(e *Event) { e.RecordReceived(true); e.Started(101); e.Complete() }, "RequestReceived 0, ResponseStarted 101, ResponseComplete 101"},
+		{"no answer", "", func(e *Event) { e.RecordReceived(false); e.Complete() }, "RequestReceived 0, ResponseComplete 200"},
+		{"a stream without answer", "", func(e *Event) { e.RecordReceived(true); e.Complete() }, "RequestReceived 0, ResponseStarted 200, ResponseComplete 200"},
+		{"a panic", "", func(e *Event) { e.RecordReceived(false); e.Panicked("!"); e.Started(500); e.Complete() }, "RequestReceived 0, Panic 500"},
 		{"not authenticated", "", func(e *Event) { e.Unauthenticated(); e.Started(401); e.Complete() }, "ResponseStarted 401"},
-		{"stages left out", ", omitStages: [RequestReceived, ResponseStarted]", func(e *Event) { e.Received(true); e.Started(200); e.Complete() }, "ResponseComplete 200"},
+		{"stages left out", ", omitStages: [RequestReceived, ResponseStarted]", func(e *Event) { e.RecordReceived(true); e.Started(200); e.Complete() }, "ResponseComplete 200"},
 	} {
 		a, out := newAuditor(t, "rules: [{level: Metadata"+tt.policy+"}]")
 		tt.do(a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim get /x")))
@@ -174,12 +174,12 @@ func TestLevelNone(t *testing.T) {
 		t.Fatal("an event")
 	}
 	e.Annotate("a", "b")
-	e.SetObject(nil)
-	e.SetRequest(nil)
+	e.SetObjectRef(nil)
+	e.SetRequestObject(nil)
 	e.SetStatus(&metav1.Status{})
 	e.Impersonated(authn.User{}, "")
 	e.Unauthenticated()
-	if !e.Received(false) || e.WantsRequest() || e.WantsResponse() {
+	if !e.RecordReceived(false) || e.WantsRequest() || e.WantsResponse() {
 		t.Error("it wants something")
 	}
 	e.Started(200)
@@ -197,7 +197,7 @@ func TestLevelNone(t *testing.T) {
 func TestStrictRejection(t *testing.T) {
 	a, out := newAuditor(t, "rules: [{level: Metadata}]")
 	out.refuse = true
-	if a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim get /x")).Received(false) {
+	if a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim get /x")).RecordReceived(false) {
 		t.Error("the request was not rejected")
 	}
 }
@@ -215,8 +215,8 @@ func TestBodiesByLevel(t *testing.T) {
 	} {
 		a, out := newAuditor(t, "rules: [{"+tt.rule+"}]")
 		e := a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim create pods ns"))
-		e.SetRequest([]byte(body))
-		e.SetResponse([]byte(list))
+		e.SetRequestObject([]byte(body))
+		e.SetResponseObject([]byte(list))
 		e.Complete()
 		got := out.events(t)[0]
 		raw := func(u *runtime.Unknown) string {
@@ -276,9 +276,9 @@ func TestLongUserAgent(t *testing.T) {
 
 func TestTruncate(t *testing.T) {
 	a, out := newAuditor(t, "rules: [{level: Request}]")
-	a.outputs[0].delivery = Delivery{Truncate: true, MaxEventBytes: 600, MaxBatchBytes: 1000}
+	a.outputs[0].options = BackendOptions{Truncate: true, MaxEventBytes: 600, MaxBatchBytes: 1000}
 	e := a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim create pods ns"))
-	e.SetRequest([]byte(`{"text":"` + strings.Repeat("x", 1000) + `"}`))
+	e.SetRequestObject([]byte(`{"text":"` + strings.Repeat("x", 1000) + `"}`))
 	e.Complete()
 	got := out.events(t)
 	if len(got) != 1 || got[0].RequestObject != nil || got[0].Annotations["audit.k8s.io/truncated"] != "true" {

@@ -26,7 +26,7 @@ type logFile struct {
 }
 
 func newLogFile(c Log, a *Auditor) (*logFile, error) {
-	l := &logFile{auditor: a, strict: c.Delivery.Mode == ModeBlockingStrict, out: os.Stdout}
+	l := &logFile{auditor: a, strict: c.BackendOptions.Mode == ModeBlockingStrict, out: os.Stdout}
 	if c.Path != "-" {
 		file, err := openRotating(c, a.log)
 		if err != nil {
@@ -34,12 +34,12 @@ func newLogFile(c Log, a *Auditor) (*logFile, error) {
 		}
 		l.file, l.out = file, file
 	}
-	d := c.Delivery
+	d := c.BackendOptions
 	if d.Mode != ModeBatch {
-		d = Delivery{BufferSize: logQueueEvents}
+		d = BackendOptions{BufferSize: logQueueEvents}
 	}
 	l.queue = newQueue(&d, logBatchWait, '\n')
-	l.queue.blocking = c.Delivery.Mode == ModeBlocking
+	l.queue.blocking = c.BackendOptions.Mode == ModeBlocking
 	l.queue.deliver = func(events []byte, count int) { l.write(events, count) }
 	l.queue.lost = func(events int, err error) { a.lost("buffered", events, err) }
 	return l, nil

@@ -45,7 +45,7 @@ var (
 	errQueueClosed = errors.New("audit backend shut down")
 )
 
-func newQueue(d *Delivery, batchWait time.Duration, separator byte) *queue {
+func newQueue(d *BackendOptions, batchWait time.Duration, separator byte) *queue {
 	q := &queue{
 		separator: separator, limit: d.BufferSize, batchWait: batchWait,
 		first: make(chan struct{}, 1), full: make(chan struct{}, 1),
@@ -98,7 +98,7 @@ func signal(to chan struct{}) {
 	}
 }
 
-// run delivers until ctx ends, and then the remaining events; later events are dropped.
+// run delivers until ctx is done, and then the remaining events; later events are dropped.
 func (q *queue) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
@@ -127,7 +127,7 @@ func (q *queue) run(ctx context.Context) {
 // deliverOne delivers a batch. It reports whether there is another full one.
 func (q *queue) deliverOne(ctx context.Context) (more bool) {
 	if q.throttle != nil {
-		_ = q.throttle.Wait(ctx) // queued events are delivered also when ctx has ended
+		_ = q.throttle.Wait(ctx) // queued events are delivered even when ctx is done
 	}
 	q.mu.Lock()
 	if len(q.ends) == 0 {

@@ -145,7 +145,7 @@ func (f *rotatingFile) Close() error {
 	return file.Close()
 }
 
-// runCleanup removes and compresses backups until ctx ends.
+// runCleanup removes and compresses backups until ctx is done.
 func (f *rotatingFile) runCleanup(ctx context.Context) {
 	for {
 		select {

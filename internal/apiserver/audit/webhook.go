@@ -47,12 +47,12 @@ type webhook struct {
 
 func newWebhook(c Webhook, a *Auditor) (*webhook, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{}).ClientConfig()
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.KubeconfigFile}, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("audit webhook: %w", err)
 	}
 	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
-		return nil, fmt.Errorf("audit webhook: kubeconfig %s has no http or https server URL", c.Kubeconfig)
+		return nil, fmt.Errorf("audit webhook: kubeconfig %s has no http or https server URL", c.KubeconfigFile)
 	}
 	config.Timeout = webhookTimeout
 	client, err := rest.HTTPClientFor(config)
@@ -61,10 +61,10 @@ func newWebhook(c Webhook, a *Auditor) (*webhook, error) {
 	}
 	// Following a redirect would send the events to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	w := &webhook{auditor: a, url: config.Host, client: client, backoff: c.InitialBackoff, mode: c.Delivery.Mode}
+	w := &webhook{auditor: a, url: config.Host, client: client, backoff: c.InitialBackoff, mode: c.BackendOptions.Mode}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.sending.SetLimit(webhookConcurrency)
-	w.queue = newQueue(&c.Delivery, c.Delivery.MaxWait, ',')
+	w.queue = newQueue(&c.BackendOptions, c.BackendOptions.MaxWait, ',')
 	w.queue.retains = true
 	w.queue.lost = func(events int, err error) { a.lost("buffered", events, err) }
 	w.queue.deliver = func(events []byte, count int) {

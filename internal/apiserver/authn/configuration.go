@@ -77,7 +77,7 @@ func AnonymousFrom(c *Configuration, enabled bool) *AnonymousUser {
 	return a
 }
 
-// WatchFile replaces the identity providers whenever the file changes, until ctx ends. An invalid file changes nothing.
+// WatchFile replaces the identity providers whenever the file changes, until ctx is done. An invalid file changes nothing.
 func (p *IdentityProviders) WatchFile(ctx context.Context, path string, log *slog.Logger) error {
 	var last []byte
 	ticker := time.NewTicker(configurationPoll)

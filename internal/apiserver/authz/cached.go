@@ -79,7 +79,7 @@ func listCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, n
 	return typed
 }
 
-// SyncNodeGraph keeps the Node authorizer's graph in step with the cache until ctx ends. synced is called once, when the graph has all objects
+// SyncNodeGraph keeps the graph of the Node authorizer up to date until ctx is done. synced is called once, when the graph has all objects
 // that existed at the start.
 func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog.Logger, synced func()) error {
 	remaining := len(NodeResources)

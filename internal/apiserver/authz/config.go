@@ -239,7 +239,7 @@ func (c *Authorizers) RulesFor(ctx context.Context, user authn.User, namespace s
 // RBAC is the RBAC authorizer of the chain, or nil.
 func (c *Authorizers) RBAC() *RBAC { return c.rbac }
 
-// Run reloads the configuration file when it changes, until ctx ends. An unreadable or invalid file changes nothing.
+// Run reloads the configuration file when it changes, until ctx is done. An unreadable or invalid file changes nothing.
 func (c *Authorizers) Run(ctx context.Context) error {
 	if c.config.File == "" {
 		<-ctx.Done()

@@ -58,7 +58,7 @@ func New(seats int) *Fairness {
 	return f
 }
 
-// Run adjusts the seats of the levels to their demand, every adjustmentPeriod until ctx ends.
+// Run adjusts the seats of the levels to their demand, every adjustmentPeriod until ctx is done.
 func (f *Fairness) Run(ctx context.Context) error {
 	ticker := time.NewTicker(adjustmentPeriod)
 	defer ticker.Stop()
@@ -117,7 +117,7 @@ var (
 )
 
 // RetryAfter counts a rejected request and returns the seconds after which its client should retry.
-func (s *Seats) RetryAfter() int { return s.schema.level.retry.after(time.Now().Unix()) }
+func (s *Seats) RetryAfter() int { return s.schema.level.retryAfter.reject(time.Now().Unix()) }
 
 // Configure replaces the configuration. Requests that are executing or waiting keep their level. A schema whose level does not
 // exist is ignored; mandatory objects that are missing are used all the same.

@@ -19,9 +19,9 @@ const serviceTime = 3 * time.Millisecond
 // time (queue.nextStart): when the work before it would be done at that rate. The request with the earliest virtual finish goes
 // first.
 type level struct {
-	name  string
-	epoch time.Time
-	retry retry
+	name       string
+	epoch      time.Time
+	retryAfter retryAfter
 
 	// Guarded by Fairness.mu.
 	object      *flowcontrolv1.PriorityLevelConfiguration

@@ -415,12 +415,12 @@ func TestHands(t *testing.T) {
 }
 
 func TestRetryAfter(t *testing.T) {
-	var r retry
+	var r retryAfter
 	second := int64(1000)
 	reject := func(perSecond int, seconds int) (last int) {
 		for range seconds {
 			for range perSecond {
-				last = r.after(second)
+				last = r.reject(second)
 			}
 			second++
 		}

@@ -104,8 +104,8 @@ func (c versionConverter) typed(in runtime.Object, from *kind.Version) (kind.Obj
 
 func (c versionConverter) between(obj kind.Object, from *kind.Version, wanted schema.GroupVersionKind) (kind.Object, error) {
 	var err error
-	if from.ToStored != nil {
-		if obj, err = from.ToStored(obj); err != nil {
+	if from.ToStorageVersion != nil {
+		if obj, err = from.ToStorageVersion(obj); err != nil {
 			return nil, err
 		}
 	}
@@ -113,8 +113,8 @@ func (c versionConverter) between(obj kind.Object, from *kind.Version, wanted sc
 		return obj, nil
 	}
 	for i := range c.kind.Versions {
-		if v := &c.kind.Versions[i]; v.GVK == wanted && v.FromStored != nil {
-			return v.FromStored(obj)
+		if v := &c.kind.Versions[i]; v.GVK == wanted && v.FromStorageVersion != nil {
+			return v.FromStorageVersion(obj)
 		}
 	}
 	return nil, runtime.NewNotRegisteredErrForKind(c.kind.Plural, wanted)

@@ -109,7 +109,7 @@ type Manager struct {
 	// whole describes the type; owned describes what a write through this endpoint can own. Both are nil when the type has no
 	// descriptor; then the library does all the work.
 	whole, owned *descriptor
-	// convert returns a stored object in the version of the endpoint; nil for the stored version itself.
+	// convert returns a stored object in the version of the endpoint; nil for the storage version itself.
 	convert func(kind.Object) (kind.Object, error)
 }
 
@@ -129,7 +129,7 @@ func (f *Factory) newManager(e endpoint) (*Manager, error) {
 			return nil, err
 		}
 	}
-	m := &Manager{apiVersion: gvk.GroupVersion().String(), subresource: e.subresource, convert: e.version.FromStored}
+	m := &Manager{apiVersion: gvk.GroupVersion().String(), subresource: e.subresource, convert: e.version.FromStorageVersion}
 	_, dynamic := sample.(runtime.Unstructured)
 	if !dynamic {
 		if m.whole, err = f.descriptors.of(reflect.TypeOf(sample), typed); err != nil {
@@ -168,7 +168,7 @@ func (f *Factory) typeConverterOf(k *kind.Kind) (managedfields.TypeConverter, er
 const maxUpdaters = 10
 
 // Update sets next's managedFields for a write that is not an apply. live is the stored object, or an empty one on create; it is
-// not changed. Both are in the stored version.
+// not changed. Both are in the storage version.
 func (m *Manager) Update(live, next kind.Object, manager string, now time.Time) {
 	if m.owned != nil && m.updateFast(live, next, manager, now) {
 		return
@@ -235,7 +235,7 @@ func (m *Manager) updateFast(live, next kind.Object, manager string, now time.Ti
 	return ok
 }
 
-// Apply merges an applied configuration into the live object and returns the merged one, in the stored version. live is
+// Apply merges an applied configuration into the live object and returns the merged one, in the storage version. live is
 // an empty object when there is none yet.
 func (m *Manager) Apply(live kind.Object, applied *unstructured.Unstructured, manager string, force bool) (kind.Object, error) {
 	merged, err := m.library.Apply(live.DeepCopyObject(), applied, manager, force)

@@ -13,7 +13,7 @@ import (
 // for a subresource such as status everything else.
 func resetPaths(k *kind.Kind, sub *kind.Subresource, desc *descriptor) [][]string {
 	if sub == nil || sub.Update == nil {
-		if k.Status != nil {
+		if k.CopyStatus != nil {
 			return [][]string{{"status"}}
 		}
 		return nil

@@ -43,13 +43,13 @@ const maxConcurrentReleases = 20
 var GarbageCollector = controller.Definition{
 	Name: "garbage-collector-controller", Aliases: []string{"garbagecollector"}, Queue: "garbage_collector_attempt_to_delete", Workers: 20,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
-		api, err := newServer(s.Client.Config)
+		metadataClient, err := newMetadataClient(s.Client.Config)
 		if err != nil {
 			return nil, err
 		}
 		g := &garbageCollector{
-			server: api, graph: newGraph(), setup: s, synced: make(chan struct{}), rediscover: make(chan struct{}, 1),
-			mapper:   restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
+			metadataClient: metadataClient, graph: newGraph(), setup: s, synced: make(chan struct{}), rediscover: make(chan struct{}, 1),
+			mapper:   restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
 			monitors: map[schema.GroupVersionResource]*monitor{},
 		}
 		return g, nil
@@ -57,7 +57,7 @@ var GarbageCollector = controller.Definition{
 }
 
 type garbageCollector struct {
-	*server
+	*metadataClient
 	*graph
 	setup  *controller.Setup
 	mapper *restmapper.DeferredDiscoveryRESTMapper
@@ -69,8 +69,8 @@ type garbageCollector struct {
 	monitors   map[schema.GroupVersionResource]*monitor
 }
 
-// errUnknownKind: the server does not serve the kind. A CRD may add it later, so the object is retried.
-var errUnknownKind = errors.New("unable to get REST mapping")
+// errNoMatch: the RESTMapper has no mapping, because the server does not serve the kind. A CRD may add it later, so the object is retried.
+var errNoMatch = errors.New("unable to get REST mapping")
 
 // errNoNamespace: a cluster-scoped object refers to a namespaced owner, which is invalid.
 var errNoNamespace = errors.New("cluster-scoped objects cannot refer to namespaced owners")
@@ -95,7 +95,7 @@ func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	switch {
 	case errors.Is(err, errNoNamespace):
 		return nil
-	case errors.Is(err, errUnknownKind):
+	case errors.Is(err, errNoMatch):
 		g.setup.EnqueueAfter(key, unknownKindDelay)
 		return nil
 	case err != nil:
@@ -256,7 +256,7 @@ func (g *garbageCollector) mapping(id identity) (*meta.RESTMapping, error) {
 	gvk := schema.FromAPIVersionAndKind(id.apiVersion, id.kind)
 	mapping, err := g.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
-		return nil, fmt.Errorf("%w for %s/%s", errUnknownKind, id.apiVersion, id.kind)
+		return nil, fmt.Errorf("%w for %s/%s", errNoMatch, id.apiVersion, id.kind)
 	}
 	return mapping, nil
 }

@@ -233,7 +233,7 @@ func TestManyDependents(t *testing.T) {
 	}
 }
 
-// TestDecide goes through all there is to know about an object and compares with the rules, said in another way.
+// TestDecide goes through all there is to know about an object and compares with the rules in another formulation.
 func TestDecide(t *testing.T) {
 	uid := []types.UID{"x"}
 	finalizers := map[string][]string{"none": nil, "other": {"example.com/other"}, "orphan": {metav1.FinalizerOrphanDependents}, "foreground": {metav1.FinalizerDeleteDependents}, "both": {metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}}
@@ -497,10 +497,10 @@ func TestReferencesThatOnlyAPlainPatchCanChange(t *testing.T) {
 			return g.release(t.Context(), identity{apiVersion: "example.com/v1", kind: "Widget", name: "w"}, nil)
 		}, true, 0},
 	} {
-		said := maps.Clone(discovered)
-		said["GET "+at], said["PATCH "+at] = []string{object("1")}, test.patches
-		api, heard := playing(t, said)
-		g := &garbageCollector{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
+		responses := maps.Clone(discovered)
+		responses["GET "+at], responses["PATCH "+at] = []string{object("1")}, test.patches
+		metadataClient, heard := playing(t, responses)
+		g := &garbageCollector{metadataClient: metadataClient, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery))}
 		if err := test.do(g); (err != nil) != test.err {
 			t.Errorf("%s: %v", test.what, err)
 		}
@@ -531,13 +531,13 @@ func storedLeaving(name, uid string, finalizers ...string) string {
 }
 
 // collector is a garbage collector of a server that answers so.
-func collector(t *testing.T, said map[string][]string) (*garbageCollector, *answers) {
+func collector(t *testing.T, responses map[string][]string) (*garbageCollector, *answers) {
 	t.Helper()
 	all := maps.Clone(known)
-	maps.Copy(all, said)
-	api, heard := playing(t, all)
+	maps.Copy(all, responses)
+	metadataClient, heard := playing(t, all)
 	c := inprocess.Client(t, inprocess.Server(t, t.Context()))
-	g := &garbageCollector{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
+	g := &garbageCollector{metadataClient: metadataClient, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery))}
 	_, err := controller.NewLoop(controller.Definition{Name: "garbage", New: func(s *controller.Setup) (controller.Syncer, error) {
 		g.setup = s
 		return g, nil
@@ -577,72 +577,72 @@ func TestAttemptToDelete(t *testing.T) {
 	owner := ref("Thing", "owner")
 	foreground := []string{metav1.FinalizerDeleteDependents}
 	for _, test := range []struct {
-		what  string
-		graph func(g *graph) // beside the child itself
-		child *metav1.ObjectMeta
-		said  map[string][]string
-		asked []string // without discovery; bodies where there are any
-		err   bool
-		gone  bool // from the graph
+		what      string
+		graph     func(g *graph) // beside the child itself
+		child     *metav1.ObjectMeta
+		responses map[string][]string
+		asked     []string // without discovery; bodies where there are any
+		err       bool
+		gone      bool // from the graph
 	}{
-		{what: "without owners it stays", child: naming(), said: map[string][]string{get("child"): {stored("child", "child", "1", nil)}}, asked: []string{get("child")}},
-		{what: "it is gone", child: naming(owner), said: map[string][]string{get("child"): {notThere}}, asked: []string{get("child")}, gone: true},
-		{what: "its name is another's", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "successor", "1", nil)}}, asked: []string{get("child")}, gone: true},
-		{what: "the server does not say", child: naming(owner), said: map[string][]string{get("child"): {refusal(500, metav1.StatusReasonInternalError, "no")}}, asked: []string{get("child")}, err: true},
-		{what: "its owner stays", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "1", nil, owner)}, get("owner"): {stored("owner", "owner", "1", nil)}}, asked: []string{get("child"), get("owner")}},
-		{what: "its owner was taken from it meanwhile", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "1", nil)}}, asked: []string{get("child")}},
-		{what: "its owner is gone", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
+		{what: "without owners it stays", child: naming(), responses: map[string][]string{get("child"): {stored("child", "child", "1", nil)}}, asked: []string{get("child")}},
+		{what: "it is gone", child: naming(owner), responses: map[string][]string{get("child"): {notThere}}, asked: []string{get("child")}, gone: true},
+		{what: "its name is another's", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "successor", "1", nil)}}, asked: []string{get("child")}, gone: true},
+		{what: "the server does not say", child: naming(owner), responses: map[string][]string{get("child"): {refusal(500, metav1.StatusReasonInternalError, "no")}}, asked: []string{get("child")}, err: true},
+		{what: "its owner stays", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "1", nil, owner)}, get("owner"): {stored("owner", "owner", "1", nil)}}, asked: []string{get("child"), get("owner")}},
+		{what: "its owner was taken from it meanwhile", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "1", nil)}}, asked: []string{get("child")}},
+		{what: "its owner is gone", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7")}},
-		{what: "its owner's name is another's", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {stored("owner", "successor", "1", nil)}, "DELETE " + at + "child": {success}},
+		{what: "its owner's name is another's", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {stored("owner", "successor", "1", nil)}, "DELETE " + at + "child": {success}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7")}},
-		{what: "its owner cannot be asked for", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {refusal(403, metav1.StatusReasonForbidden, "no")}}, asked: []string{get("child"), get("owner")}, err: true},
-		{what: "its owner is known to be gone", graph: func(g *graph) { g.markAbsent(id("owner")) }, child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, "DELETE " + at + "child": {success}},
+		{what: "its owner cannot be asked for", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {refusal(403, metav1.StatusReasonForbidden, "no")}}, asked: []string{get("child"), get("owner")}, err: true},
+		{what: "its owner is known to be gone", graph: func(g *graph) { g.markAbsent(id("owner")) }, child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, "DELETE " + at + "child": {success}},
 			asked: []string{get("child"), remove("Background", "7")}},
-		{what: "its owner is gone, and it is to leave orphans", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerOrphanDependents}, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
+		{what: "its owner is gone, and it is to leave orphans", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerOrphanDependents}, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
 			asked: []string{get("child"), get("owner"), remove("Orphan", "7")}},
-		{what: "its owner is gone, and it is to wait for its own", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", foreground, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
+		{what: "its owner is gone, and it is to wait for its own", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", foreground, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
 			asked: []string{get("child"), get("owner"), remove("Foreground", "7")}},
-		{what: "one owner is gone, one stays", child: naming(owner, ref("Thing", "other")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner, ref("Thing", "other"))}, get("owner"): {notThere}, get("other"): {stored("other", "other", "1", nil)}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+		{what: "one owner is gone, one stays", child: naming(owner, ref("Thing", "other")), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner, ref("Thing", "other"))}, get("owner"): {notThere}, get("other"): {stored("other", "other", "1", nil)}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
 			asked: []string{get("child"), get("owner"), get("other"), patch("child", `{"metadata":{"ownerReferences":[{"$patch":"delete","uid":"owner"}],"uid":"child"}}`)}},
 		{what: "one owner waits, one is gone, one stays", child: naming(owner, ref("Thing", "gone"), ref("Thing", "other")),
-			said:  map[string][]string{get("child"): {stored("child", "child", "7", nil, owner, ref("Thing", "gone"), ref("Thing", "other"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, get("gone"): {notThere}, get("other"): {stored("other", "other", "1", nil)}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
-			asked: []string{get("child"), get("owner"), get("gone"), get("other"), patch("child", `{"metadata":{"ownerReferences":[{"$patch":"delete","uid":"gone"},{"$patch":"delete","uid":"owner"}],"uid":"child"}}`)}},
-		{what: "its owner waits for it", child: naming(blocking("owner")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "DELETE " + at + "child": {success}},
+			responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner, ref("Thing", "gone"), ref("Thing", "other"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, get("gone"): {notThere}, get("other"): {stored("other", "other", "1", nil)}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			asked:     []string{get("child"), get("owner"), get("gone"), get("other"), patch("child", `{"metadata":{"ownerReferences":[{"$patch":"delete","uid":"gone"},{"$patch":"delete","uid":"owner"}],"uid":"child"}}`)}},
+		{what: "its owner waits for it", child: naming(blocking("owner")), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "DELETE " + at + "child": {success}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7")}},
-		{what: "its owner is being deleted, but does not wait", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {storedLeaving("owner", "owner", "example.com/other")}}, asked: []string{get("child"), get("owner")}},
-		{what: "its owner has the finalizer, but is not being deleted", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {stored("owner", "owner", "1", foreground)}}, asked: []string{get("child"), get("owner")}},
+		{what: "its owner is being deleted, but does not wait", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {storedLeaving("owner", "owner", "example.com/other")}}, asked: []string{get("child"), get("owner")}},
+		{what: "its owner has the finalizer, but is not being deleted", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {stored("owner", "owner", "1", foreground)}}, asked: []string{get("child"), get("owner")}},
 		{what: "its owner waits for it, and it has dependents", graph: func(g *graph) { g.observe(id("grandchild"), naming(ref("Thing", "child"))) }, child: naming(blocking("owner")),
-			said:  map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "DELETE " + at + "child": {success}},
-			asked: []string{get("child"), get("owner"), remove("Foreground", "7")}},
+			responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "DELETE " + at + "child": {success}},
+			asked:     []string{get("child"), get("owner"), remove("Foreground", "7")}},
 		{what: "its owner waits for it, and a dependent of its own waits, too", graph: func(g *graph) {
 			waits := leaving(metav1.FinalizerDeleteDependents)
 			waits.OwnerReferences = []metav1.OwnerReference{blocking("child")}
 			g.observe(id("owner"), waits)
 		}, child: naming(blocking("owner")),
-			said:  map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "PATCH " + at + "child": {stored("child", "child", "8", nil, ref("Thing", "owner"))}, "DELETE " + at + "child": {success}},
-			asked: []string{get("child"), get("owner"), patch("child", `{"metadata":{"ownerReferences":[{"blockOwnerDeletion":false,"uid":"owner"}],"uid":"child"}}`), remove("Foreground", "8")}},
-		{what: "it is being deleted", child: leaving("example.com/other"), said: nil, asked: nil},
-		{what: "it waits, and nobody blocks it", child: leaving(metav1.FinalizerDeleteDependents), said: map[string][]string{get("child"): {stored("child", "child", "7", []string{"x", metav1.FinalizerDeleteDependents})}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "PATCH " + at + "child": {stored("child", "child", "8", nil, ref("Thing", "owner"))}, "DELETE " + at + "child": {success}},
+			asked:     []string{get("child"), get("owner"), patch("child", `{"metadata":{"ownerReferences":[{"blockOwnerDeletion":false,"uid":"owner"}],"uid":"child"}}`), remove("Foreground", "8")}},
+		{what: "it is being deleted", child: leaving("example.com/other"), responses: nil, asked: nil},
+		{what: "it waits, and nobody blocks it", child: leaving(metav1.FinalizerDeleteDependents), responses: map[string][]string{get("child"): {stored("child", "child", "7", []string{"x", metav1.FinalizerDeleteDependents})}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
 			asked: []string{get("child"), get("child"), patch("child", `{"metadata":{"finalizers":["x"],"resourceVersion":"7"}}`)}},
 		{what: "it waits, and a dependent does not block it", graph: func(g *graph) { g.observe(id("grandchild"), naming(ref("Thing", "child"))) }, child: leaving(metav1.FinalizerDeleteDependents),
-			said:  map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerDeleteDependents})}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
-			asked: []string{get("child"), get("child"), patch("child", `{"metadata":{"finalizers":[],"resourceVersion":"7"}}`)}},
+			responses: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerDeleteDependents})}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			asked:     []string{get("child"), get("child"), patch("child", `{"metadata":{"finalizers":[],"resourceVersion":"7"}}`)}},
 		{what: "it waits for one that blocks it", graph: func(g *graph) { g.observe(id("grandchild"), naming(blocking("child"))) }, child: leaving(metav1.FinalizerDeleteDependents),
-			said: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerDeleteDependents})}}, asked: []string{get("child")}},
-		{what: "somebody changed it, but not its owners", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), stored("child", "child", "9", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict, success}},
+			responses: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerDeleteDependents})}}, asked: []string{get("child")}},
+		{what: "somebody changed it, but not its owners", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), stored("child", "child", "9", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict, success}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7"), get("child"), remove("Background", "")}},
-		{what: "somebody gave it another owner", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), stored("child", "child", "9", nil, ref("Thing", "other"))}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict}},
+		{what: "somebody gave it another owner", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), stored("child", "child", "9", nil, ref("Thing", "other"))}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7"), get("child")}, err: true},
-		{what: "somebody deleted it", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {notThere}},
+		{what: "somebody deleted it", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {notThere}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7")}, gone: true},
-		{what: "somebody changed and deleted it", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), notThere}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict}},
+		{what: "somebody changed and deleted it", child: naming(owner), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), notThere}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict}},
 			asked: []string{get("child"), get("owner"), remove("Background", "7"), get("child")}, gone: true},
-		{what: "an owner of the cluster stays", child: naming(ref("Box", "box")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Box", "box"))}, "GET /apis/example.com/v1/boxes/box": {stored("box", "box", "1", nil)}}, asked: []string{get("child"), "GET /apis/example.com/v1/boxes/box"}},
-		{what: "an owner of the cluster is gone", child: naming(ref("Box", "box")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Box", "box"))}, "DELETE " + at + "child": {success}}, asked: []string{get("child"), "GET /apis/example.com/v1/boxes/box", remove("Background", "7")}},
-		{what: "an owner of a kind nobody knows", child: naming(ref("Gadget", "g")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Gadget", "g"))}}, asked: []string{get("child")}, err: true},
+		{what: "an owner of the cluster stays", child: naming(ref("Box", "box")), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Box", "box"))}, "GET /apis/example.com/v1/boxes/box": {stored("box", "box", "1", nil)}}, asked: []string{get("child"), "GET /apis/example.com/v1/boxes/box"}},
+		{what: "an owner of the cluster is gone", child: naming(ref("Box", "box")), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Box", "box"))}, "DELETE " + at + "child": {success}}, asked: []string{get("child"), "GET /apis/example.com/v1/boxes/box", remove("Background", "7")}},
+		{what: "an owner of a kind nobody knows", child: naming(ref("Gadget", "g")), responses: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Gadget", "g"))}}, asked: []string{get("child")}, err: true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			g, heard := collector(t, test.said)
+			g, heard := collector(t, test.responses)
 			if test.graph != nil {
 				test.graph(g.graph)
 			}

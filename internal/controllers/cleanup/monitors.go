@@ -30,7 +30,7 @@ type monitor struct {
 // ignoredResources are frequent resources without owners and dependents.
 var ignoredResources = map[schema.GroupResource]bool{{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true}
 
-// Run monitors all resources, including those added later, until ctx ends.
+// Run monitors all resources, including those added later, until ctx is done.
 func (g *garbageCollector) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -111,7 +111,7 @@ func (g *garbageCollector) startMonitor(ctx context.Context, r resource, running
 		g.enqueueWork(g.observe(identity{apiVersion: apiVersion, kind: r.kind, namespace: m.Namespace, name: m.Name, uid: m.UID}, m))
 		onResourceChange()
 	}
-	informer := newMonitor(g.server, r.GroupVersionResource, metadataHandler{
+	informer := newMonitor(g.metadataClient, r.GroupVersionResource, metadataHandler{
 		onAdd:    observe,
 		onUpdate: observe,
 		onDelete: func(m *metav1.PartialObjectMetadata) { g.enqueueWork(g.objectDeleted(m.UID)); onResourceChange() },
@@ -127,8 +127,8 @@ type metadataHandler struct {
 }
 
 // newMonitor creates a metadata informer of one resource.
-func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) cache.Controller {
-	objects := s.in(gvr, "")
+func newMonitor(c *metadataClient, gvr schema.GroupVersionResource, h metadataHandler) cache.Controller {
+	objects := c.in(gvr, "")
 	handle := func(f func(*metav1.PartialObjectMetadata), obj any) {
 		// A deletion that the watch missed arrives as a tombstone with the last known state.
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
@@ -146,7 +146,7 @@ func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) c
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 				return objects.Watch(ctx, options)
 			},
-		}, s.metadata),
+		}, c.metadata),
 		ObjectType: &metav1.PartialObjectMetadata{},
 		Transform:  stripToOwnership,
 		Handler: cache.ResourceEventHandlerFuncs{

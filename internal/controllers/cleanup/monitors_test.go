@@ -16,13 +16,13 @@ import (
 // served is discovery of groups, each with resources: "a/v1": "things+ boxes". Behind a resource stands "+" if it can be watched, and
 // "-" if it can be listed only. A group with the word "away" does not answer.
 func served(groups map[string]string) map[string][]string {
-	said := map[string][]string{"GET /api": {`{"kind":"APIVersions","versions":[]}`}}
+	responses := map[string][]string{"GET /api": {`{"kind":"APIVersions","versions":[]}`}}
 	var list []string
 	for groupVersion, resources := range groups {
 		group, version, _ := strings.Cut(groupVersion, "/")
 		list = append(list, fmt.Sprintf(`{"name":%q,"versions":[{"groupVersion":%q,"version":%q}],"preferredVersion":{"groupVersion":%q,"version":%q}}`, group, groupVersion, version, groupVersion, version))
 		if resources == "away" {
-			said["GET /apis/"+groupVersion] = []string{refusal(503, metav1.StatusReasonServiceUnavailable, "away")}
+			responses["GET /apis/"+groupVersion] = []string{refusal(503, metav1.StatusReasonServiceUnavailable, "away")}
 			continue
 		}
 		var all []string
@@ -33,11 +33,11 @@ func served(groups map[string]string) map[string][]string {
 			}
 			all = append(all, fmt.Sprintf(`{"name":%q,"kind":"K","namespaced":true,"verbs":[%s]}`, strings.TrimSuffix(r, "+"), verbs))
 		}
-		said["GET /apis/"+groupVersion] = []string{fmt.Sprintf(`{"kind":"APIResourceList","groupVersion":%q,"resources":[%s]}`, groupVersion, strings.Join(all, ","))}
+		responses["GET /apis/"+groupVersion] = []string{fmt.Sprintf(`{"kind":"APIResourceList","groupVersion":%q,"resources":[%s]}`, groupVersion, strings.Join(all, ","))}
 	}
 	slices.Sort(list)
-	said["GET /apis"] = []string{`{"kind":"APIGroupList","groups":[` + strings.Join(list, ",") + `]}`}
-	return said
+	responses["GET /apis"] = []string{`{"kind":"APIGroupList","groups":[` + strings.Join(list, ",") + `]}`}
+	return responses
 }
 
 // TestWhatIsFollowed: resources come and go, and groups are away for a while.
@@ -65,7 +65,7 @@ func TestWhatIsFollowed(t *testing.T) {
 		var running sync.WaitGroup
 		for i, scan := range test.scans {
 			heard.mu.Lock()
-			heard.said = served(scan)
+			heard.responses = served(scan)
 			heard.mu.Unlock()
 			g.syncMonitors(ctx, &running)
 			var got []string

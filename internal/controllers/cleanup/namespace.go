@@ -36,11 +36,11 @@ func Namespace(grace time.Duration) controller.Definition {
 	return controller.Definition{
 		Name: "namespace-controller", Aliases: []string{"namespace"}, Queue: "namespace", Workers: 10,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
-			api, err := newServer(s.Client.Config)
+			metadataClient, err := newMetadataClient(s.Client.Config)
 			if err != nil {
 				return nil, err
 			}
-			n := &namespaces{server: api, setup: s, grace: grace, informer: client.InformerFor[*corev1.Namespace](s.Informers)}
+			n := &namespaces{metadataClient: metadataClient, setup: s, grace: grace, informer: client.InformerFor[*corev1.Namespace](s.Informers)}
 			enqueue := func(namespace *corev1.Namespace) {
 				if namespace.DeletionTimestamp != nil {
 					s.EnqueueAfter(controller.KeyOf(namespace), grace)
@@ -59,7 +59,7 @@ func Namespace(grace time.Duration) controller.Definition {
 }
 
 type namespaces struct {
-	*server
+	*metadataClient
 	setup    *controller.Setup
 	grace    time.Duration
 	informer client.Informer[*corev1.Namespace]

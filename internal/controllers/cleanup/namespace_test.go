@@ -192,12 +192,12 @@ func TestHowLongPodsMayTake(t *testing.T) {
 	}
 }
 
-// answers plays an API server: it answers requests by method and path and notes them.
+// answers is a fake API server: it responds to requests by method and path and records them.
 type answers struct {
-	mu     sync.Mutex
-	said   map[string][]string // the last answer stays
-	asked  []string
-	bodies []string // of those that had one
+	mu        sync.Mutex
+	responses map[string][]string // the last one is repeated
+	asked     []string
+	bodies    []string // of those that had one
 }
 
 func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -208,13 +208,13 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if body, err := io.ReadAll(r.Body); err == nil && len(body) > 0 {
 		a.bodies = append(a.bodies, request+" "+string(body))
 	}
-	all := a.said[request]
+	all := a.responses[request]
 	if len(all) == 0 {
 		http.NotFound(w, r)
 		return
 	}
 	if len(all) > 1 {
-		a.said[request] = all[1:]
+		a.responses[request] = all[1:]
 	}
 	w.Header().Set("Content-Type", "application/json")
 	var status metav1.Status
@@ -224,13 +224,13 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte(all[0]))
 }
 
-// playing starts an API server that answers so.
-func playing(t *testing.T, said map[string][]string) (*server, *answers) {
+// playing starts an API server with these responses.
+func playing(t *testing.T, responses map[string][]string) (*metadataClient, *answers) {
 	t.Helper()
-	a := &answers{said: said}
+	a := &answers{responses: responses}
 	http := httptest.NewServer(a)
 	t.Cleanup(http.Close)
-	s, err := newServer(&rest.Config{Host: http.URL})
+	s, err := newMetadataClient(&rest.Config{Host: http.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,13 +267,13 @@ func TestOneResourceIsEmptied(t *testing.T) {
 	all := []string{"list", "delete", "deletecollection"}
 	single := []string{"list", "delete"}
 	for _, test := range []struct {
-		what  string
-		verbs []string
-		said  map[string][]string
-		grace time.Duration
-		left  remainingContent
-		err   string
-		asked []string
+		what      string
+		verbs     []string
+		responses map[string][]string
+		grace     time.Duration
+		left      remainingContent
+		err       string
+		asked     []string
 	}{
 		{"nothing is there", all, map[string][]string{lists: {listing()}}, 0, remainingContent{}, "", []string{lists}},
 		{"all goes at once", all, map[string][]string{lists: {listing("a", "b"), listing()}, collection: {done}}, 0, remainingContent{}, "", []string{lists, collection, lists}},
@@ -290,8 +290,8 @@ func TestOneResourceIsEmptied(t *testing.T) {
 		{"a grace period is left, and a finalizer", all, map[string][]string{lists: {listing("a"), listing("a:x")}, collection: {done}}, 30 * time.Second, remainingContent{objects: 1, finalizers: map[string]int{"x": 1}, delay: 30 * time.Second}, "", []string{lists, collection, lists}},
 		{"nothing explains what is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 0, remainingContent{objects: 1, finalizers: map[string]int{}}, unexpected, []string{lists, collection, lists}},
 	} {
-		api, heard := playing(t, test.said)
-		left, err := (&namespaces{server: api}).deleteResource(t.Context(), resource{GroupVersionResource: widgets, verbs: test.verbs}, "work", test.grace)
+		metadataClient, heard := playing(t, test.responses)
+		left, err := (&namespaces{metadataClient: metadataClient}).deleteResource(t.Context(), resource{GroupVersionResource: widgets, verbs: test.verbs}, "work", test.grace)
 		if message(err) != test.err || !reflect.DeepEqual(left, test.left) {
 			t.Errorf("%s: %+v, %v; want %+v, %s", test.what, left, err, test.left, test.err)
 		}
@@ -304,9 +304,9 @@ func TestOneResourceIsEmptied(t *testing.T) {
 // TestPodsThatCannotBeDeleted: the condition has the server's own words.
 func TestPodsThatCannotBeDeleted(t *testing.T) {
 	discovered := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["delete","deletecollection","list"]}]}`
-	api, _ := playing(t, map[string][]string{"GET /api": {`{"kind":"APIVersions","versions":["v1"]}`}, "GET /apis": {`{"kind":"APIGroupList","groups":[]}`}, "GET /api/v1": {discovered},
+	metadataClient, _ := playing(t, map[string][]string{"GET /api": {`{"kind":"APIVersions","versions":["v1"]}`}, "GET /apis": {`{"kind":"APIGroupList","groups":[]}`}, "GET /api/v1": {discovered},
 		"GET /api/v1/namespaces/work/pods": {refusal(403, metav1.StatusReasonForbidden, "you may not")}})
-	n := &namespaces{server: api, setup: &controller.Setup{Client: inprocess.Start(t, t.Context())}}
+	n := &namespaces{metadataClient: metadataClient, setup: &controller.Setup{Client: inprocess.Start(t, t.Context())}}
 	found, err := n.deleteContent(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "work", DeletionTimestamp: new(metav1.Now())}})
 	if want := "Failed to delete all resource types, 1 remaining: you may not"; err != nil || found.failureMessage() != want {
 		t.Errorf("%v, %q, want %q", err, found.failureMessage(), want)

@@ -1,6 +1,7 @@
 // Package cleanup contains the controllers that delete what is no longer needed: the content of deleted namespaces, objects whose
-// owners are gone, orphaned and terminated pods, unused tokens. They handle all resources of the server, including custom ones,
-// through their metadata.
+// owners are gone, orphaned and terminated pods, unused tokens. It also contains the controller that recalculates the usage of
+// ResourceQuotas, because it needs the same client. They handle all resources of the server, including custom ones, through their
+// metadata.
 package cleanup
 
 import (
@@ -33,13 +34,13 @@ func (r resource) can(verbs ...string) bool {
 	return true
 }
 
-// server is a client for objects of unknown types.
-type server struct {
+// metadataClient discovers resources and reads the metadata of their objects, whatever their types.
+type metadataClient struct {
 	discovery *discovery.DiscoveryClient
 	metadata  metadata.Interface
 }
 
-func newServer(config *rest.Config) (*server, error) {
+func newMetadataClient(config *rest.Config) (*metadataClient, error) {
 	config = rest.CopyConfig(config)
 	// Deprecated versions are read only because they are served: suppress the warnings.
 	config.WarningHandler = rest.NoWarnings{}
@@ -51,7 +52,7 @@ func newServer(config *rest.Config) (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create metadata client: %w", err)
 	}
-	return &server{discovery: d, metadata: m}, nil
+	return &metadataClient{discovery: d, metadata: m}, nil
 }
 
 // parseError is an invalid discovery response, as opposed to a failed discovery request.
@@ -61,8 +62,8 @@ func (m *parseError) Error() string { return m.err.Error() }
 func (m *parseError) Unwrap() error { return m.err }
 
 // resources discovers the resources of the server. It may return both resources and an error: API groups fail independently.
-func (s *server) resources(ctx context.Context) ([]resource, error) {
-	lists, err := s.discovery.ServerPreferredResourcesWithContext(ctx)
+func (c *metadataClient) resources(ctx context.Context) ([]resource, error) {
+	lists, err := c.discovery.ServerPreferredResourcesWithContext(ctx)
 	var all []resource
 	var unread []error
 	for _, list := range lists {
@@ -86,19 +87,19 @@ func (s *server) resources(ctx context.Context) ([]resource, error) {
 }
 
 // in returns the client of a resource in a namespace, or in all namespaces if it is empty.
-func (s *server) in(gvr schema.GroupVersionResource, namespace string) metadata.ResourceInterface {
+func (c *metadataClient) in(gvr schema.GroupVersionResource, namespace string) metadata.ResourceInterface {
 	if namespace == "" {
-		return s.metadata.Resource(gvr)
+		return c.metadata.Resource(gvr)
 	}
-	return s.metadata.Resource(gvr).Namespace(namespace)
+	return c.metadata.Resource(gvr).Namespace(namespace)
 }
 
 // list lists the metadata of all objects of a resource in a namespace.
-func (s *server) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) ([]metav1.PartialObjectMetadata, error) {
+func (c *metadataClient) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) ([]metav1.PartialObjectMetadata, error) {
 	var all []metav1.PartialObjectMetadata
 	options := metav1.ListOptions{Limit: 500}
 	for {
-		page, err := s.in(gvr, namespace).List(ctx, options)
+		page, err := c.in(gvr, namespace).List(ctx, options)
 		if err != nil {
 			return nil, err
 		}

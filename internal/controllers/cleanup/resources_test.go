@@ -43,10 +43,10 @@ func TestResourcesOfAServer(t *testing.T) {
 	}
 	core, noCore := []string{`{"kind":"APIVersions","versions":["v1"]}`}, []string{`{"kind":"APIVersions","versions":[]}`}
 	for _, test := range []struct {
-		what string
-		said map[string][]string
-		want string
-		err  func(error) bool
+		what      string
+		responses map[string][]string
+		want      string
+		err       func(error) bool
 	}{
 		{"a server with nothing", map[string][]string{"GET /api": noCore, "GET /apis": groups()}, "", nil},
 		{"the core group", map[string][]string{"GET /api": core, "GET /apis": groups(), "GET /api/v1": {list("v1", "pods", "cluster-nodes")}}, "/v1/cluster-nodes /v1/pods*", nil},
@@ -54,8 +54,8 @@ func TestResourcesOfAServer(t *testing.T) {
 		{"a group is away", map[string][]string{"GET /api": core, "GET /apis": groups(group("a", "v1")), "GET /api/v1": {list("v1", "pods")}, "GET /apis/a/v1": {refusal(503, metav1.StatusReasonServiceUnavailable, "away")}}, "/v1/pods*",
 			func(err error) bool { return discovery.IsGroupDiscoveryFailedError(err) }},
 	} {
-		api, _ := playing(t, test.said)
-		resources, err := api.resources(t.Context())
+		metadataClient, _ := playing(t, test.responses)
+		resources, err := metadataClient.resources(t.Context())
 		var got []string
 		for _, r := range resources {
 			text := r.Group + "/" + r.Version + "/" + r.Resource
@@ -77,12 +77,12 @@ func TestListsComeInPages(t *testing.T) {
 	page := func(next string, names ...string) string {
 		return strings.Replace(listing(names...), `"metadata":{}`, `"metadata":{"continue":"`+next+`"}`, 1)
 	}
-	api, heard := playing(t, map[string][]string{"GET /apis/example.com/v1/namespaces/work/widgets": {page("x", "a", "b"), page("y", "c"), page("", "d")}, "GET /apis/example.com/v1/widgets": {refusal(500, metav1.StatusReasonInternalError, "no")}})
-	items, err := api.list(t.Context(), widgets, "work")
+	metadataClient, heard := playing(t, map[string][]string{"GET /apis/example.com/v1/namespaces/work/widgets": {page("x", "a", "b"), page("y", "c"), page("", "d")}, "GET /apis/example.com/v1/widgets": {refusal(500, metav1.StatusReasonInternalError, "no")}})
+	items, err := metadataClient.list(t.Context(), widgets, "work")
 	if err != nil || len(items) != 4 || items[3].Name != "d" || len(heard.asked) != 3 {
 		t.Errorf("%v, %v after %q", items, err, heard.asked)
 	}
-	if items, err := api.list(t.Context(), widgets, ""); err == nil || items != nil {
+	if items, err := metadataClient.list(t.Context(), widgets, ""); err == nil || items != nil {
 		t.Errorf("a list that fails: %v", items)
 	}
 }

@@ -52,7 +52,7 @@ type Config struct {
 	DanglingCondition func(*flowcontrolv1.FlowSchema, PriorityLevels, time.Time) (flowcontrolv1.FlowSchemaCondition, bool)
 	// OnBootstrapped and OnConfigured are called once, when the bootstrap objects exist and when Configure was first called.
 	OnBootstrapped, OnConfigured func()
-	// WaitReady returns true when the server is ready, or false when ctx ends first. Conditions are not written before.
+	// WaitReady returns true when the server is ready, or false when ctx is done first. Conditions are not written before.
 	WaitReady func(ctx context.Context) bool
 	Log       *slog.Logger
 }
@@ -74,7 +74,7 @@ func New(c Config) *Controller {
 	}
 }
 
-// Run runs the controller until ctx ends.
+// Run runs the controller until ctx is done.
 func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { c.runBootstrap(ctx); return nil })
@@ -84,7 +84,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// runBootstrap keeps the bootstrap objects as they should be until ctx ends.
+// runBootstrap keeps the bootstrap objects as they should be until ctx is done.
 func (c *Controller) runBootstrap(ctx context.Context) {
 	bootstrapped := false
 	for {
@@ -158,14 +158,14 @@ func ensureObject[T kind.Object](ctx context.Context, resource client.Resource[T
 	return nil
 }
 
-// removeOutdated deletes the bootstrap objects of former versions.
+// removeOutdated deletes the bootstrap objects of former versions: objects that are updated automatically and are no longer wanted.
 func removeOutdated[T kind.Object](ctx context.Context, resource client.Resource[T], wanted map[string]bool) error {
 	objs, _, err := resource.List(ctx, "", client.Selector{})
 	if err != nil {
 		return err
 	}
 	for _, obj := range objs {
-		if wanted[obj.GetName()] || !flowcontrol.Outdated(obj) {
+		if wanted[obj.GetName()] || !flowcontrol.AutoUpdates(obj) {
 			continue
 		}
 		if err := resource.Delete(ctx, "", obj.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -144,11 +144,11 @@ func TestTaintsOfRandomNodes(t *testing.T) {
 	statuses := []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown}
 	for round := range 3000 {
 		node := aNode("n")
-		said := map[corev1.NodeConditionType]corev1.ConditionStatus{}
+		reported := map[corev1.NodeConditionType]corev1.ConditionStatus{}
 		for _, c := range types {
 			if random.IntN(4) > 0 {
-				said[c] = statuses[random.IntN(3)]
-				says(c, said[c])(node)
+				reported[c] = statuses[random.IntN(3)]
+				says(c, reported[c])(node)
 			}
 		}
 		node.Spec.Unschedulable = random.IntN(2) == 0
@@ -166,11 +166,11 @@ func TestTaintsOfRandomNodes(t *testing.T) {
 		for _, key := range keys {
 			for _, effect := range []corev1.TaintEffect{no, out, prefer} {
 				taint := corev1.Taint{Key: key, Effect: effect}
-				lost := key == corev1.TaintNodeNotReady && said[corev1.NodeReady] == corev1.ConditionFalse || key == corev1.TaintNodeUnreachable && said[corev1.NodeReady] == corev1.ConditionUnknown
-				pressed := key == corev1.TaintNodeMemoryPressure && said[corev1.NodeMemoryPressure] == corev1.ConditionTrue ||
-					key == corev1.TaintNodeDiskPressure && said[corev1.NodeDiskPressure] == corev1.ConditionTrue ||
-					key == corev1.TaintNodePIDPressure && said[corev1.NodePIDPressure] == corev1.ConditionTrue ||
-					key == corev1.TaintNodeNetworkUnavailable && said[corev1.NodeNetworkUnavailable] == corev1.ConditionTrue
+				lost := key == corev1.TaintNodeNotReady && reported[corev1.NodeReady] == corev1.ConditionFalse || key == corev1.TaintNodeUnreachable && reported[corev1.NodeReady] == corev1.ConditionUnknown
+				pressed := key == corev1.TaintNodeMemoryPressure && reported[corev1.NodeMemoryPressure] == corev1.ConditionTrue ||
+					key == corev1.TaintNodeDiskPressure && reported[corev1.NodeDiskPressure] == corev1.ConditionTrue ||
+					key == corev1.TaintNodePIDPressure && reported[corev1.NodePIDPressure] == corev1.ConditionTrue ||
+					key == corev1.TaintNodeNetworkUnavailable && reported[corev1.NodeNetworkUnavailable] == corev1.ConditionTrue
 				inUse := had[corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: out}] || had[corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: out}]
 				switch {
 				case !isConditionTaint(taint):
@@ -200,7 +200,7 @@ func TestTaintsOfRandomNodes(t *testing.T) {
 				t.Fatalf("seed %d, round %d: %s has %s:%s %v, want %v (%s, drive %d)", seed, round, taintWords(node.Spec.Taints), taint.Key, taint.Effect, got[taint], there, taintWords(taints), how)
 			}
 		}
-		if v.needsEvictionToken() != (how == evictRateLimited && said[corev1.NodeReady] != "" && said[corev1.NodeReady] != corev1.ConditionTrue && !v.hasNoExecuteTaint()) {
+		if v.needsEvictionToken() != (how == evictRateLimited && reported[corev1.NodeReady] != "" && reported[corev1.NodeReady] != corev1.ConditionTrue && !v.hasNoExecuteTaint()) {
 			t.Fatalf("seed %d, round %d: needs a turn: %v", seed, round, v.needsEvictionToken())
 		}
 	}

@@ -277,11 +277,11 @@ func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 		up, down := windows[random.IntN(len(windows))], windows[random.IntN(len(windows))]
 		behavior := both(window(up, rules(theMost)), window(down, rules(theMost)))
 		var h scaleHistory
-		type said struct {
+		type timestamped struct {
 			n  int32
 			at time.Time
 		}
-		var buffer []said
+		var buffer []timestamped
 		at := now
 		for step := range 60 {
 			at = at.Add(time.Duration(1+random.IntN(40)) * time.Second)
@@ -311,9 +311,9 @@ func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 				want = high
 			}
 			if free >= 0 {
-				buffer[free] = said{desired, at}
+				buffer[free] = timestamped{desired, at}
 			} else {
-				buffer = append(buffer, said{desired, at})
+				buffer = append(buffer, timestamped{desired, at})
 			}
 			if got != want {
 				t.Fatalf("seed %d, round %d, step %d: windows %d and %d: %d, upstream %d", seed, round, step, up, down, got, want)

@@ -14,8 +14,8 @@ import (
 	"skiff/internal/controller"
 )
 
-// said is what a deployment's status says after a sync, condition by condition with its message.
-func said(d *appsv1.Deployment, plan controller.Plan) (map[appsv1.DeploymentConditionType]appsv1.DeploymentCondition, appsv1.DeploymentStatus) {
+// statusAfterSync returns the conditions, by type, and the status that a plan writes.
+func statusAfterSync(d *appsv1.Deployment, plan controller.Plan) (map[appsv1.DeploymentConditionType]appsv1.DeploymentCondition, appsv1.DeploymentStatus) {
 	status := d.Status
 	if plan.Status != nil {
 		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
@@ -92,7 +92,7 @@ func TestDeploymentProgress(t *testing.T) {
 		{"one that is scaled is not checked", aDeployment(3, progressingAs("True", "ReplicaSetUpdated", hour), reported(4, 2, 3, 3)), "1:2/2@4 2:2/1@4", "True ReplicaSetUpdated before", hour, 2 * hour, 0},
 	} {
 		plan := syncPlan(test.d, setsOf(test.d, test.sets)...)
-		conditions, _ := said(test.d, plan)
+		conditions, _ := statusAfterSync(test.d, plan)
 		c, ok := conditions[appsv1.DeploymentProgressing]
 		got := ""
 		if ok {
@@ -130,12 +130,12 @@ func TestDeploymentCounts(t *testing.T) {
 		{"what this sync scales is not counted yet", aDeployment(4), "2:2/1@2", counts{2, 2, 1, 1, 1}, false},
 		{"three sets", aDeployment(9), "0:2/1 1:3/2 2:4/3", counts{9, 4, 6, 6, 3}, false},
 	} {
-		_, status := said(test.d, syncPlan(test.d, setsOf(test.d, test.sets)...))
+		_, status := statusAfterSync(test.d, syncPlan(test.d, setsOf(test.d, test.sets)...))
 		got := counts{status.Replicas, status.UpdatedReplicas, status.ReadyReplicas, status.AvailableReplicas, status.UnavailableReplicas}
 		if got != test.want {
 			t.Errorf("%s: %+v, want %+v", test.what, got, test.want)
 		}
-		conditions, _ := said(test.d, syncPlan(test.d, setsOf(test.d, test.sets)...))
+		conditions, _ := statusAfterSync(test.d, syncPlan(test.d, setsOf(test.d, test.sets)...))
 		want := "False MinimumReplicasUnavailable Deployment does not have minimum availability."
 		if test.full {
 			want = "True MinimumReplicasAvailable Deployment has minimum availability."
@@ -208,7 +208,7 @@ func TestReplicaFailures(t *testing.T) {
 		d := aDeployment(3, func(d *appsv1.Deployment) { d.Status.Conditions = test.was })
 		sets := setsOf(d, "1:1/1 2:3/2")
 		sets[0].Status.Conditions, sets[1].Status.Conditions = test.old, test.next
-		conditions, _ := said(d, syncPlan(d, sets...))
+		conditions, _ := statusAfterSync(d, syncPlan(d, sets...))
 		got := ""
 		if c, ok := conditions[appsv1.DeploymentReplicaFailure]; ok {
 			got = fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message)

@@ -37,7 +37,7 @@ func TestFailureRules(t *testing.T) {
 		return batchv1.PodFailurePolicyOnPodConditionsPattern{Type: kind, Status: status}
 	}
 	running := corev1.ContainerStatus{Name: "web", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
-	said := func(container string, exit int, index int) string {
+	message := func(container string, exit int, index int) string {
 		return fmt.Sprintf("Container %s for pod default/a failed with exit code %d matching FailJob rule at index %d", container, exit, index)
 	}
 	rules := func(all ...batchv1.PodFailurePolicyRule) []batchv1.PodFailurePolicyRule { return all }
@@ -50,18 +50,18 @@ func TestFailureRules(t *testing.T) {
 		counts bool
 	}{
 		{"no rules", nil, withStatuses(ended("web", 1), nil), "", "", true},
-		{"a code that is listed", rules(code("FailJob", "In", "", 1, 42)), withStatuses(ended("web", 42), nil), "FailJob", said("web", 42, 0), true},
+		{"a code that is listed", rules(code("FailJob", "In", "", 1, 42)), withStatuses(ended("web", 42), nil), "FailJob", message("web", 42, 0), true},
 		{"a code that is not", rules(code("FailJob", "In", "", 1, 42)), withStatuses(ended("web", 2), nil), "", "", true},
-		{"not one of these", rules(code("FailJob", "NotIn", "", 1, 42)), withStatuses(ended("web", 2), nil), "FailJob", said("web", 2, 0), true},
+		{"not one of these", rules(code("FailJob", "NotIn", "", 1, 42)), withStatuses(ended("web", 2), nil), "FailJob", message("web", 2, 0), true},
 		{"not one of these, but it is", rules(code("FailJob", "NotIn", "", 1, 42)), withStatuses(ended("web", 42), nil), "", "", true},
 		{"zero is never not one of these", rules(code("FailJob", "NotIn", "", 1)), withStatuses(ended("web", 0), nil), "", "", true},
 		{"zero is never one of these", rules(code("FailJob", "In", "", 0)), withStatuses(ended("web", 0), nil), "", "", true},
 		{"an operator nobody knows", rules(code("FailJob", "Odd", "", 1)), withStatuses(ended("web", 1), nil), "", "", true},
-		{"of a named container", rules(code("FailJob", "In", "side", 1)), withStatuses(ended("web", 2, "side", 1), nil), "FailJob", said("side", 1, 0), true},
+		{"of a named container", rules(code("FailJob", "In", "side", 1)), withStatuses(ended("web", 2, "side", 1), nil), "FailJob", message("side", 1, 0), true},
 		{"of another container", rules(code("FailJob", "In", "side", 1)), withStatuses(ended("web", 1, "side", 2), nil), "", "", true},
-		{"of the first that matches", rules(code("FailJob", "In", "", 1)), withStatuses(ended("web", 2, "side", 1, "third", 1), nil), "FailJob", said("side", 1, 0), true},
-		{"of an init container", rules(code("FailJob", "In", "", 1)), withStatuses(nil, ended("init", 1)), "FailJob", said("init", 1, 0), true},
-		{"of a container before an init container", rules(code("FailJob", "In", "", 1, 2)), withStatuses(ended("web", 2), ended("init", 1)), "FailJob", said("web", 2, 0), true},
+		{"of the first that matches", rules(code("FailJob", "In", "", 1)), withStatuses(ended("web", 2, "side", 1, "third", 1), nil), "FailJob", message("side", 1, 0), true},
+		{"of an init container", rules(code("FailJob", "In", "", 1)), withStatuses(nil, ended("init", 1)), "FailJob", message("init", 1, 0), true},
+		{"of a container before an init container", rules(code("FailJob", "In", "", 1, 2)), withStatuses(ended("web", 2), ended("init", 1)), "FailJob", message("web", 2, 0), true},
 		{"of a named init container", rules(code("Ignore", "In", "init", 1)), withStatuses(ended("web", 1), ended("init", 1)), "Ignore", "", false},
 		{"of a container that still runs", rules(code("FailJob", "NotIn", "", 5)), withStatuses([]corev1.ContainerStatus{running}, nil), "", "", true},
 		{"nothing is known of containers", rules(code("FailJob", "NotIn", "", 5)), withStatuses(nil, nil), "", "", true},
@@ -69,7 +69,7 @@ func TestFailureRules(t *testing.T) {
 		{"counted", rules(code("Count", "In", "", 1)), withStatuses(ended("web", 1), nil), "Count", "", true},
 		{"the index fails", rules(code("FailIndex", "In", "", 1)), withStatuses(ended("web", 1), nil), "FailIndex", "", true},
 		{"the first rule decides", rules(code("Count", "In", "", 1), code("FailJob", "In", "", 1)), withStatuses(ended("web", 1), nil), "Count", "", true},
-		{"the second rule decides where the first does not match", rules(code("Ignore", "In", "", 9), code("FailJob", "In", "", 1)), withStatuses(ended("web", 1), nil), "FailJob", said("web", 1, 1), true},
+		{"the second rule decides where the first does not match", rules(code("Ignore", "In", "", 9), code("FailJob", "In", "", 1)), withStatuses(ended("web", 1), nil), "FailJob", message("web", 1, 1), true},
 		{"a condition", rules(on("FailJob", pattern(corev1.DisruptionTarget, "True"))), conditioned(corev1.DisruptionTarget, "True", 0), "FailJob", "Pod default/a has condition DisruptionTarget matching FailJob rule at index 0", true},
 		{"a condition of another status", rules(on("FailJob", pattern(corev1.DisruptionTarget, "True"))), conditioned(corev1.DisruptionTarget, "False", 0), "", "", true},
 		{"a condition that should be false", rules(on("Ignore", pattern("Custom", "False"))), conditioned("Custom", "False", 0), "Ignore", "", false},
@@ -80,7 +80,7 @@ func TestFailureRules(t *testing.T) {
 		{"a code before a condition", rules(code("FailJob", "In", "", 1), on("Ignore", pattern(corev1.DisruptionTarget, "True"))), func(p *corev1.Pod) {
 			withStatuses(ended("web", 1), nil)(p)
 			conditioned(corev1.DisruptionTarget, "True", 0)(p)
-		}, "FailJob", said("web", 1, 0), true},
+		}, "FailJob", message("web", 1, 0), true},
 	} {
 		got := matchPodFailurePolicy(&batchv1.PodFailurePolicy{Rules: test.rules}, work("a", corev1.PodFailed, test.pod))
 		if got.action != test.action || got.reason != test.reason || got.countsAsFailure() != test.counts {

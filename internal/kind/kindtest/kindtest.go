@@ -14,8 +14,8 @@ import (
 // Create returns the object as it would be stored and its validation errors. obj itself is not changed.
 func Create[T kind.Object](k *kind.Kind, req *kind.Request, obj T) (T, field.ErrorList) {
 	created := defaulted(k, obj)
-	if k.Status != nil && !k.StatusOnCreate {
-		k.Status(created, k.New())
+	if k.CopyStatus != nil && !k.StatusOnCreate {
+		k.CopyStatus(created, k.New())
 	}
 	if k.Prepare != nil {
 		k.Prepare(req, created, nil)
@@ -29,8 +29,8 @@ func Create[T kind.Object](k *kind.Kind, req *kind.Request, obj T) (T, field.Err
 // Update returns the object as it would be stored over old and the validation errors of the change.
 func Update[T kind.Object](k *kind.Kind, req *kind.Request, obj, old T) (T, field.ErrorList) {
 	updated, stored := defaulted(k, obj), defaulted(k, old)
-	if k.Status != nil {
-		k.Status(updated, stored)
+	if k.CopyStatus != nil {
+		k.CopyStatus(updated, stored)
 	}
 	if k.Prepare != nil {
 		k.Prepare(req, updated, stored)

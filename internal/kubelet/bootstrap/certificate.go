@@ -182,7 +182,7 @@ func covers(cert *x509.Certificate, template *x509.CertificateRequest) bool {
 		slices.Equal(cert.DNSNames, template.DNSNames)
 }
 
-// Run requests the certificate if there is none, before it expires, and when the template changes, until ctx ends.
+// Run requests the certificate if there is none, before it expires, and when the template changes, until ctx is done.
 func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 	retry := minRetry
 	for {

@@ -9,24 +9,25 @@ import (
 )
 
 // API is the part of the Container Runtime Interface that the kubelet uses, in the CRI's own protobuf messages. Client implements it
-// over gRPC, critest.Fake in memory; the suite in critest checks both. Product code outside this package uses Runtime instead.
+// over gRPC, critest.Fake in memory; the suite in critest checks both. Non-test code outside this
+// package uses Runtime instead.
 //
-// All methods may be called concurrently. Errors are gRPC statuses.
+// All methods may be called concurrently. Errors are gRPC statuses, except where noted.
 type API interface {
 	Version(ctx context.Context, apiVersion string) (*runtimeapi.VersionResponse, error)
 	Status(ctx context.Context, verbose bool) (*runtimeapi.StatusResponse, error)
 
-	RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (id string, err error)
+	RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, runtimeHandler string) (id string, err error)
 	StopPodSandbox(ctx context.Context, id string) error
 	RemovePodSandbox(ctx context.Context, id string) error
 	PodSandboxStatus(ctx context.Context, id string, verbose bool) (*runtimeapi.PodSandboxStatusResponse, error)
 	ListPodSandbox(ctx context.Context, filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error)
 	UpdatePodSandboxResources(ctx context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) error
 
-	CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (id string, err error)
+	CreateContainer(ctx context.Context, sandboxID string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (id string, err error)
 	StartContainer(ctx context.Context, id string) error
-	// StopContainer sends the container its stop signal and kills it after so many seconds.
-	StopContainer(ctx context.Context, id string, seconds int64) error
+	// StopContainer sends the container its stop signal and kills it if it still runs after timeoutSeconds.
+	StopContainer(ctx context.Context, id string, timeoutSeconds int64) error
 	RemoveContainer(ctx context.Context, id string) error
 	ListContainers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
 	ContainerStatus(ctx context.Context, id string, verbose bool) (*runtimeapi.ContainerStatusResponse, error)
@@ -34,11 +35,11 @@ type API interface {
 	ContainerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, error)
 	ListContainerStats(ctx context.Context, filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error)
 	ReopenContainerLog(ctx context.Context, id string) error
-	// GetContainerEvents sends events to the channel until ctx or the stream ends. It calls connected once the stream is established.
+	// GetContainerEvents sends events to the channel until ctx is done or the stream ends. It calls connected once the stream is established.
 	GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error
 
-	// ExecSync runs a command in a container. It returns an *ExitError for an exit code other than zero, and ErrTimedOut. A timeout
-	// of zero means none.
+	// ExecSync runs a command in a container. It returns an *ExitError if the exit code is not zero, and ErrTimedOut if the command
+	// exceeds the timeout. A timeout of zero means no limit.
 	ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (stdout, stderr []byte, err error)
 	Exec(ctx context.Context, request *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error)
 	Attach(ctx context.Context, request *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error)
@@ -47,7 +48,7 @@ type API interface {
 	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 	// ImageStatus returns a response without an Image for an image that is not present.
 	ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, verbose bool) (*runtimeapi.ImageStatusResponse, error)
-	PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (ref string, err error)
+	PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (ref string, err error)
 	RemoveImage(ctx context.Context, image *runtimeapi.ImageSpec) error
 	ImageFsInfo(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error)
 }

@@ -130,11 +130,11 @@ func (c *Client) Status(ctx context.Context, verbose bool) (*runtimeapi.StatusRe
 }
 
 // RunPodSandbox creates and starts the sandbox of a pod.
-func (c *Client) RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+func (c *Client) RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, runtimeHandler string) (string, error) {
 	// Twice the default: the runtime calls the CNI plugins within this call.
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
-	response, err := c.runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	response, err := c.runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: runtimeHandler})
 	if err != nil {
 		return "", err
 	}
@@ -176,8 +176,8 @@ func (c *Client) UpdatePodSandboxResources(ctx context.Context, request *runtime
 }
 
 // CreateContainer creates a container in a sandbox.
-func (c *Client) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
-	response, err := call(ctx, c.runtime.CreateContainer, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, Config: config, SandboxConfig: sandboxConfig})
+func (c *Client) CreateContainer(ctx context.Context, sandboxID string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
+	response, err := call(ctx, c.runtime.CreateContainer, &runtimeapi.CreateContainerRequest{PodSandboxId: sandboxID, Config: config, SandboxConfig: sandboxConfig})
 	return response.GetContainerId(), err
 }
 
@@ -187,11 +187,11 @@ func (c *Client) StartContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// StopContainer sends a container its stop signal and kills it after so many seconds.
-func (c *Client) StopContainer(ctx context.Context, id string, seconds int64) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
+// StopContainer sends a container its stop signal and kills it if it still runs after timeoutSeconds.
+func (c *Client) StopContainer(ctx context.Context, id string, timeoutSeconds int64) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(timeoutSeconds)*time.Second)
 	defer cancel()
-	_, err := c.runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
+	_, err := c.runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: timeoutSeconds})
 	return err
 }
 
@@ -258,7 +258,7 @@ func (c *Client) ReopenContainerLog(ctx context.Context, id string) error {
 	return err
 }
 
-// GetContainerEvents sends container events to the channel until ctx or the stream ends.
+// GetContainerEvents sends container events to the channel until ctx is done or the stream ends.
 func (c *Client) GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error {
 	stream, err := c.runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	if err != nil {

@@ -42,7 +42,7 @@ type observed struct {
 	state State
 }
 
-// Run watches until ctx ends. A runtime that sends events is listed every few minutes; one that does not is listed every second. Each
+// Run watches until ctx is done. A runtime that sends events is listed every few minutes; one that does not is listed every second. Each
 // time the event stream breaks or connects everything is listed, so that no change is missed.
 func (w *Watcher) Run(ctx context.Context) error {
 	w.known = map[string]observed{}

@@ -65,12 +65,12 @@ func (r *Runtime) ImageStatus(ctx context.Context, spec ImageSpec) (*Image, erro
 }
 
 // PullImage pulls an image for a pod and returns its reference. auth may be nil.
-func (r *Runtime) PullImage(ctx context.Context, spec ImageSpec, auth *RegistryAuth, sandbox *SandboxConfig) (ref string, err error) {
+func (r *Runtime) PullImage(ctx context.Context, spec ImageSpec, auth *RegistryAuth, sandboxConfig *SandboxConfig) (ref string, err error) {
 	var config *runtimeapi.AuthConfig
 	if auth != nil {
 		config = &runtimeapi.AuthConfig{Username: auth.Username, Password: auth.Password}
 	}
-	return r.api.PullImage(ctx, spec.message(), config, sandbox.message())
+	return r.api.PullImage(ctx, spec.message(), config, sandboxConfig.message())
 }
 
 // RemoveImage removes an image.

@@ -112,8 +112,8 @@ func (r *Runtime) Status(ctx context.Context) (Status, error) {
 }
 
 // RunPodSandbox creates and starts the sandbox of a pod.
-func (r *Runtime) RunPodSandbox(ctx context.Context, config *SandboxConfig, handler string) (id string, err error) {
-	return r.api.RunPodSandbox(ctx, config.config, handler)
+func (r *Runtime) RunPodSandbox(ctx context.Context, config *SandboxConfig, runtimeHandler string) (id string, err error) {
+	return r.api.RunPodSandbox(ctx, config.config, runtimeHandler)
 }
 
 // StopPodSandbox stops a sandbox and every container that still runs in it.
@@ -159,8 +159,8 @@ func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, id string, conf
 }
 
 // CreateContainer creates a container in a sandbox.
-func (r *Runtime) CreateContainer(ctx context.Context, sandbox string, config *ContainerConfig, sandboxConfig *SandboxConfig) (id string, err error) {
-	return r.api.CreateContainer(ctx, sandbox, config.config, sandboxConfig.message())
+func (r *Runtime) CreateContainer(ctx context.Context, sandboxID string, config *ContainerConfig, sandboxConfig *SandboxConfig) (id string, err error) {
+	return r.api.CreateContainer(ctx, sandboxID, config.config, sandboxConfig.message())
 }
 
 // StartContainer starts a container.
@@ -168,9 +168,9 @@ func (r *Runtime) StartContainer(ctx context.Context, id string) error {
 	return r.api.StartContainer(ctx, id)
 }
 
-// StopContainer sends a container its stop signal and kills it after so many seconds.
-func (r *Runtime) StopContainer(ctx context.Context, id string, seconds int64) error {
-	return r.api.StopContainer(ctx, id, seconds)
+// StopContainer sends a container its stop signal and kills it if it still runs after timeoutSeconds.
+func (r *Runtime) StopContainer(ctx context.Context, id string, timeoutSeconds int64) error {
+	return r.api.StopContainer(ctx, id, timeoutSeconds)
 }
 
 // RemoveContainer removes a container.
@@ -283,7 +283,7 @@ func (r *Runtime) Attach(ctx context.Context, id string, s Streams) (url string,
 }
 
 // PortForward returns the URL of a streaming session with ports of a sandbox.
-func (r *Runtime) PortForward(ctx context.Context, sandbox string, ports []int32) (url string, err error) {
-	response, err := r.api.PortForward(ctx, &runtimeapi.PortForwardRequest{PodSandboxId: sandbox, Port: ports})
+func (r *Runtime) PortForward(ctx context.Context, sandboxID string, ports []int32) (url string, err error) {
+	response, err := r.api.PortForward(ctx, &runtimeapi.PortForwardRequest{PodSandboxId: sandboxID, Port: ports})
 	return response.GetUrl(), err
 }

@@ -56,12 +56,12 @@ type idRecord struct {
 
 // Of returns the user namespace of a pod, nil for the host's. supported reports whether the runtime handler of that name supports user
 // namespaces. The pod's directory must exist.
-func (u *UserNamespaces) Of(pod *corev1.Pod, handler string, supported bool) (*UserNamespace, error) {
+func (u *UserNamespaces) Of(pod *corev1.Pod, runtimeHandler string, supported bool) (*UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return nil, nil
 	}
-	if !supported && handler != "" {
-		return nil, fmt.Errorf("can't set `spec.hostUsers: false`, RuntimeClass handler %q does not support user namespaces", handler)
+	if !supported && runtimeHandler != "" {
+		return nil, fmt.Errorf("can't set `spec.hostUsers: false`, RuntimeClass handler %q does not support user namespaces", runtimeHandler)
 	}
 	if !supported {
 		return nil, errors.New("can't set `spec.hostUsers: false`, runtime does not support user namespaces")

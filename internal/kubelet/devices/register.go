@@ -30,7 +30,7 @@ type plugin struct {
 	options    *pluginapi.DevicePluginOptions
 }
 
-// Run serves registrations until ctx ends. Plugins of an earlier run register again when they notice that their sockets
+// Run serves registrations until ctx is done. Plugins of an earlier run register again when they notice that their sockets
 // are gone.
 func (d *Devices) Run(ctx context.Context) error {
 	if err := os.MkdirAll(d.Dir, 0o750); err != nil {

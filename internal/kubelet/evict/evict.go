@@ -99,7 +99,7 @@ func (e *Evictor) Conditions() []corev1.NodeConditionType {
 	return e.conditions
 }
 
-// Run checks the thresholds until ctx ends.
+// Run checks the thresholds until ctx is done.
 func (e *Evictor) Run(ctx context.Context) error {
 	for {
 		evicted, err := e.check(ctx)

@@ -86,7 +86,7 @@ type candidate struct {
 	usageRecord
 }
 
-// Run collects garbage periodically until ctx ends, starting when the runtime responds.
+// Run collects garbage periodically until ctx is done, starting when the runtime responds.
 func (c *Collector) Run(ctx context.Context) error {
 	for _, err := c.Store.ListImages(ctx); err != nil; _, err = c.Store.ListImages(ctx) {
 		select {

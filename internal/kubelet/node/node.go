@@ -163,14 +163,14 @@ func (n *Node) Event(eventType, reason, message string) {
 	n.Events.Event(object, eventType, reason, message)
 }
 
-// Run maintains the node until ctx ends.
+// Run maintains the node until ctx is done.
 func (n *Node) Run(ctx context.Context) error {
 	n.Event(corev1.EventTypeNormal, "Starting", "Starting kubelet.")
 	var running sync.WaitGroup
 	defer running.Wait()
 	n.updateRuntimeState(ctx)
 	if err := n.register(ctx); err != nil {
-		return nil // ctx has ended
+		return nil // ctx is done
 	}
 	running.Go(func() { n.watch(ctx) })
 	running.Go(func() { n.renewLease(ctx) })
@@ -266,7 +266,7 @@ func (n *Node) object() *corev1.Node {
 	}
 }
 
-// register creates the Node object, or adopts an existing one. It retries until it succeeds or ctx ends.
+// register creates the Node object, or adopts an existing one. It retries until it succeeds or ctx is done.
 func (n *Node) register(ctx context.Context) error {
 	wait := 100 * time.Millisecond
 	for {

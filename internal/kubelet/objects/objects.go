@@ -50,7 +50,7 @@ func New(c *client.Client, changed func(pod types.UID), log *slog.Logger) *Objec
 	}
 }
 
-// Run watches until ctx ends, and returns when all watches have ended.
+// Run watches until ctx is done, and returns when all watches have ended.
 func (o *Objects) Run(ctx context.Context) error {
 	o.goroutines.run(ctx)
 	return nil

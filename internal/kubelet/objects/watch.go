@@ -25,7 +25,7 @@ const (
 	maxRetryDelay = 10 * time.Second
 )
 
-// watchObjects lists the matching objects and then watches them, until ctx ends or the handler stops it.
+// watchObjects lists the matching objects and then watches them, until ctx is done or the handler stops it.
 func watchObjects[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s handler[T]) {
 	wait := minRetryDelay
 	for ctx.Err() == nil {

@@ -51,7 +51,7 @@ type Server struct {
 	Log  *slog.Logger
 }
 
-// Run serves until ctx ends.
+// Run serves until ctx is done.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.Dir, 0o750); err != nil {
 		return fmt.Errorf("create directory of the pod resources API: %w", err)

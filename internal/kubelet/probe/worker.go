@@ -221,7 +221,7 @@ type worker struct {
 	found   bool
 }
 
-// run probes until ctx ends or the result is final: a startup probe ends with its first result, a liveness probe when it has failed, because
+// run probes until ctx is done or the result is final: a startup probe ends with its first result, a liveness probe when it has failed, because
 // the container will be restarted. It returns the last result.
 func (a *worker) run(ctx context.Context) Result {
 	period := time.Duration(max(a.spec.PeriodSeconds, 1)) * time.Second

@@ -122,7 +122,7 @@ func (c *Containerd) SandboxProfile() string { return c.directories.profile() }
 // Ready is closed when containerd is ready for the first time and the images are imported.
 func (c *Containerd) Ready() <-chan struct{} { return c.ready }
 
-// Run runs containerd until ctx ends, and then stops it. It returns an error if containerd cannot be started at first; if it exits later it
+// Run runs containerd until ctx is done, and then stops it. It returns an error if containerd cannot be started at first; if it exits later it
 // is restarted.
 func (c *Containerd) Run(ctx context.Context) error {
 	if err := c.prepare(); err != nil {
@@ -186,7 +186,7 @@ func (c *Containerd) prepare() error {
 	return atomicfile.Write(c.directories.configFile(), []byte(c.config), 0o600)
 }
 
-// runOnce starts containerd and returns when it has exited, or was stopped because ctx has ended.
+// runOnce starts containerd and returns when it has exited, or was stopped because ctx is done.
 func (c *Containerd) runOnce(ctx context.Context) error {
 	began := time.Now()
 	child, err := c.start()
@@ -239,7 +239,7 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	return nil
 }
 
-// ignoreCancelled drops errors after ctx has ended.
+// ignoreCancelled drops errors after ctx is done.
 func ignoreCancelled(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

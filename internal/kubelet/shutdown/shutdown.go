@@ -178,7 +178,7 @@ func (s *Shutdown) Times() (start, end time.Time) {
 	return s.times.Start, s.times.End
 }
 
-// Run delays shutdowns until ctx ends. Without logind it logs a warning and returns.
+// Run delays shutdowns until ctx is done. Without logind it logs a warning and returns.
 func (s *Shutdown) Run(ctx context.Context) error {
 	if len(s.Periods) == 0 {
 		return nil
@@ -236,7 +236,7 @@ func (s *Shutdown) inhibit() (_ *logind, err error) {
 	return l, l.inhibit()
 }
 
-// handleSignals handles logind's signals until ctx ends or the connection is lost.
+// handleSignals handles logind's signals until ctx is done or the connection is lost.
 func (s *Shutdown) handleSignals(ctx context.Context, l *logind) {
 	for {
 		select {

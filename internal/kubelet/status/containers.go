@@ -279,10 +279,10 @@ func allRestarting(pod *corev1.Pod, seen *cri.Pod, old *corev1.PodStatus) bool {
 	if c := condition(old.Conditions, corev1.AllContainersRestarting); c != nil && c.Status == corev1.ConditionTrue {
 		return true
 	}
-	said := map[string]*corev1.ContainerStatus{}
+	statuses := map[string]*corev1.ContainerStatus{}
 	for _, list := range [][]corev1.ContainerStatus{old.InitContainerStatuses, old.ContainerStatuses} {
 		for i := range list {
-			said[list[i].Name] = &list[i]
+			statuses[list[i].Name] = &list[i]
 		}
 	}
 	for kind, c := range container.All(&pod.Spec) {
@@ -296,7 +296,7 @@ func allRestarting(pod *corev1.Pod, seen *cri.Pod, old *corev1.PodStatus) bool {
 		if container.RestartsAllContainers(c, found.ExitCode) {
 			return true
 		}
-		if s := said[c.Name]; s != nil && s.State.Terminated != nil && container.RestartsAllContainers(c, s.State.Terminated.ExitCode) {
+		if s := statuses[c.Name]; s != nil && s.State.Terminated != nil && container.RestartsAllContainers(c, s.State.Terminated.ExitCode) {
 			return true
 		}
 	}

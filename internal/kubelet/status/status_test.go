@@ -307,12 +307,12 @@ func TestMerge(t *testing.T) {
 
 func TestFinal(t *testing.T) {
 	p := pod(always, ".i", ".j", "a")
-	said := &corev1.PodStatus{
+	status := &corev1.PodStatus{
 		Phase:                 corev1.PodPending,
 		InitContainerStatuses: []corev1.ContainerStatus{{Name: "i", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}, {Name: "j", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}},
 		ContainerStatuses:     []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}},
 	}
-	last := final(p, said)
+	last := final(p, status)
 	if last.Phase != corev1.PodFailed || last.InitContainerStatuses[0].State.Terminated == nil || last.InitContainerStatuses[1].State.Waiting == nil || last.ContainerStatuses[0].State.Waiting == nil {
 		t.Errorf("final status %+v", last)
 	}

@@ -57,7 +57,7 @@ func NewWriter(c *client.Client, log *slog.Logger) *Writer {
 	}
 }
 
-// Run writes statuses until ctx ends.
+// Run writes statuses until ctx is done.
 func (w *Writer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	for range writers {

@@ -63,7 +63,7 @@ type cpuRateSample struct {
 	current   bool    // whether it is part of the last sample
 }
 
-// Run takes samples until ctx ends.
+// Run takes samples until ctx is done.
 func (u *Usage) Run(ctx context.Context) error {
 	ticker := time.NewTicker(sampleInterval)
 	defer ticker.Stop()

@@ -90,7 +90,7 @@ func (d *drivers) volumeLock(data volumeData) *sync.Mutex {
 	return d.locks[key]
 }
 
-// run scans for sockets until ctx ends.
+// run scans for sockets until ctx is done.
 func (d *drivers) run(ctx context.Context) error {
 	dir := filepath.Join(d.root, "plugins_registry")
 	if err := os.MkdirAll(dir, 0o750); err != nil {

@@ -121,7 +121,7 @@ func (v *Volumes) Release() error {
 	return unmount(v.Root)
 }
 
-// Run registers CSI drivers until ctx ends.
+// Run registers CSI drivers until ctx is done.
 func (v *Volumes) Run(ctx context.Context) error { return v.csi.run(ctx) }
 
 // Mount sets up every volume that a container of the pod uses, and updates those with content from API objects. The error

@@ -37,7 +37,7 @@ var (
 	ErrExpired = fmt.Errorf("too old for the cache: %w", store.ErrCompacted)
 	// ErrFuture: the cache has not reached the requested revision.
 	ErrFuture = fmt.Errorf("not in the cache yet: %w", store.ErrFuture)
-	// ErrTimeout: the cache did not reach a revision before the context ended. A write that fails with it has happened.
+	// ErrTimeout: the cache did not reach a revision before the context was done. A write that fails with it has happened.
 	ErrTimeout = errors.New("cache did not reach the revision in time")
 	// ErrRemoved: the table was removed; its watches end.
 	ErrRemoved = errors.New("resource is no longer served")
@@ -171,7 +171,7 @@ func (c *Cache) Ready() <-chan struct{} { return c.ready }
 // Revision is the revision that the cache has reached.
 func (c *Cache) Revision() store.Revision { return c.revision.Load() }
 
-// WaitFor returns when the cache has reached the revision, or ErrTimeout when the context ends first.
+// WaitFor returns when the cache has reached the revision, or ErrTimeout when the context is done first.
 func (c *Cache) WaitFor(ctx context.Context, revision store.Revision) error {
 	if err := c.waitReady(ctx); err != nil {
 		return fmt.Errorf("wait for revision %d: %w", revision, err)
@@ -193,7 +193,7 @@ func (c *Cache) WaitFor(ctx context.Context, revision store.Revision) error {
 	return nil
 }
 
-// waitReady returns when the cache is loaded, or ErrTimeout when the context ends first.
+// waitReady returns when the cache is loaded, or ErrTimeout when the context is done first.
 func (c *Cache) waitReady(ctx context.Context) error {
 	select {
 	case <-c.ready:

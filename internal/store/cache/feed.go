@@ -10,7 +10,7 @@ import (
 	"skiff/internal/store"
 )
 
-// Run loads all tables as of some time ago and follows the store from there until ctx ends, so that watchers that
+// Run loads all tables as of some time ago and follows the store from there until ctx is done, so that watchers that
 // reconnect after a restart of the server find the history they need. A broken watch feed resumes where it stopped. If
 // the store has compacted that revision, the tables are listed again and the differences become events.
 func (c *Cache) Run(ctx context.Context) error {
@@ -44,7 +44,7 @@ func (c *Cache) Run(ctx context.Context) error {
 
 const retryInterval = 200 * time.Millisecond
 
-// retry calls try until it succeeds or ctx ends.
+// retry calls try until it succeeds or ctx is done.
 func (c *Cache) retry(ctx context.Context, what string, try func(context.Context) error) bool {
 	for ctx.Err() == nil {
 		err := try(ctx)

@@ -231,7 +231,7 @@ func TestStoreWentBack(t *testing.T) {
 	})
 }
 
-// A write waits for the watch feed only until its context ends.
+// A write waits for the watch feed only until its context is done.
 func TestWritersDoNotHang(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		entry := mustCreate(t, pods, "a")

@@ -176,7 +176,7 @@ func (e *Encryption) ProbeProviders(ctx context.Context) {
 	all.Wait()
 }
 
-// Run probes the KMS plugins and, with reload, watches the configuration file, until ctx ends.
+// Run probes the KMS plugins and, with reload, watches the configuration file, until ctx is done.
 func (e *Encryption) Run(ctx context.Context) error {
 	if e == nil {
 		return nil
@@ -203,7 +203,7 @@ func (e *Encryption) Run(ctx context.Context) error {
 	}
 }
 
-// waitForChange waits until the file has a new valid configuration, or until ctx ends.
+// waitForChange waits until the file has a new valid configuration, or until ctx is done.
 func (e *Encryption) waitForChange(ctx context.Context) *transformers {
 	ticker := time.NewTicker(e.poll)
 	defer ticker.Stop()

@@ -172,7 +172,7 @@ type failFastKey struct{}
 
 func failsFast(ctx context.Context) bool { return ctx.Value(failFastKey{}) != nil }
 
-// probePeriodically probes the plugin until ctx ends.
+// probePeriodically probes the plugin until ctx is done.
 func (s *kmsProvider) probePeriodically(ctx context.Context, log *slog.Logger) {
 	for {
 		wait := probeInterval

@@ -14,7 +14,7 @@ import (
 // is the last compacted revision. The name is upstream's, so that upstream's servers can take part.
 const compactKey = "compact_rev_key"
 
-// compactEvery compacts history older than the interval until ctx ends. A server that lost the race for the next version
+// compactEvery compacts history older than the interval until ctx is done. A server that lost the race for the next version
 // of the key learns the current version, and compacts an interval later if no other server has by then.
 func (s *Store) compactEvery(ctx context.Context, interval time.Duration) {
 	ticker := time.NewTicker(interval)

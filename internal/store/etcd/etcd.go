@@ -52,7 +52,7 @@ type engine interface {
 	compact(ctx context.Context, revision store.Revision) error
 	// current returns a revision not older than any write that completed before the call.
 	current(ctx context.Context) (store.Revision, error)
-	// follow sends the changes below prefix after the revision until ctx ends.
+	// follow sends the changes below prefix after the revision until ctx is done.
 	follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error
 	shared() bool
 	healthy(ctx context.Context) error

@@ -29,7 +29,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 	return w
 }
 
-// follow sends the changes below prefix after the revision until ctx ends, which is no error.
+// follow sends the changes below prefix after the revision until ctx is done, which is no error.
 func (s *Store) follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error {
 	for {
 		batch, changed, err := s.since(prefix, after)

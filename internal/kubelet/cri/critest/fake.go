@@ -45,9 +45,9 @@ type fakeSandbox struct {
 }
 
 type fakeContainer struct {
-	sandbox string
-	status  *runtimeapi.ContainerStatus
-	exited  chan struct{}
+	sandboxID string
+	status    *runtimeapi.ContainerStatus
+	exited    chan struct{}
 	// exits is set if the container's command is an exit with code.
 	exits bool
 	code  int32
@@ -141,7 +141,7 @@ func (f *Fake) exit(c *fakeContainer, code int32) {
 		c.status.Reason = "Error"
 	}
 	close(c.exited)
-	f.send(c.status.Id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	f.send(c.status.Id, c.sandboxID, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
 func (f *Fake) send(id, sandbox string, kind runtimeapi.ContainerEventType) {
@@ -210,7 +210,7 @@ func (f *Fake) StopPodSandbox(_ context.Context, id string) error {
 		return err
 	}
 	for _, c := range f.containers {
-		if c.sandbox == id {
+		if c.sandboxID == id {
 			f.exit(c, 137)
 		}
 	}
@@ -227,7 +227,7 @@ func (f *Fake) RemovePodSandbox(ctx context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for container, c := range f.containers {
-		if c.sandbox == id {
+		if c.sandboxID == id {
 			delete(f.containers, container)
 		}
 	}
@@ -280,24 +280,24 @@ func contains(labels, selector map[string]string) bool {
 }
 
 // CreateContainer implements cri.API.
-func (f *Fake) CreateContainer(_ context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
+func (f *Fake) CreateContainer(_ context.Context, sandboxID string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.call("CreateContainer", config.GetMetadata().GetName()); err != nil {
 		return "", err
 	}
-	s := f.sandboxes[sandbox]
+	s := f.sandboxes[sandboxID]
 	if s == nil || s.status.State != runtimeapi.PodSandboxState_SANDBOX_READY {
-		return "", status.Errorf(codes.Unknown, "sandbox %q is not running", sandbox)
+		return "", status.Errorf(codes.Unknown, "sandbox %q is not running", sandboxID)
 	}
 	for _, other := range f.containers {
-		if m := other.status.Metadata; other.sandbox == sandbox && m.Name == config.Metadata.Name && m.Attempt == config.Metadata.Attempt {
+		if m := other.status.Metadata; other.sandboxID == sandboxID && m.Name == config.Metadata.Name && m.Attempt == config.Metadata.Attempt {
 			return "", status.Errorf(codes.AlreadyExists, "name of container %s is in use", m.Name)
 		}
 	}
 	id := f.id("container")
 	logPath := filepath.Join(sandboxConfig.GetLogDirectory(), config.GetLogPath())
-	f.containers[id] = &fakeContainer{sandbox: sandbox, exited: make(chan struct{}), status: &runtimeapi.ContainerStatus{
+	f.containers[id] = &fakeContainer{sandboxID: sandboxID, exited: make(chan struct{}), status: &runtimeapi.ContainerStatus{
 		Id: id, Metadata: config.Metadata, State: runtimeapi.ContainerState_CONTAINER_CREATED, CreatedAt: f.now(), Image: config.Image,
 		ImageRef: config.GetImage().GetImage(), Labels: config.Labels, Annotations: config.Annotations, Mounts: config.Mounts, LogPath: logPath,
 		Resources: &runtimeapi.ContainerResources{Linux: config.GetLinux().GetResources()},
@@ -306,7 +306,7 @@ func (f *Fake) CreateContainer(_ context.Context, sandbox string, config *runtim
 		count, err := fmt.Sscanf(config.Command[n-1], "exit %d", &f.containers[id].code)
 		f.containers[id].exits = count == 1 && err == nil
 	}
-	f.send(id, sandbox, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	f.send(id, sandboxID, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return id, nil
 }
 
@@ -325,11 +325,11 @@ func (f *Fake) StartContainer(_ context.Context, id string) error {
 		c.status.State, c.status.StartedAt, c.status.FinishedAt = runtimeapi.ContainerState_CONTAINER_EXITED, 0, f.now()
 		c.status.ExitCode, c.status.Reason, c.status.Message = 128, "StartError", err.Error()
 		close(c.exited)
-		f.send(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		f.send(id, c.sandboxID, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 		return err
 	}
 	c.status.State, c.status.StartedAt = runtimeapi.ContainerState_CONTAINER_RUNNING, f.now()
-	f.send(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	f.send(id, c.sandboxID, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	if c.status.LogPath != "" {
 		_ = os.WriteFile(c.status.LogPath, nil, 0o640) // fails if the test made no log directory
 	}
@@ -379,7 +379,7 @@ func (f *Fake) RemoveContainer(_ context.Context, id string) error {
 	}
 	f.exit(c, 137)
 	delete(f.containers, id)
-	f.send(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+	f.send(id, c.sandboxID, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	return nil
 }
 
@@ -389,10 +389,10 @@ func (f *Fake) ListContainers(_ context.Context, filter *runtimeapi.ContainerFil
 	defer f.mu.Unlock()
 	var found []*runtimeapi.Container
 	for id, c := range f.containers {
-		if (filter.GetId() == "" || filter.GetId() == id) && (filter.GetPodSandboxId() == "" || filter.GetPodSandboxId() == c.sandbox) &&
+		if (filter.GetId() == "" || filter.GetId() == id) && (filter.GetPodSandboxId() == "" || filter.GetPodSandboxId() == c.sandboxID) &&
 			contains(c.status.Labels, filter.GetLabelSelector()) && (filter.GetState() == nil || filter.GetState().State == c.status.State) {
 			found = append(found, &runtimeapi.Container{
-				Id: id, PodSandboxId: c.sandbox, Metadata: c.status.Metadata, Image: c.status.Image, ImageRef: c.status.ImageRef,
+				Id: id, PodSandboxId: c.sandboxID, Metadata: c.status.Metadata, Image: c.status.Image, ImageRef: c.status.ImageRef,
 				State: c.status.State, CreatedAt: c.status.CreatedAt, Labels: c.status.Labels, Annotations: c.status.Annotations,
 			})
 		}

@@ -90,7 +90,7 @@ func TestRecounted(t *testing.T) {
 }
 
 func TestOnlyUnknown(t *testing.T) {
-	unknownKind, other := fmt.Errorf("%w for widgets", errUnknownKind), errors.New("no route")
+	unknownKind, other := fmt.Errorf("%w for widgets", errNoMatch), errors.New("no route")
 	for _, test := range []struct {
 		what string
 		err  error
@@ -103,7 +103,7 @@ func TestOnlyUnknown(t *testing.T) {
 		{"one of two", errors.Join(unknownKind, other), false},
 		{"the other of two", errors.Join(other, unknownKind), false},
 	} {
-		if got := isOnlyUnknownKinds(test.err); got != test.want {
+		if got := isOnlyNoMatch(test.err); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}

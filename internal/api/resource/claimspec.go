@@ -2,7 +2,6 @@ package resource
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
@@ -13,24 +12,25 @@ import (
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 )
 
-// What a claim requests: requests, constraints between them, and configuration for the drivers.
+// The spec of a ResourceClaim: requests for devices, constraints between them, and configuration for the drivers.
 
 func defaultClaimSpec(spec *resourcev1.ResourceClaimSpec) {
 	for i := range spec.Devices.Requests {
 		request := &spec.Devices.Requests[i]
 		if exactly := request.Exactly; exactly != nil {
-			defaultCount(&exactly.AllocationMode, &exactly.Count)
+			defaultAllocationMode(&exactly.AllocationMode, &exactly.Count)
 			defaultTolerations(exactly.Tolerations)
 		}
 		for j := range request.FirstAvailable {
-			choice := &request.FirstAvailable[j]
-			defaultCount(&choice.AllocationMode, &choice.Count)
-			defaultTolerations(choice.Tolerations)
+			subRequest := &request.FirstAvailable[j]
+			defaultAllocationMode(&subRequest.AllocationMode, &subRequest.Count)
+			defaultTolerations(subRequest.Tolerations)
 		}
 	}
 }
 
-func defaultCount(mode *resourcev1.DeviceAllocationMode, count *int64) {
+// defaultAllocationMode sets the defaults of allocationMode and count: exactly one device.
+func defaultAllocationMode(mode *resourcev1.DeviceAllocationMode, count *int64) {
 	if *mode == "" {
 		*mode = resourcev1.DeviceAllocationModeExactCount
 	}
@@ -39,9 +39,9 @@ func defaultCount(mode *resourcev1.DeviceAllocationMode, count *int64) {
 	}
 }
 
-// dropClaimSpec drops derived attributes, an alpha feature.
-func dropClaimSpec(spec, old *resourcev1.ResourceClaimSpec) {
-	derived := func(spec *resourcev1.ResourceClaimSpec, visit func(*[]resourcev1.DeviceDerivedAttribute)) {
+// dropDisabledClaimFields clears the fields of disabled alpha features, here derivedAttributes, unless the old spec uses them.
+func dropDisabledClaimFields(spec, old *resourcev1.ResourceClaimSpec) {
+	visitDerivedAttributes := func(spec *resourcev1.ResourceClaimSpec, visit func(*[]resourcev1.DeviceDerivedAttribute)) {
 		for i := range spec.Devices.Requests {
 			request := &spec.Devices.Requests[i]
 			if request.Exactly != nil {
@@ -54,10 +54,10 @@ func dropClaimSpec(spec, old *resourcev1.ResourceClaimSpec) {
 	}
 	inUse := false
 	if old != nil {
-		derived(old, func(list *[]resourcev1.DeviceDerivedAttribute) { inUse = inUse || len(*list) > 0 })
+		visitDerivedAttributes(old, func(list *[]resourcev1.DeviceDerivedAttribute) { inUse = inUse || len(*list) > 0 })
 	}
 	if !inUse {
-		derived(spec, func(list *[]resourcev1.DeviceDerivedAttribute) { *list = nil })
+		visitDerivedAttributes(spec, func(list *[]resourcev1.DeviceDerivedAttribute) { *list = nil })
 	}
 }
 
@@ -72,30 +72,32 @@ func validateClaimSpec(spec *resourcev1.ResourceClaimSpec, path *field.Path) fie
 		}, path.Child("constraints"))...)
 	return append(errs, validateSlice(devices.Config, resourcev1.DeviceConfigMaxSize,
 		func(config *resourcev1.DeviceClaimConfiguration, path *field.Path) field.ErrorList {
-			errs := validateReferences(config.Requests, names, path.Child("requests"))
+			errs := validateRequestRefs(config.Requests, names, path.Child("requests"))
 			return append(errs, validateConfiguration(&config.DeviceConfiguration, false, path)...)
 		}, path.Child("config"))...)
 }
 
-// requestNames are the names of a claim's requests, and of their alternatives as request/alternative.
+// requestNames are the names of a claim's requests, and of their subrequests as request/subrequest.
 func requestNames(claim *resourcev1.DeviceClaim) sets.Set[string] {
 	names := sets.New[string]()
 	for _, request := range claim.Requests {
 		names.Insert(request.Name)
-		for _, choice := range request.FirstAvailable {
-			names.Insert(request.Name + "/" + choice.Name)
+		for _, subRequest := range request.FirstAvailable {
+			names.Insert(request.Name + "/" + subRequest.Name)
 		}
 	}
 	return names
 }
 
-func validateReferences(requests []string, names sets.Set[string], path *field.Path) field.ErrorList {
+// validateRequestRefs validates the requests that a constraint or configuration applies to.
+func validateRequestRefs(requests []string, names sets.Set[string], path *field.Path) field.ErrorList {
 	return validateSet(requests, resourcev1.DeviceRequestsMaxSize, func(name *string, path *field.Path) field.ErrorList {
-		return validateReference(*name, names, path)
+		return validateRequestRef(*name, names, path)
 	}, identity, path)
 }
 
-func validateReference(name string, names sets.Set[string], path *field.Path) field.ErrorList {
+// validateRequestRef validates a reference to a request ("name") or to a subrequest ("name/subrequest") of the claim.
+func validateRequestRef(name string, names sets.Set[string], path *field.Path) field.ErrorList {
 	const rule = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
 	segments := strings.Split(name, "/")
 	if len(segments) > 2 {
@@ -103,7 +105,7 @@ func validateReference(name string, names sets.Set[string], path *field.Path) fi
 	}
 	var errs field.ErrorList
 	for _, segment := range segments {
-		errs = append(errs, validateLabel(segment, path)...)
+		errs = append(errs, validateDNSLabel(segment, path)...)
 	}
 	if !names.Has(name) || !names.Has(segments[0]) {
 		errs = append(errs, field.Invalid(path, name, rule))
@@ -112,7 +114,7 @@ func validateReference(name string, names sets.Set[string], path *field.Path) fi
 }
 
 func validateRequest(request *resourcev1.DeviceRequest, path *field.Path) field.ErrorList {
-	errs := validateLabel(request.Name, path.Child("name"))
+	errs := validateDNSLabel(request.Name, path.Child("name"))
 	switch exactly := request.Exactly; {
 	case exactly == nil && len(request.FirstAvailable) == 0:
 		errs = append(errs, field.Required(path, "exactly one of `exactly` or `firstAvailable` is required"))
@@ -122,18 +124,18 @@ func validateRequest(request *resourcev1.DeviceRequest, path *field.Path) field.
 		errs = append(errs, validateExactRequest(exactly, path.Child("exactly"))...)
 	default:
 		errs = append(errs, validateSet(request.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize,
-			func(choice *resourcev1.DeviceSubRequest, path *field.Path) field.ErrorList {
-				errs := validateLabel(choice.Name, path.Child("name"))
+			func(subRequest *resourcev1.DeviceSubRequest, path *field.Path) field.ErrorList {
+				errs := validateDNSLabel(subRequest.Name, path.Child("name"))
 				return append(errs, validateExactRequest(&resourcev1.ExactDeviceRequest{
-					DeviceClassName: choice.DeviceClassName, Selectors: choice.Selectors, AllocationMode: choice.AllocationMode,
-					Count: choice.Count, Tolerations: choice.Tolerations,
+					DeviceClassName: subRequest.DeviceClassName, Selectors: subRequest.Selectors, AllocationMode: subRequest.AllocationMode,
+					Count: subRequest.Count, Tolerations: subRequest.Tolerations,
 				}, path)...)
-			}, func(choice *resourcev1.DeviceSubRequest) string { return choice.Name }, path.Child("firstAvailable"))...)
+			}, func(subRequest *resourcev1.DeviceSubRequest) string { return subRequest.Name }, path.Child("firstAvailable"))...)
 	}
 	return errs
 }
 
-// validateExactRequest validates the fields that requests and their alternatives have in common.
+// validateExactRequest validates the fields that requests and subrequests have in common.
 func validateExactRequest(request *resourcev1.ExactDeviceRequest, path *field.Path) field.ErrorList {
 	errs := validateClassName(request.DeviceClassName, path.Child("deviceClassName"))
 	errs = append(errs, validateSelectors(request.Selectors, false, path.Child("selectors"))...)
@@ -153,8 +155,8 @@ func validateExactRequest(request *resourcev1.ExactDeviceRequest, path *field.Pa
 	return append(errs, validateSlice(request.Tolerations, unbounded, validateToleration, path.Child("tolerations"))...)
 }
 
-// validateSelectors compiles the CEL expressions that select devices. Stored ones are not compiled again: an expression that
-// was once accepted stays valid.
+// validateSelectors compiles the CEL expressions that select devices. With stored, the selectors are those of the stored object and are
+// not compiled: an expression that was once accepted stays valid.
 func validateSelectors(selectors []resourcev1.DeviceSelector, stored bool, path *field.Path) field.ErrorList {
 	return validateSlice(selectors, resourcev1.DeviceSelectorsMaxSize, func(selector *resourcev1.DeviceSelector, path *field.Path) field.ErrorList {
 		if selector.CEL == nil {
@@ -172,7 +174,7 @@ func validateExpression(text string, path *field.Path) field.ErrorList {
 		return field.ErrorList{field.TooLong(path, "", resourcev1.CELSelectorExpressionMaxLength)}
 	}
 	mode := environment.NewExpressions
-	// The compiler is built for the first expression and kept.
+	// GetCompiler builds the compiler once and caches it.
 	result := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(text, dracel.Options{EnvType: &mode})
 	switch {
 	case result.Error == nil && result.MaxCost > resourcev1.CELSelectorExpressionMaxCost:
@@ -188,7 +190,7 @@ func validateExpression(text string, path *field.Path) field.ErrorList {
 }
 
 func validateConstraint(constraint *resourcev1.DeviceConstraint, names sets.Set[string], path *field.Path) field.ErrorList {
-	errs := validateReferences(constraint.Requests, names, path.Child("requests"))
+	errs := validateRequestRefs(constraint.Requests, names, path.Child("requests"))
 	if constraint.MatchAttribute == nil && constraint.DistinctAttribute == nil {
 		return append(errs, field.Required(path, `exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set`))
 	}
@@ -208,26 +210,4 @@ func validateConfiguration(config *resourcev1.DeviceConfiguration, stored bool, 
 	}
 	errs := validateDriverReference(&opaque.Driver, path.Child("driver"))
 	return append(errs, validateObject(&opaque.Parameters, stored, resourcev1.OpaqueParametersMaxLength, path.Child("parameters"))...)
-}
-
-// validateBindingConditions validates the conditions that must hold before a pod is bound, which come in pairs of success
-// and failure.
-func validateBindingConditions(good, bad []string, path *field.Path) field.ErrorList {
-	goods, bads := path.Child("bindingConditions"), path.Child("bindingFailureConditions")
-	errs := validateSlice(good, resourcev1.BindingConditionsMaxSize, validateConditionName, goods)
-	errs = append(errs, validateSlice(bad, resourcev1.BindingFailureConditionsMaxSize, validateConditionName, bads)...)
-	errs = append(errs, validateUnique(good, identity, goods)...)
-	errs = append(errs, validateUnique(bad, identity, bads)...)
-	for i, condition := range bad {
-		if slices.Contains(good, condition) {
-			errs = append(errs, field.Invalid(bads.Index(i), condition, "bindingFailureConditions must not overlap with bindingConditions"))
-		}
-	}
-	if len(good) == 0 && len(bad) > 0 {
-		errs = append(errs, field.Invalid(goods, good, "bindingConditions are required to use bindingFailureConditions"))
-	}
-	if len(bad) == 0 && len(good) > 0 {
-		errs = append(errs, field.Invalid(bads, bad, "bindingFailureConditions are required to use bindingConditions"))
-	}
-	return errs
 }

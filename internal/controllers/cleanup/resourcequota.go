@@ -24,28 +24,28 @@ import (
 )
 
 // Delays of recalculations: short after usage was freed, longer after an object was created, because the calculation could miss
-// objects being written, and a periodic resync.
+// objects being written, and longest while a resource is not served; resyncPeriod is the period of the recalculation of all quotas.
 const (
-	recalculateAfterFree   = 50 * time.Millisecond
-	recalculateAfterCreate = 5 * time.Second
-	recalculateUnknown     = 30 * time.Second
-	resyncPeriod           = 5 * time.Minute
+	recalculateAfterFree    = 50 * time.Millisecond
+	recalculateAfterCreate  = 5 * time.Second
+	recalculateAfterNoMatch = 30 * time.Second
+	resyncPeriod            = 5 * time.Minute
 )
 
 // ResourceQuota recalculates the usage of quotas. Admission only adds usage; this controller releases it.
 var ResourceQuota = controller.Definition{
 	Name: "resourcequota-controller", Aliases: []string{"resourcequota"}, Queue: "resourcequota_primary", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
-		api, err := newServer(s.Client.Config)
+		metadataClient, err := newMetadataClient(s.Client.Config)
 		if err != nil {
 			return nil, err
 		}
 		q := &quotas{
-			server: api, setup: s, informer: client.InformerFor[*corev1.ResourceQuota](s.Informers),
-			mapper:          restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
-			monitorRequests: make(chan schema.GroupResource, 100), typed: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
+			metadataClient: metadataClient, setup: s, informer: client.InformerFor[*corev1.ResourceQuota](s.Informers),
+			mapper:          restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
+			monitorRequests: make(chan schema.GroupResource, 100), fullListers: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
 		}
-		q.registry = quota.NewRegistry(deviceLister{
+		q.registry = quota.NewRegistry(claimUsageLister{
 			classes: client.InformerFor[*resourcev1.DeviceClass](s.Informers),
 			pods:    client.InformerFor[*corev1.Pod](s.Informers),
 			claims:  client.InformerFor[*resourcev1.ResourceClaim](s.Informers),
@@ -60,28 +60,28 @@ var ResourceQuota = controller.Definition{
 			return nil, fmt.Errorf("watch quotas: %w", err)
 		}
 		return q, errors.Join(
-			watchTyped[*corev1.Pod](q, "", "pods"), watchTyped[*corev1.Service](q, "", "services"),
-			watchTyped[*corev1.PersistentVolumeClaim](q, "", "persistentvolumeclaims"),
-			watchTyped[*resourcev1.ResourceClaim](q, resourcev1.GroupName, "resourceclaims"))
+			watchFull[*corev1.Pod](q, "", "pods"), watchFull[*corev1.Service](q, "", "services"),
+			watchFull[*corev1.PersistentVolumeClaim](q, "", "persistentvolumeclaims"),
+			watchFull[*resourcev1.ResourceClaim](q, resourcev1.GroupName, "resourceclaims"))
 	},
 }
 
 type quotas struct {
-	*server
+	*metadataClient
 	setup    *controller.Setup
 	mapper   *restmapper.DeferredDiscoveryRESTMapper
 	registry *quota.Registry
 	informer client.Informer[*corev1.ResourceQuota]
-	// typed are the resources whose usage depends on the whole object, not only on the number of objects.
-	typed map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
+	// fullListers list the resources whose usage depends on the whole object, not only on the number of objects.
+	fullListers map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
 	// monitorRequests are resources that a quota counts and that may have no monitor yet.
 	monitorRequests chan schema.GroupResource
 }
 
-// watchTyped watches a resource whose whole objects are needed.
-func watchTyped[T kind.Object](q *quotas, group, name string) error {
+// watchFull watches a resource of which whole objects are needed, not only their metadata.
+func watchFull[T kind.Object](q *quotas, group, name string) error {
 	gr := schema.GroupResource{Group: group, Resource: name}
-	q.typed[gr] = func(ctx context.Context, namespace string) ([]runtime.Object, error) {
+	q.fullListers[gr] = func(ctx context.Context, namespace string) ([]runtime.Object, error) {
 		objects, _, err := client.For[T](q.setup.Client).List(ctx, namespace, client.Selector{})
 		if err != nil {
 			return nil, err
@@ -112,21 +112,21 @@ func (q *quotas) enqueueQuotas(gr schema.GroupResource, namespace string, after 
 	if evaluator == nil {
 		return
 	}
-	for _, found := range q.informer.List(namespace, nil) {
-		if len(evaluator.Counted(quota.Names(found.Spec.Hard))) > 0 {
-			q.setup.EnqueueAfter(controller.KeyOf(found), after)
+	for _, resourceQuota := range q.informer.List(namespace, nil) {
+		if len(evaluator.MatchingResources(quota.Names(resourceQuota.Spec.Hard))) > 0 {
+			q.setup.EnqueueAfter(controller.KeyOf(resourceQuota), after)
 		}
 	}
 }
 
 // Sync recalculates one quota.
 func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
-	found, ok := q.informer.Get(key.Namespace, key.Name)
+	resourceQuota, ok := q.informer.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil
 	}
-	for _, evaluator := range q.registry.Counting(quota.Names(found.Spec.Hard)) {
-		if q.typed[evaluator.Resource] == nil {
+	for _, evaluator := range q.registry.Matching(quota.Names(resourceQuota.Spec.Hard)) {
+		if q.fullListers[evaluator.Resource] == nil {
 			select {
 			case q.monitorRequests <- evaluator.Resource:
 			case <-ctx.Done():
@@ -135,13 +135,13 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 		}
 	}
 	list := func(gr schema.GroupResource) ([]runtime.Object, error) { return q.objects(ctx, gr, key.Namespace) }
-	sum, err := q.registry.Used(found, list, time.Now())
-	if err != nil && isOnlyUnknownKinds(err) {
-		q.setup.EnqueueAfter(key, recalculateUnknown)
+	used, err := q.registry.Used(resourceQuota, list, time.Now())
+	if err != nil && isOnlyNoMatch(err) {
+		q.setup.EnqueueAfter(key, recalculateAfterNoMatch)
 		err = nil
 	}
-	if status, changed := calculatedStatus(found, sum); changed {
-		next := found.DeepCopy()
+	if status, changed := calculatedStatus(resourceQuota, used); changed {
+		next := resourceQuota.DeepCopy()
 		next.Status = status
 		written, writeErr := client.For[*corev1.ResourceQuota](q.setup.Client).UpdateStatus(ctx, next)
 		if writeErr == nil {
@@ -153,28 +153,28 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 }
 
 // calculatedStatus is the new status of a quota. Resources that could not be counted keep their usage.
-func calculatedStatus(found *corev1.ResourceQuota, sum corev1.ResourceList) (corev1.ResourceQuotaStatus, bool) {
+func calculatedStatus(resourceQuota *corev1.ResourceQuota, calculated corev1.ResourceList) (corev1.ResourceQuotaStatus, bool) {
 	used := corev1.ResourceList{}
-	for name := range found.Spec.Hard {
-		if amount, ok := sum[name]; ok {
+	for name := range resourceQuota.Spec.Hard {
+		if amount, ok := calculated[name]; ok {
 			used[name] = amount
-		} else if amount, ok := found.Status.Used[name]; ok {
+		} else if amount, ok := resourceQuota.Status.Used[name]; ok {
 			used[name] = amount
 		}
 	}
-	changed := !equality.Semantic.DeepEqual(found.Spec.Hard, found.Status.Hard) || !quota.Equal(used, found.Status.Used)
-	return corev1.ResourceQuotaStatus{Hard: found.Spec.Hard.DeepCopy(), Used: used}, changed
+	changed := !equality.Semantic.DeepEqual(resourceQuota.Spec.Hard, resourceQuota.Status.Hard) || !quota.Equal(used, resourceQuota.Status.Used)
+	return corev1.ResourceQuotaStatus{Hard: resourceQuota.Spec.Hard.DeepCopy(), Used: used}, changed
 }
 
 // objects lists the live objects of a namespace: with a stale cache, the usage could be too low and admission would allow too
 // much.
 func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace string) ([]runtime.Object, error) {
-	if list := q.typed[gr]; list != nil {
+	if list := q.fullListers[gr]; list != nil {
 		return list(ctx, namespace)
 	}
 	gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
 	if err != nil {
-		return nil, fmt.Errorf("%w for %s", errUnknownKind, gr)
+		return nil, fmt.Errorf("%w for %s", errNoMatch, gr)
 	}
 	items, err := q.list(ctx, gvr, namespace)
 	if err != nil {
@@ -187,14 +187,14 @@ func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace
 	return objects, nil
 }
 
-// isOnlyUnknownKinds reports whether all errors are about unknown resources.
-func isOnlyUnknownKinds(err error) bool {
+// isOnlyNoMatch reports whether all errors are errNoMatch.
+func isOnlyNoMatch(err error) bool {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
-		return errors.Is(err, errUnknownKind)
+		return errors.Is(err, errNoMatch)
 	}
 	for _, one := range joined.Unwrap() {
-		if !errors.Is(one, errUnknownKind) {
+		if !errors.Is(one, errNoMatch) {
 			return false
 		}
 	}
@@ -205,7 +205,7 @@ func isOnlyUnknownKinds(err error) bool {
 func (q *quotas) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	watched := map[schema.GroupResource]bool{}
+	monitored := map[schema.GroupResource]bool{}
 	ticker := time.NewTicker(resyncPeriod)
 	defer ticker.Stop()
 	for {
@@ -214,18 +214,18 @@ func (q *quotas) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 			q.mapper.Reset()
-			for _, found := range q.informer.List("", nil) {
-				q.setup.Enqueue(controller.KeyOf(found))
+			for _, resourceQuota := range q.informer.List("", nil) {
+				q.setup.Enqueue(controller.KeyOf(resourceQuota))
 			}
 		case gr := <-q.monitorRequests:
-			if watched[gr] {
+			if monitored[gr] {
 				continue
 			}
 			gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
 			if err != nil {
 				continue // unknown resource: the quota is retried
 			}
-			watched[gr] = true
+			monitored[gr] = true
 			monitor := q.monitor(gr, gvr)
 			running.Go(func() { monitor.RunWithContext(ctx) })
 			// Recalculate after the initial list: earlier changes were not observed.
@@ -240,28 +240,28 @@ func (q *quotas) Run(ctx context.Context) error {
 
 // monitor creates an informer that enqueues quotas when objects of a resource are created or deleted.
 func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResource) cache.Controller {
-	return newMonitor(q.server, gvr, metadataHandler{
+	return newMonitor(q.metadataClient, gvr, metadataHandler{
 		onAdd:    func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterCreate) },
 		onDelete: func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterFree) },
 	})
 }
 
-// deviceLister lists the objects that the usage of resource claims depends on.
-type deviceLister struct {
+// claimUsageLister lists the objects that the usage of resource claims depends on.
+type claimUsageLister struct {
 	classes client.Informer[*resourcev1.DeviceClass]
 	pods    client.Informer[*corev1.Pod]
 	claims  client.Informer[*resourcev1.ResourceClaim]
 }
 
-func (d deviceLister) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
-	return d.classes.List("", nil), nil
+func (l claimUsageLister) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
+	return l.classes.List("", nil), nil
 }
 
-func (d deviceLister) Pod(namespace, name string) *corev1.Pod {
-	pod, _ := d.pods.Get(namespace, name)
+func (l claimUsageLister) Pod(namespace, name string) *corev1.Pod {
+	pod, _ := l.pods.Get(namespace, name)
 	return pod
 }
 
-func (d deviceLister) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
-	return d.claims.List(namespace, nil), nil
+func (l claimUsageLister) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
+	return l.claims.List(namespace, nil), nil
 }
