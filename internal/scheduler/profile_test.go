@@ -314,7 +314,7 @@ func TestTooManyScores(t *testing.T) {
 	if err := enable(plugins.MaxLocalScores - taken); err != nil {
 		t.Errorf("%d more do not fit: %v", plugins.MaxLocalScores-taken, err)
 	}
-	if err := enable(plugins.MaxLocalScores - taken + 1); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d rules score nodes", plugins.MaxLocalScores)) {
+	if err := enable(plugins.MaxLocalScores - taken + 1); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d score plugins", plugins.MaxLocalScores)) {
 		t.Errorf("%d more: %v", plugins.MaxLocalScores-taken+1, err)
 	}
 }

@@ -11,66 +11,67 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// ErrNoNodes says that there is no node at all.
+// ErrNoNodes is returned if the cluster has no nodes.
 var ErrNoNodes = errors.New("no nodes available to schedule pods")
 
-// Decision is where a pod goes, or why it goes nowhere. It carries what every rule said of every node, but in the tables'
-// own form: nothing is written out before Explain asks for it.
+// Decision is the outcome of scheduling a pod. It has the results of all plugins on all nodes in the compact form of tables, which Explain
+// expands.
 type Decision struct {
 	Pod *snapshot.PodInfo
-	// Node is the chosen one, empty when there is none.
+	// Node is the chosen node, empty if there is none.
 	Node string
-	// Feasible nodes could take the pod, out of Nodes.
+	// Feasible is the number of feasible nodes, out of Nodes.
 	Feasible, Nodes int
 
 	Snapshot   *snapshot.Snapshot
 	Profile    *plugins.Profile
 	NodeNumber int32
-	Refusal    *plugins.Refusal // of all nodes at once
+	Refusal    *plugins.Refusal // of all nodes, by PreFilter
 	Table      *table
 	position   uint64
-	// nodeGeneration are the nodes that had come until then.
+	// nodeGeneration is the snapshot's NodeGeneration at the time: later nodes are not explained.
 	nodeGeneration uint64
-	// topology holds what PodTopologySpread and InterPodAffinity said, if they matter; its scores are in the order of topologyScores.
+	// topology has the results of PodTopologySpread and InterPodAffinity, if active; its scores are in the order of topologyScores.
 	topology       *topologyRecord
 	topologyScores []recordedScore
-	// Overrides are refusals because of pods nominated to a node.
+	// Overrides are refusals with the nominated pods of a node added.
 	Overrides map[int32]*plugins.Refusal
-	// Limited decisions looked at these nodes only.
+	// Limited, if set, has the results of the only nodes that were checked, because PreFilter limited them; nil means feasible.
 	Limited map[int32]*plugins.Refusal
-	// limitedScores holds the scores of limited decisions that had a choice.
+	// limitedScores has the scores of a limited decision with more than one feasible node.
 	limitedScores map[int32]map[string]int64
 	// SkipAffinity is set when no affinity filtered any node before anything was simulated. As in upstream, InterPodAffinity is then
 	// skipped while pods are moved in a simulation.
 	SkipAffinity bool
-	// Nominated decisions took the node that was kept for the pod, and looked at no other.
+	// Nominated is set if the pod's nominated node was chosen without checking other nodes.
 	Nominated bool
-	// RecordDropped is set when Explain has nothing to read any more.
+	// RecordDropped is set if the record was dropped: Explain has nothing to return.
 	RecordDropped bool
 }
 
-// topologyRecord is what PodTopologySpread and InterPodAffinity say of the nodes. It is small, for every such decision has one.
+// topologyRecord has the results of PodTopologySpread and InterPodAffinity by node. It is compact, because every decision with active
+// topology has one.
 type topologyRecord struct {
 	refusals []uint8 // by node: code among topologyRefusals
 	scores   [2]plugins.ScoreRecord
 }
 
-// recordedScore names a slot of a topologyRecord.
+// recordedScore is the plugin and weight of a slot of a topologyRecord.
 type recordedScore struct {
 	plugin string
 	weight int64
 }
 
-// FitError says why no node can take a pod, in upstream's words.
+// FitError is the reason why no node is feasible, with upstream's message.
 type FitError struct {
 	Nodes int
-	// Refusal is against all nodes at once, when set.
+	// Refusal is set if PreFilter rejected all nodes.
 	Refusal *plugins.Refusal
-	// Reasons counts nodes by reason. A node may have several.
+	// Reasons is the number of nodes by reason. A node may have several.
 	Reasons map[string]int
-	// Plugins that refused a node.
+	// Plugins that rejected a node.
 	Plugins []string
-	// Preemption is what trying to make room said.
+	// Preemption is the message of the preemption attempt.
 	Preemption string
 }
 
@@ -96,7 +97,7 @@ func reasonTexts(reasons map[string]int) []string {
 	return texts
 }
 
-// refusalAt is why a node cannot take the pod, or nil. The table must not have moved since the decision.
+// refusalAt returns the refusal of a node, or nil. The table must not have changed since the decision.
 func (d *Decision) refusalAt(node int32) *plugins.Refusal {
 	if d.Refusal != nil {
 		return d.Refusal
@@ -120,7 +121,7 @@ func (d *Decision) refusalIn(local cell, node int32) *plugins.Refusal {
 	return d.Table.refusals[local.refusal]
 }
 
-// FitError gathers the refusals of a decision that found no node.
+// FitError returns the refusals of a decision without feasible node.
 func (d *Decision) FitError() *FitError {
 	e := &FitError{Nodes: d.Nodes, Refusal: d.Refusal, Reasons: map[string]int{}}
 	note := func(r *plugins.Refusal, nodes int) {
@@ -159,18 +160,18 @@ func refusalOfOthers(t *table) *plugins.Refusal {
 	return plugins.Refuse(plugins.NodeAffinityName, true, fmt.Sprintf("node(s) didn't satisfy plugin(s) [%s]", plugins.NodeAffinityName))
 }
 
-// Verdict is what the rules said of one node.
+// Verdict is the result of all plugins for one node.
 type Verdict struct {
 	Node string `json:"node"`
-	// Refusal is nil when the node could take the pod.
+	// Refusal is nil if the node is feasible.
 	Refusal *plugins.Refusal `json:"refusal,omitempty"`
-	// Scores are weighted, by rule; Total is their sum.
+	// Scores are weighted, by plugin; Total is their sum.
 	Scores map[string]int64 `json:"scores,omitempty"`
 	Total  int64            `json:"total"`
 }
 
-// Explain writes out what was said of every node, best first, then the refused ones by name. current is false when the decision
-// was made too long ago for its record to be kept; then what Explain says of a node may be what would be said now.
+// Explain returns the verdicts of all nodes: feasible nodes by score, then rejected nodes by name. current is false if the table's history
+// does not reach back to the decision; then verdicts may be those of the present state.
 func (d *Decision) Explain() (verdicts []Verdict, current bool) {
 	s := d.Snapshot
 	current = true
@@ -195,7 +196,7 @@ func (d *Decision) Explain() (verdicts []Verdict, current bool) {
 			v.Refusal = d.refusalAt(node)
 			d.explainLimited(&v, node)
 		case i >= len(cells) || cells[i].refusal == nodeAbsent || s.NodeInfos[i].Generation > d.nodeGeneration:
-			continue // it has come since
+			continue // added since
 		case d.Overrides[node] != nil:
 			v.Refusal = d.Overrides[node]
 		default:
@@ -227,7 +228,7 @@ func (d *Decision) Explain() (verdicts []Verdict, current bool) {
 	return verdicts, current
 }
 
-// largestRaw finds, for each scaled rule, the largest number among the nodes that could take the pod.
+// largestRaw returns, for each normalized plugin, the largest raw score of the feasible nodes.
 func (d *Decision) largestRaw(cells []cell) []int64 {
 	if cells == nil {
 		return nil
@@ -244,7 +245,7 @@ func (d *Decision) largestRaw(cells []cell) []int64 {
 	return largest
 }
 
-// explainLimited writes out the scores of a limited decision.
+// explainLimited sets the scores of a limited decision.
 func (d *Decision) explainLimited(v *Verdict, node int32) {
 	if d.limitedScores[node] == nil {
 		return
@@ -277,7 +278,7 @@ func (d *Decision) explainScores(v *Verdict, c cell, node int32, largest []int64
 	}
 }
 
-// IsUnschedulable reports whether an error of Schedule means that no node can take the pod.
+// IsUnschedulable reports whether an error of Schedule means that no node is feasible.
 func IsUnschedulable(err error) bool {
 	var fit *FitError
 	return errors.Is(err, ErrNoNodes) || errors.As(err, &fit)

@@ -1,6 +1,5 @@
-// Package decision decides where a pod goes and records why. Schedule and Preempt ask the plugins of a profile about the nodes of a
-// snapshot; a Decision keeps what they said in a compact form, and Explain writes it out. Log keeps the last decisions for queries.
+// Package decision schedules a pod and records why. Schedule and Preempt run the plugins of a profile on the nodes of a snapshot; a
+// Decision keeps the results in compact form, and Explain expands them. Log keeps the last decisions for queries.
 //
-// What plugins say about pods with equal specs is kept in tables beside the snapshot (Snapshot.Memo), which follow its log of changed
-// nodes. Nothing here does I/O, has a clock or starts a goroutine.
+// Results for pods with equal specs are cached in tables (Snapshot.Memo), which are updated by the snapshot's log of changed nodes. Nothing here does I/O, has a clock or starts a goroutine.
 package decision

@@ -7,15 +7,14 @@ import (
 )
 
 const (
-	// MaxRemembered bounds the decisions kept for questions.
+	// MaxRemembered bounds the decisions kept for queries.
 	MaxRemembered = 1024
-	// maxDetailed bounds how many of them keep a record of their own. Decisions that only point into a table shared by pods of their
-	// make keep that for as long as the table is there and its history reaches.
+	// maxDetailed bounds how many of them keep a record of their own. Decisions that only point into a shared table keep that as long as
+	// the table exists and its history reaches back.
 	maxDetailed = 16
 )
 
-// Log remembers the last decisions. It is written for every pod and read for few, so writing costs next to nothing and
-// reading looks at all of them.
+// Log is a ring buffer of the last decisions. It is written for every pod and rarely read, so writing is cheap and reading is a scan.
 type Log struct {
 	ring [MaxRemembered]LogEntry
 	next int
@@ -27,7 +26,7 @@ type LogEntry struct {
 	At       time.Time
 }
 
-// Remember keeps a decision, and what came of it, in place of the oldest.
+// Remember replaces the oldest entry by a decision and its error.
 func (l *Log) Remember(d *Decision, err error, now time.Time) {
 	if old := l.ring[(l.next+MaxRemembered-maxDetailed)%MaxRemembered].Decision; old != nil && old.ownRecord() {
 		old.dropRecord()
@@ -36,7 +35,7 @@ func (l *Log) Remember(d *Decision, err error, now time.Time) {
 	l.next = (l.next + 1) % MaxRemembered
 }
 
-// tableDropped drops the records that point into a table which is no longer kept.
+// tableDropped drops the records that point into a dropped table.
 func (l *Log) tableDropped(t *table) {
 	if l == nil {
 		return
@@ -48,7 +47,7 @@ func (l *Log) tableDropped(t *table) {
 	}
 }
 
-// Last is the last decision about a pod, or nil.
+// Last returns the last decision about a pod, or nil.
 func (l *Log) Last(uid types.UID) *LogEntry {
 	for i := range l.ring {
 		r := &l.ring[(l.next+MaxRemembered-1-i)%MaxRemembered]
@@ -62,5 +61,5 @@ func (l *Log) Last(uid types.UID) *LogEntry {
 	return nil
 }
 
-// ownRecord reports whether a decision keeps more than a place in a shared table.
+// ownRecord reports whether a decision holds memory besides a position in a shared table.
 func (d *Decision) ownRecord() bool { return d.topology != nil || d.Table == nil || !d.Table.shared }

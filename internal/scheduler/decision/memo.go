@@ -7,27 +7,26 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// memo is what is kept between pods of one snapshot: tables of pods that are equal for every node, the topology state of pods that
-// are equal for other pods, and memory to use again.
+// memo is the cache between pods of one snapshot: tables by PodInfo.LocalKey, topology states by PodInfo.TopologyKey, and buffers.
 type memo struct {
 	tables     map[string]*table
 	topologies map[string]*topology
-	// spareRecords are records of decisions that are no longer kept.
+	// spareRecords are dropped records for reuse.
 	spareRecords []*topologyRecord
 	Options
 }
 
 // Options are settings of the decisions made on a snapshot.
 type Options struct {
-	// Timed measures how long a plugin takes to read a pod, until the function it returns is called. It may be nil.
+	// Timed measures the duration of a plugin's PreFilter or PreScore, until the returned function is called. It may be nil.
 	Timed func(plugin, extensionPoint string) func(*plugins.Refusal)
-	// Log, if set, lets go of decisions whose table is dropped.
+	// Log, if set, is notified when a table is dropped.
 	Log *Log
-	// NoRecord keeps nothing that only Explain needs. It is there to measure what the record costs.
+	// NoRecord drops what only Explain needs. Benchmarks use it to measure the cost of records.
 	NoRecord bool
 }
 
-// maxSpareRecords bounds the records kept for use again.
+// maxSpareRecords bounds the records kept for reuse.
 const maxSpareRecords = 4
 
 // SetOptions changes the settings of the decisions made on a snapshot from now on.
@@ -54,7 +53,7 @@ func (m *memo) topologyRecord(n int) *topologyRecord {
 	return r
 }
 
-// slot returns the place for the scores of one plugin. Without a record there is none.
+// slot returns the record of one plugin's scores; nil without a record.
 func (r *topologyRecord) slot(i int) *plugins.ScoreRecord {
 	if r == nil {
 		return nil
@@ -70,11 +69,10 @@ func (d *Decision) dropRecord() {
 	d.topology, d.Table, d.RecordDropped = nil, nil, true
 }
 
-// maxTopologies bounds what is kept for pods that may come again.
+// maxTopologies bounds the cached topology states.
 const maxTopologies = 4096
 
-// topology is what pods on nodes mean to one pod: the state of PodTopologySpread and InterPodAffinity. It is made once for all pods
-// with equal labels, terms and constraints.
+// topology is the state of PodTopologySpread and InterPodAffinity, shared by all pods with equal labels, terms and constraints.
 type topology struct {
 	version  uint64
 	spread   plugins.SpreadState
@@ -126,10 +124,10 @@ func (t *topology) disableUnused(profile *plugins.Profile) {
 	}
 }
 
-// inactive reports whether pods on nodes do not matter: there is nothing to filter by and nothing to score by.
+// inactive reports whether neither plugin filters or scores any node.
 func (t *topology) inactive() bool { return t.spread.Inactive() && t.Affinity.Inactive() }
 
-// check returns the code of the first refusal of a node, or 0. spread and affinity say which plugins are asked.
+// check returns the code of the first refusal of a node, or 0. spread and affinity select the plugins to run.
 func (t *topology) check(node int32, spread, affinity bool) uint8 {
 	if affinity && t.affinityFirst {
 		if code := t.Affinity.Check(node); code != 0 {
@@ -147,7 +145,7 @@ func (t *topology) check(node int32, spread, affinity bool) uint8 {
 	return 0
 }
 
-// refusals are all refusals of a node, each once, where check returns the first.
+// refusals returns the codes of all refusals of a node, each once, where check returns the first.
 func (t *topology) refusals(node int32, spread, affinity bool) (codes []uint8) {
 	if spread {
 		codes = t.spread.Refusals(node)
@@ -158,7 +156,7 @@ func (t *topology) refusals(node int32, spread, affinity bool) (codes []uint8) {
 	return codes
 }
 
-// filter leaves in list the nodes the pod may run on, and notes the refusals of the others.
+// filter keeps the feasible nodes in list, and sets the refusal codes of the others.
 func (t *topology) filter(list []int32, refusals []uint8) []int32 {
 	if t.affinityFirst {
 		return t.spread.Filter(t.Affinity.Filter(list, refusals), refusals)

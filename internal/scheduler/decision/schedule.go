@@ -8,14 +8,13 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// Schedule decides where a pod goes. It changes nothing but what the snapshot remembers of its own work: the same snapshot, pod and
-// profile give the same decision. The error is ErrNoNodes, a *FitError that tells why no node can take the pod, or what kept
-// a rule from deciding.
+// Schedule chooses a node for a pod. It changes nothing but caches: the same snapshot, pod and profile give the same decision. The error is
+// ErrNoNodes, a *FitError if no node is feasible, or the error of a plugin.
 func Schedule(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile) (*Decision, error) {
 	return Decide(s, p, profile, true)
 }
 
-// Decide is Schedule, which may take the pod's nominated node without looking at others.
+// Decide is Schedule; if nominated is set, a feasible nominated node is chosen without checking others.
 func Decide(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile, nominated bool) (*Decision, error) {
 	d := &Decision{Pod: p, Nodes: s.NodeCount, Snapshot: s, Profile: profile, NodeNumber: snapshot.NoValue, nodeGeneration: s.NodeGeneration}
 	if s.NodeCount == 0 {
@@ -49,7 +48,7 @@ func Decide(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile,
 	if err := d.pluginError(); err != nil {
 		return d, err
 	}
-	// As in upstream, nodes are compared only where there is a choice.
+	// As in upstream, nodes are scored only if more than one is feasible.
 	if d.Feasible > 1 && t.scoreError != nil {
 		return d, t.scoreError
 	}
@@ -63,7 +62,7 @@ func Decide(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile,
 	return d, nil
 }
 
-// pluginError is what kept a rule from deciding about some node.
+// pluginError returns the error of a plugin for some node.
 func (d *Decision) pluginError() error {
 	for _, r := range d.Limited {
 		if r != nil && r.Err != nil {
@@ -78,7 +77,7 @@ func (d *Decision) pluginError() error {
 	return nil
 }
 
-// filterError tells which rule could not decide about a node.
+// filterError wraps the error of a filter plugin.
 func filterError(r *plugins.Refusal) error {
 	if r.Plugin == "" {
 		return r.Err
@@ -86,7 +85,7 @@ func filterError(r *plugins.Refusal) error {
 	return fmt.Errorf("running %q filter plugin: %w", r.Plugin, r.Err)
 }
 
-// useNominatedNode takes the node other pods were moved away from for this pod, if it fits there now.
+// useNominatedNode chooses the pod's nominated node if it is feasible.
 func (d *Decision) useNominatedNode(topo *topology) bool {
 	name := d.Pod.Pod.Status.NominatedNodeName
 	if name == "" {
@@ -108,7 +107,7 @@ func (d *Decision) useNominatedNode(topo *topology) bool {
 	return true
 }
 
-// check asks all rules about one node, as it is now. Refusals come in the profile's order.
+// check runs all filters on one node in the profile's order and returns the first refusal.
 func (d *Decision) check(topo *topology, node int32) *plugins.Refusal {
 	t := d.Table
 	spread, affinity := d.Profile.SpreadOrder, d.Profile.AffinityOrder
@@ -139,8 +138,8 @@ func (d *Decision) check(topo *topology, node int32) *plugins.Refusal {
 	return nil
 }
 
-// CheckWithNominated asks about a node both as it is and as it will be when the pods nominated to it, of the same or higher
-// priority, have arrived: the pod must fit in either case, for it cannot be known whether they will.
+// CheckWithNominated runs all filters on a node twice: with the nominated pods of the same or higher priority added, and without. The pod
+// must fit in both cases, because nominated pods may not be scheduled there.
 func (d *Decision) CheckWithNominated(topo *topology, node int32) *plugins.Refusal {
 	s := d.Snapshot
 	if nominated := d.nominatedBefore(node); len(nominated) > 0 {
@@ -158,7 +157,7 @@ func (d *Decision) CheckWithNominated(topo *topology, node int32) *plugins.Refus
 	return d.check(topo, node)
 }
 
-// nominatedBefore are the pods nominated to a node that go before this one.
+// nominatedBefore returns the pods nominated to a node with the same or higher priority.
 func (d *Decision) nominatedBefore(node int32) (nominated []*snapshot.PodEntry) {
 	for _, p := range d.Snapshot.NominatedPods[node] {
 		if p.Info.Pod.UID != d.Pod.Pod.UID && snapshot.PriorityOf(p.Info.Pod) >= snapshot.PriorityOf(d.Pod.Pod) && d.Snapshot.PodEntries[p.Info.Pod.UID] == nil {
@@ -168,8 +167,8 @@ func (d *Decision) nominatedBefore(node int32) (nominated []*snapshot.PodEntry) 
 	return nominated
 }
 
-// overrideNominated refuses the nodes that have room only until the pods nominated to them arrive. A node that is refused anyway
-// is refused as it will be then.
+// overrideNominated sets the refusals of nodes that are not feasible with their nominated pods added. They replace other refusals of these
+// nodes.
 func (d *Decision) overrideNominated(topo *topology) {
 	s := d.Snapshot
 	for node := range s.NominatedPods {
@@ -185,7 +184,7 @@ func (d *Decision) overrideNominated(topo *topology) {
 	}
 }
 
-// amongNamedNodes decides among nodes the pod names itself, as pods of a DaemonSet do.
+// amongNamedNodes chooses among the nodes the pod selects by name, as DaemonSet pods do.
 func (d *Decision) amongNamedNodes(topo *topology) {
 	s, t := d.Snapshot, d.Table
 	d.Limited = map[int32]*plugins.Refusal{}
@@ -215,7 +214,7 @@ func (d *Decision) amongNamedNodes(topo *topology) {
 	}
 }
 
-// scoreNamedNodes adds up what all rules say in favour of some nodes, and remembers it.
+// scoreNamedNodes adds the scores of all plugins to totals, and records them.
 func (d *Decision) scoreNamedNodes(topo *topology, list []int32, totals []int64) {
 	t := d.Table
 	d.limitedScores = map[int32]map[string]int64{}
@@ -244,7 +243,7 @@ func (d *Decision) scoreNamedNodes(topo *topology, list []int32, totals []int64)
 	d.addTopologyScores(topo, list, totals)
 }
 
-// byTree takes the best cell of the table: nothing but the node itself matters to the pod.
+// byTree takes the best node of the table's tree: no score depends on other nodes.
 func (d *Decision) byTree(topo *topology) {
 	s, t := d.Snapshot, d.Table
 	d.position = t.position()
@@ -269,7 +268,7 @@ func (d *Decision) byTree(topo *topology) {
 	}
 }
 
-// byAllNodes looks at all nodes, because what counts for one depends on the others.
+// byAllNodes filters and scores all nodes, because results depend on other nodes.
 func (d *Decision) byAllNodes(topo *topology) {
 	s, t := d.Snapshot, d.Table
 	d.topology = memoOf(s).topologyRecord(len(t.cells))
@@ -281,7 +280,7 @@ func (d *Decision) byAllNodes(topo *topology) {
 		if code == 0 {
 			list = append(list, int32(node))
 		} else if code != nodeAbsent && t.pluginOrder[code] > first {
-			// A node refused by a rule that comes after those about neighbours is still asked, to name the first refusal.
+			// PodTopologySpread or InterPodAffinity comes before the plugin that rejected the node: run it, because the first refusal is reported.
 			list, refused = append(list, int32(node)), true
 		}
 	}
@@ -348,7 +347,7 @@ func (d *Decision) addTopologyScores(topo *topology, list []int32, totals []int6
 	}
 }
 
-// ClaimBlocksNode reports whether a held claim keeps the pod from a node that nothing else keeps it from.
+// ClaimBlocksNode reports whether an allocated claim, given by index, is the reason why some node is not feasible.
 func ClaimBlocksNode(q *plugins.PodDevices, d *Decision, claim int) bool {
 	verdicts, _ := d.Explain()
 	return slices.ContainsFunc(verdicts, func(v Verdict) bool {

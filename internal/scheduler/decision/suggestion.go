@@ -13,10 +13,10 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// maxSuggestions bounds the ways to help a pod that an explanation names.
+// maxSuggestions bounds the suggestions of an explanation.
 const maxSuggestions = 5
 
-// step takes one refusal away.
+// step is a change that resolves one refusal.
 type step struct {
 	// kind is equal for steps that differ in size only.
 	kind, text string
@@ -24,10 +24,11 @@ type step struct {
 	size float64
 }
 
-// hardSize is the size of a step that is not a matter of a little more or less.
+// hardSize is the size of a step that cannot be measured, so that it sorts last.
 const hardSize = 1 << 20
 
-// Suggestions asks all rules about all nodes, not only the first that refuses, and tells what is in the way where least is.
+// Suggestions runs all filters on all nodes, without stopping at the first refusal, and returns the smallest changes that would resolve all
+// refusals of a node.
 func (d *Decision) Suggestions() []Suggestion {
 	s := d.Snapshot
 	if d.Table == nil {
@@ -88,7 +89,7 @@ type candidateSuggestion struct {
 	others     int
 }
 
-// before orders changes: the fewest steps, the smallest, the node's name.
+// before orders suggestions by number of steps, size and node name.
 func (c *candidateSuggestion) before(other *candidateSuggestion) bool {
 	switch {
 	case len(c.steps) != len(other.steps):
@@ -99,7 +100,7 @@ func (c *candidateSuggestion) before(other *candidateSuggestion) bool {
 	return c.node < other.node
 }
 
-// suggestionFor gathers what is in the way on one node; nil when nothing is.
+// suggestionFor returns the steps for one node; nil if it is feasible.
 func (d *Decision) suggestionFor(topo *topology, node int32) *candidateSuggestion {
 	s := d.Snapshot
 	c := &candidateSuggestion{node: s.NodeInfos[node].Name}
@@ -124,7 +125,7 @@ func (d *Decision) suggestionFor(topo *topology, node int32) *candidateSuggestio
 	return c
 }
 
-// steps are the steps that would take one refusal away.
+// steps returns the steps that would resolve one refusal.
 func (d *Decision) steps(node int32, r *plugins.Refusal) []step {
 	s, pod := d.Snapshot, d.Pod.Pod
 	fixed := func(text string) []step { return []step{{kind: text, text: text}} }
@@ -164,7 +165,7 @@ func (d *Decision) steps(node int32, r *plugins.Refusal) []step {
 	return steps
 }
 
-// tolerateAll are the steps past the taints that keep a pod away.
+// tolerateAll returns a step for each untolerated taint.
 func tolerateAll(taints []corev1.Taint, tolerations []corev1.Toleration) (steps []step) {
 	for i := range taints {
 		if t := &taints[i]; snapshot.PreventsScheduling(t) && !snapshot.Tolerates(tolerations, t) {
@@ -175,7 +176,7 @@ func tolerateAll(taints []corev1.Taint, tolerations []corev1.Toleration) (steps 
 	return steps
 }
 
-// missingSelection are the steps that would make a node one that is selected: by the alternative that lacks least.
+// missingSelection returns the steps that would make a node match the node selector and affinity, by the term with the fewest steps.
 func missingSelection(n *snapshot.NodeSelection, node int32) []step {
 	if !n.HasTerms {
 		return missingLabels(n.NodeSelector, node)
@@ -194,7 +195,7 @@ func missingSelection(n *snapshot.NodeSelection, node int32) []step {
 	return best
 }
 
-// missingFields are the steps beyond labels.
+// missingFields returns the steps for matchFields and invalid terms.
 func missingFields(t *snapshot.SelectionTerm, s *snapshot.Snapshot, node int32) (steps []step) {
 	for i := range t.Fields {
 		if !t.Fields[i].Matches(s, node) {
@@ -207,7 +208,7 @@ func missingFields(t *snapshot.SelectionTerm, s *snapshot.Snapshot, node int32) 
 	return steps
 }
 
-// missingLabels are the labels a node lacks, or has too much, to meet all demands: one step for each label, however much is demanded of it.
+// missingLabels returns one step for each label that does not satisfy all its requirements.
 func missingLabels(requirements []snapshot.Requirement, node int32) (steps []step) {
 	seen := map[string]bool{}
 	for i := range requirements {
@@ -234,7 +235,7 @@ func missingLabels(requirements []snapshot.Requirement, node int32) (steps []ste
 	return steps
 }
 
-// changeLabelForAll is one label that meets several demands.
+// changeLabelForAll returns the step that makes a label satisfy several requirements.
 func changeLabelForAll(key string, requirements []*snapshot.Requirement) step {
 	matches := func(value string) bool {
 		return !slices.ContainsFunc(requirements, func(r *snapshot.Requirement) bool { return !r.MatchesValue(value) })
@@ -277,7 +278,7 @@ func changeLabelForAll(key string, requirements []*snapshot.Requirement) step {
 	return step{kind: text, text: text + ", or relax the pod's node selector"}
 }
 
-// beyond are the numbers next to a limit, as many as it takes to find one among them that is not excluded. Labels are never negative.
+// valuesBeyond returns the numbers next to the limit of a Gt or Lt requirement, one more than are excluded. Labels are never negative.
 func valuesBeyond(r *snapshot.Requirement, excluded int) (values []string) {
 	limit, err := strconv.ParseInt(strings.Join(r.Values, ""), 10, 64)
 	if err != nil {
@@ -289,14 +290,14 @@ func valuesBeyond(r *snapshot.Requirement, excluded int) (values []string) {
 	}
 	for range excluded + 1 {
 		if limit += next; limit < 0 {
-			break // too far down, or past the largest number
+			break // below 0, or overflow
 		}
 		values = append(values, strconv.FormatInt(limit, 10))
 	}
 	return values
 }
 
-// changeLabel is the label a node lacks, or has too much.
+// changeLabel returns the step that makes a label satisfy one requirement.
 func changeLabel(r *snapshot.Requirement) step {
 	key, text := r.Column.Key, ""
 	switch r.Operator {
@@ -346,7 +347,7 @@ func (d *Decision) missingResources(node int32) (steps []step) {
 	return steps
 }
 
-// quantity writes an amount as users do.
+// quantity formats an amount.
 func quantity(w plugins.ResourceRequest, amount int64) string {
 	switch w.Resource {
 	case snapshot.ResourceCPU:

@@ -8,23 +8,23 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// maxTables bounds what is kept for pods that may come again.
+// maxTables bounds the cached tables.
 const maxTables = 128
 
 // maxHistory bounds how far back a decision can be explained from its table.
 const maxHistory = 4096
 
-// nodeAbsent is the refusal code of a node that does not exist. 0 is no refusal.
+// nodeAbsent is the refusal code of a node without Node object. 0 is no refusal.
 const nodeAbsent uint16 = 1
 
-// cell is what the rules that look at one node alone say of it.
+// cell has the results of the node-local plugins, those that depend on one node only.
 type cell struct {
 	refusal uint16
 	scores  [plugins.MaxLocalScores]uint8
 }
 
-// table is the outcome of the node-local rules for all pods of one make: a cell for each node, and a tree of winners above them.
-// It follows the snapshot by the log of changed nodes, so that a pod like the last one costs one cell and one path of the tree.
+// table has the results of the node-local plugins for all pods with the same LocalKey: a cell for each node, and a tournament tree over
+// them. It is updated by the snapshot's log of changed nodes, so that a pod like the last one costs one cell and one path of the tree.
 type table struct {
 	profile        *plugins.Profile
 	filters        []boundFilter
@@ -32,19 +32,19 @@ type table struct {
 	normalized     []normalizedScorer
 	nodeNames      []string
 	limitedToNames bool
-	// volatile tables serve one pod; shared ones all pods of one make.
+	// volatile tables are for one pod; shared ones are cached by LocalKey.
 	volatile, shared bool
 	noRecord         bool
 
 	cells          []cell
 	weightedScores []int64 // by node: weighted sum of the cell's scores
 	refusals       []*plugins.Refusal
-	pluginOrder    []int   // by refusal code: place of the rule in the profile
-	refused        []int32 // by refusal code: nodes
+	pluginOrder    []int   // by refusal code: index of the plugin in Profile.Filters
+	refused        []int32 // by refusal code: number of nodes
 	feasible       int
 
 	tree tree
-	// scoreError is why the pod's nodes cannot be compared.
+	// scoreError is the error of a PreScore plugin.
 	scoreError error
 
 	history      []cellChange
@@ -66,7 +66,7 @@ type boundScorer struct {
 	score  func(int32) int64
 }
 
-// normalizedScorer has numbers that mean something only beside those of the other nodes.
+// normalizedScorer has raw scores that are normalized over the feasible nodes.
 type normalizedScorer struct {
 	boundScorer
 	normalization plugins.Normalization
@@ -74,13 +74,13 @@ type normalizedScorer struct {
 	nonzero       int
 }
 
-// cellChange is what a cell was before a change.
+// cellChange is the old value of a changed cell.
 type cellChange struct {
 	node int32
 	old  cell
 }
 
-// newTable asks the profile's plugins about a pod. A Refusal is against all nodes.
+// newTable runs PreFilter and PreScore of the profile's plugins. A Refusal rejects all nodes.
 func (m *memo) newTable(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile) (*table, *plugins.Refusal) {
 	t := &table{profile: profile, noRecord: m.NoRecord, refusals: []*plugins.Refusal{nil, nil}, pluginOrder: []int{-1, -1}, refused: []int32{0, 0}}
 	for order, plugin := range profile.Filters {
@@ -125,7 +125,7 @@ func (m *memo) newTable(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plug
 	return t, nil
 }
 
-// timing measures a rule, if anybody wants to know.
+// timing measures a plugin if Options.Timed is set.
 func (m *memo) timing(plugin plugins.Plugin, point string) func(*plugins.Refusal) {
 	if m.Timed == nil {
 		return func(*plugins.Refusal) {}
@@ -138,7 +138,7 @@ func tableFor(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profil
 	m := memoOf(s)
 	s.UseClock++
 	key := profile.Name + "\x00" + p.LocalKey()
-	// What the key does not cover makes a pod one of its own.
+	// Results that depend on volumes, devices or features are not covered by the key.
 	cacheable := !p.HasVolumes && !s.WantsDevices(p) && !p.NeedsFeatures
 	if cacheable {
 		if t := m.tables[key]; t != nil {
@@ -167,7 +167,7 @@ func tableFor(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profil
 	return t, nil
 }
 
-// dropTable forgets the table unused longest.
+// dropTable drops the least recently used table.
 func (m *memo) dropTable() {
 	oldest := ""
 	for key, t := range m.tables {
@@ -179,7 +179,7 @@ func (m *memo) dropTable() {
 	delete(m.tables, oldest)
 }
 
-// fill makes all cells anew.
+// fill computes all cells.
 func (t *table) fill(s *snapshot.Snapshot) {
 	n := len(s.NodeInfos)
 	t.cells, t.weightedScores = make([]cell, n), make([]int64, n)
@@ -187,7 +187,7 @@ func (t *table) fill(s *snapshot.Snapshot) {
 		t.normalized[i].raw, t.normalized[i].nonzero = make([]int64, n), 0
 	}
 	clear(t.refused)
-	// Positions before are of another history.
+	// Earlier positions cannot be restored.
 	t.historyStart = t.position() + 1
 	t.feasible, t.tree, t.history = 0, tree{}, nil
 	for node := range int32(n) {
@@ -200,7 +200,7 @@ func (t *table) fill(s *snapshot.Snapshot) {
 	t.syncedTo = s.ChangesEnd()
 }
 
-// follow brings the table up to date with the nodes changed since it was last used.
+// sync updates the cells of the nodes that changed since the table was last used.
 func (t *table) sync(s *snapshot.Snapshot) {
 	if t.syncedTo < s.ChangesFrom || s.ChangesEnd()-t.syncedTo > uint64(len(s.NodeInfos)) || !t.images.Current(s) {
 		t.images.Refresh(s)
@@ -240,7 +240,7 @@ func (t *table) update(s *snapshot.Snapshot, node int32) {
 	t.tree.update(t, s, node)
 }
 
-// evaluate asks the node-local rules about one node.
+// evaluate runs the node-local plugins on one node.
 func (t *table) evaluate(s *snapshot.Snapshot, node int32) (c cell) {
 	if !s.Exists[node] {
 		c.refusal = nodeAbsent
@@ -258,7 +258,7 @@ func (t *table) evaluate(s *snapshot.Snapshot, node int32) (c cell) {
 	return c
 }
 
-// code gives a refusal its number.
+// code returns the code of a refusal, allocating one if it is new.
 func (t *table) code(r *plugins.Refusal, order int) uint16 {
 	for i := 2; i < len(t.refusals); i++ {
 		if other := t.refusals[i]; other == r || other.Plugin == r.Plugin && other.Unresolvable == r.Unresolvable && slices.Equal(other.Reasons, r.Reasons) && other.Err == r.Err {
@@ -314,10 +314,10 @@ func (t *table) normalizedScoresEqual() bool {
 	return true
 }
 
-// position is the point in the table's history a decision was made at.
+// position returns the present position in the table's history.
 func (t *table) position() uint64 { return t.historyStart + uint64(len(t.history)) }
 
-// restore returns the cells as they were at a position, or false when that is too long ago.
+// restore returns the cells as they were at a position, or false if the history does not reach back to it.
 func (t *table) restore(position uint64) ([]cell, bool) {
 	if position < t.historyStart || position > t.position() {
 		return nil, false
@@ -329,16 +329,16 @@ func (t *table) restore(position uint64) ([]cell, bool) {
 	return cells, true
 }
 
-// tree finds the best node in one step, and takes in a changed node in as many steps as the number of nodes has digits.
+// tree is a tournament tree over nodes: the best node is found in constant time, a node is updated in logarithmic time.
 type tree struct {
-	size    int     // a power of two, 0 while the tree is not grown
-	winners []int32 // wins[1] is the best node; the children of i are 2i and 2i+1
+	size    int     // a power of two, 0 while the tree is not built
+	winners []int32 // winners[1] is the best node; the children of i are 2i and 2i+1
 	keys    []int64 // by node
 }
 
 const refusedKey = -1
 
-// key orders nodes: the better score first, then the node that waited longest for a pod.
+// key orders nodes by score, then by the oldest last placement.
 func (t *table) key(s *snapshot.Snapshot, node int32) int64 {
 	if t.cells[node].refusal != 0 {
 		return refusedKey
@@ -390,7 +390,7 @@ func (x *tree) set(node int32, key int64) {
 	}
 }
 
-// best is the best node, or false when all are refused.
+// best returns the best node, or false if all are rejected.
 func (x *tree) best() (int32, bool) {
 	best := x.winners[1]
 	return best, x.keys[best] != refusedKey

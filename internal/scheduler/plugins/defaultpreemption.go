@@ -13,12 +13,13 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// DefaultPreemption makes room for a pod by moving away pods of lower priority.
+// DefaultPreemption evicts pods of lower priority so that a pod can be scheduled.
 type DefaultPreemption struct {
-	// candidates looked at are this share of the nodes in question, but at least so many.
+	// Percentage of the potential nodes that are dry-run as candidates, but at least Absolute nodes.
 	Percentage, Absolute int
 }
 
+// NewDefaultPreemption makes the plugin from its arguments.
 func NewDefaultPreemption(args *configv1.DefaultPreemptionArgs) Plugin {
 	r := &DefaultPreemption{Percentage: 10, Absolute: 100}
 	if args.MinCandidateNodesPercentage != nil {
@@ -32,15 +33,16 @@ func NewDefaultPreemption(args *configv1.DefaultPreemptionArgs) Plugin {
 
 func (*DefaultPreemption) Name() string { return DefaultPreemptionName }
 
-// Preemption is a way to make room: the pods to move away from a node.
+// Preemption is a candidate: a node and the victims to evict from it.
 type Preemption struct {
 	Node string
 	// Victims are ordered by importance, the most important first.
 	Victims []*corev1.Pod
-	// Violations counts victims a disruption budget would protect.
+	// Violations is the number of victims whose eviction violates a PodDisruptionBudget.
 	Violations int
 }
 
+// TerminatingByPreemption reports whether a pod is terminating because it was preempted.
 func TerminatingByPreemption(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonPreemptionByScheduler
@@ -49,7 +51,7 @@ func TerminatingByPreemption(pod *corev1.Pod) bool {
 
 var NoPreemptionVictims = Refuse(DefaultPreemptionName, true, "No preemption victims found for incoming pod")
 
-// startTime is when a pod began to run. One that has not begun counts as the latest.
+// startTime returns when a pod started; a pod that has not started is the latest.
 func startTime(pod *corev1.Pod) int64 {
 	if pod.Status.StartTime == nil {
 		return math.MaxInt64
@@ -57,7 +59,7 @@ func startTime(pod *corev1.Pod) int64 {
 	return pod.Status.StartTime.UnixNano()
 }
 
-// ByImportance puts the pod of higher priority first, then the one that runs longer.
+// ByImportance orders pods by priority, highest first, then by start time, earliest first.
 func ByImportance(a, b *corev1.Pod) int {
 	if x, y := snapshot.PriorityOf(a), snapshot.PriorityOf(b); x != y {
 		return int(int64(y) - int64(x))
@@ -71,7 +73,7 @@ func ByImportance(a, b *corev1.Pod) int {
 	return 0
 }
 
-// SplitByPDB tells apart the pods whose leaving a disruption budget would not allow.
+// SplitByPDB separates the pods whose eviction would violate a PodDisruptionBudget from the others.
 func SplitByPDB(all []*snapshot.PodEntry, budgets []*policyv1.PodDisruptionBudget) (protected, others []*snapshot.PodEntry) {
 	allowed := make([]int32, len(budgets))
 	selectors := make([]labels.Selector, len(budgets))
@@ -105,8 +107,8 @@ func SplitByPDB(all []*snapshot.PodEntry, budgets []*policyv1.PodDisruptionBudge
 	return protected, others
 }
 
-// ChooseCandidate picks the way that hurts least: fewest violated budgets, then the least important most important victim, the smallest sum
-// of priorities, the fewest victims, and the victim that has run shortest.
+// ChooseCandidate picks a candidate by upstream's criteria: fewest PDB violations, then the lowest highest victim priority, the smallest sum
+// of priorities, the fewest victims, and the latest start time of the highest-priority victims.
 func ChooseCandidate(candidates []Preemption) *Preemption {
 	measures := []func(*Preemption) int64{
 		func(c *Preemption) int64 { return int64(c.Violations) },
@@ -139,7 +141,7 @@ func ChooseCandidate(candidates []Preemption) *Preemption {
 	return left[0]
 }
 
-// earliestStart is when the first of the most important victims began to run.
+// earliestStart returns the earliest start time of the victims with the highest priority.
 func earliestStart(victims []*corev1.Pod) int64 {
 	highest, earliest := snapshot.PriorityOf(victims[0]), startTime(victims[0])
 	for _, v := range victims[1:] {

@@ -19,10 +19,9 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// dynamicResources keeps pods to nodes where the devices they claim are, and chooses devices for claims that have none.
+// dynamicResources filters nodes by the devices of a pod's resource claims, and allocates devices to unallocated claims.
 type dynamicResources struct {
-	// filterTimeout is how long devices are looked for on one node; 0 is without end. bindingTimeout is how long a pod waits
-	// for its devices to be ready.
+	// filterTimeout bounds the allocation on one node; 0 means no limit. BindingTimeout bounds the wait for binding conditions.
 	filterTimeout, BindingTimeout time.Duration
 }
 
@@ -44,17 +43,18 @@ var (
 	cannotAllocate    = Refuse(DynamicResourcesName, true, "cannot allocate all claims")
 )
 
-// PodDevices is what one pod claims, read once.
+// PodDevices are the resource claims of one pod.
 type PodDevices struct {
 	plugin *dynamicResources
-	// Allocated claims have their devices; open ones do not.
+	// Allocated claims have devices; unallocated ones do not.
 	Allocated, unallocated []*resourcev1.ResourceClaim
-	selections             []*snapshot.NodeSelection // of held claims; nil lets all nodes in
-	usable                 []bool                    // of held claims; false when their devices failed to get ready
-	Extended               *extendedDevices          // nil when the pod asks for none
+	selections             []*snapshot.NodeSelection // of allocated claims; nil means all nodes
+	usable                 []bool                    // of allocated claims; false if their binding conditions failed or timed out
+	Extended               *extendedDevices          // nil if the pod requests none
 	allocator              structured.Allocator
 }
 
+// PodDevices reads a pod's claims. A Refusal rejects all nodes.
 func (r *dynamicResources) PodDevices(s *snapshot.Snapshot, p *snapshot.PodInfo) (*PodDevices, *Refusal) {
 	claims, err := s.Devices.PodResourceClaims(p.Pod)
 	if err != nil {
@@ -89,7 +89,7 @@ func (r *dynamicResources) PodDevices(s *snapshot.Snapshot, p *snapshot.PodInfo)
 	return q, nil
 }
 
-// checkClasses reports the first device class that a claim names and that does not exist.
+// checkClasses rejects a claim that refers to a device class that does not exist.
 func checkClasses(s *snapshot.Snapshot, claim *resourcev1.ResourceClaim) *Refusal {
 	check := func(request, class string) *Refusal {
 		if class == "" {
@@ -121,7 +121,7 @@ func checkClasses(s *snapshot.Snapshot, claim *resourcev1.ResourceClaim) *Refusa
 	return nil
 }
 
-// AllocateOn finds devices for the open claims on a node, and for what the pod asks as extended resources.
+// AllocateOn allocates devices on a node for the unallocated claims and for extended resources that device classes back.
 func (q *PodDevices) AllocateOn(s *snapshot.Snapshot, node int32) ([]snapshot.ClaimAllocation, *Refusal) {
 	unallocated := q.unallocated
 	var extended *snapshot.ExtendedClaim
@@ -149,13 +149,13 @@ func (q *PodDevices) AllocateOn(s *snapshot.Snapshot, node int32) ([]snapshot.Cl
 	return allocations, nil
 }
 
-// Unavailable reports whether a held claim keeps the pod from a node.
+// Unavailable reports whether an allocated claim, given by index, cannot be used on a node.
 func (q *PodDevices) Unavailable(claim int, node int32) bool {
 	selection := q.selections[claim]
 	return !q.usable[claim] || selection != nil && !selection.Matches(node)
 }
 
-// allocate finds devices for claims on a node.
+// allocate runs upstream's allocator for claims on a node.
 func (q *PodDevices) allocate(s *snapshot.Snapshot, node int32, unallocated []*resourcev1.ResourceClaim) ([]snapshot.ClaimAllocation, *Refusal) {
 	if len(unallocated) == 0 {
 		return nil, nil
@@ -198,8 +198,8 @@ func (r *dynamicResources) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Fi
 	}}, nil
 }
 
-// Score prefers nodes where the alternatives a claim names first can be had. What claims hold already counts too: it is the same
-// everywhere, and makes the rest weigh less.
+// Score prefers nodes where the first of a request's FirstAvailable alternatives can be allocated. Allocated claims add the same score on
+// all nodes, which matters for normalization.
 func (r *dynamicResources) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 	if len(p.Pod.Spec.ResourceClaims) == 0 {
 		return Scorer{}
@@ -265,17 +265,17 @@ func (*dynamicResources) Hints() []QueueingHint {
 	}
 }
 
-// resourceClaimHint reports whether devices have become free, or a claim of the pod's own has changed.
+// resourceClaimHint reports whether devices were deallocated, or a claim of the pod has changed.
 func resourceClaimHint(s *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
 	before, _ := old.(*resourcev1.ResourceClaim)
 	after, _ := now.(*resourcev1.ResourceClaim)
 	if after == nil {
-		// Its devices are free; or it is the claim of an earlier attempt, and the pod may be tried again.
+		// Its devices are free; or it was the pod's extended resource claim of an earlier attempt.
 		return before != nil && (before.Status.Allocation != nil || snapshot.IsExtendedResourceClaim(before) && metav1.IsControlledBy(before, pod))
 	}
 	claims, err := s.Devices.PodResourceClaims(pod)
 	if err != nil {
-		return false // something else is still missing
+		return false // another claim is still missing
 	}
 	if before != nil && before.Status.Allocation != nil && after.Status.Allocation == nil {
 		return true
@@ -289,7 +289,7 @@ var (
 	ErrDeviceBindingTimeout = errors.New("device binding timeout")
 )
 
-// BindingConditionsMet reports whether the devices of a claim say that a pod may be bound. An error means that they never will.
+// BindingConditionsMet reports whether the binding conditions of a claim's devices are true. It fails if a failure condition is true.
 func BindingConditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	if claim.Status.Allocation == nil {
 		return false, nil
@@ -317,7 +317,7 @@ func BindingConditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	return true, nil
 }
 
-// deviceConditions are what a driver has told of an allocated device.
+// deviceConditions returns the conditions that a driver has reported for an allocated device.
 func deviceConditions(claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequestAllocationResult) (conditions []metav1.Condition, found bool) {
 	for i := range claim.Status.Devices {
 		d := &claim.Status.Devices[i]
@@ -336,20 +336,20 @@ func deviceConditions(claim *resourcev1.ResourceClaim, r *resourcev1.DeviceReque
 	return nil, false
 }
 
-// HasBindingConditions reports whether devices of a claim have conditions to be met before a pod is bound.
+// HasBindingConditions reports whether devices of a claim have binding conditions.
 func HasBindingConditions(claim *resourcev1.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool {
 		return len(r.BindingConditions) > 0
 	})
 }
 
-// BindingTimedOut reports whether a claim has waited for its devices for longer than the profile allows.
+// BindingTimedOut reports whether a claim has waited for its binding conditions for longer than BindingTimeout.
 func (r *dynamicResources) BindingTimedOut(claim *resourcev1.ResourceClaim) bool {
 	a := claim.Status.Allocation
 	return HasBindingConditions(claim) && a.AllocationTimestamp != nil && time.Since(a.AllocationTimestamp.Time) > r.BindingTimeout
 }
 
-// devicesUsable reports whether the devices of an allocated claim are ready or may still become so.
+// devicesUsable reports whether the binding conditions of an allocated claim are met or may still be met in time.
 func (r *dynamicResources) devicesUsable(claim *resourcev1.ResourceClaim) bool {
 	ready, err := BindingConditionsMet(claim)
 	return err == nil && (ready || !r.BindingTimedOut(claim))

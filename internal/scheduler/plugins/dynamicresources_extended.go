@@ -13,19 +13,19 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// classedResource is an extended resource a pod asks for, and the class that stands for it, if one does.
+// extendedResource is an extended resource a pod requests, and the device class that backs it, if any.
 type extendedResource struct {
 	name  corev1.ResourceName
 	class *resourcev1.DeviceClass
 }
 
-// extendedDevices is what one pod asks for by names of extended resources.
+// extendedDevices are the extended resources of one pod that device classes may back.
 type extendedDevices struct {
 	pod       *corev1.Pod
 	resources []extendedResource
-	// Stale is a claim made for the pod when it was tried before. It goes before the pod is tried again.
+	// Stale is the claim of an earlier attempt. It must be deleted before the pod is scheduled.
 	Stale *resourcev1.ResourceClaim
-	// claims are made once for each set of resources that nodes do not offer themselves.
+	// claims caches the claim for each set of resources that a node's allocatable does not have.
 	claims map[string]*snapshot.ExtendedClaim
 }
 
@@ -34,7 +34,7 @@ var (
 	resourceNotOffered = Refuse(DynamicResourcesName, true, "cannot fit resource")
 )
 
-// newExtendedDevices reads what a pod asks for; nil when no class stands for any of it.
+// newExtendedDevices returns nil if no device class backs a resource the pod requests.
 func newExtendedDevices(s *snapshot.Snapshot, p *snapshot.PodInfo) *extendedDevices {
 	if !s.Devices.HasClassFor(p.Request.Extended) {
 		return nil
@@ -48,7 +48,7 @@ func newExtendedDevices(s *snapshot.Snapshot, p *snapshot.PodInfo) *extendedDevi
 	return e
 }
 
-// on is the claim that the pod needs on a node; nil when the node offers everything itself.
+// claimOn returns the claim that the pod needs on a node; nil if the node's allocatable has all the resources.
 func (e *extendedDevices) claimOn(s *snapshot.Snapshot, node int32) (*snapshot.ExtendedClaim, *Refusal) {
 	if e.Stale != nil {
 		return nil, staleExtendedClaim
@@ -73,7 +73,7 @@ func (e *extendedDevices) claimOn(s *snapshot.Snapshot, node int32) (*snapshot.E
 	return e.claims[key], nil
 }
 
-// newExtendedClaim makes a claim for resources of a pod. Its name is not one the API server would take: it gives the claim another.
+// newExtendedClaim makes a claim for extended resources of a pod. Its name is not a valid one: the API server generates the real name.
 func newExtendedClaim(pod *corev1.Pod, resources []extendedResource) *snapshot.ExtendedClaim {
 	requests, mappings := extendedRequests(pod, resources)
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: ptr.To(true)}
@@ -86,8 +86,9 @@ func newExtendedClaim(pod *corev1.Pod, resources []extendedResource) *snapshot.E
 	}}
 }
 
-// extendedRequests are the requests for resources of a pod, and who uses them. Containers that stay have requests of their own. Init
-// containers are done before later containers start: they use what those will have and, for the rest, one request among them all.
+// extendedRequests returns the device requests of a claim for extended resources, and which containers use them. Containers and
+// restartable init containers have requests of their own. Other init containers end before later containers start: they use the
+// devices of those and, for the rest, one request that they share.
 func extendedRequests(pod *corev1.Pod, resources []extendedResource) (requests []resourcev1.DeviceRequest, mappings []corev1.ContainerExtendedResourceRequest) {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	endsEarly := func(i int) bool {
@@ -138,7 +139,7 @@ func extendedRequests(pod *corev1.Pod, resources []extendedResource) (requests [
 	return requests, mappings
 }
 
-// askedOf is how much of a resource a container asks for.
+// requestedOf returns how much of a resource a container requests.
 func requestedOf(c *corev1.Container, name corev1.ResourceName) int64 {
 	quantity := c.Resources.Requests[name]
 	n, whole := quantity.AsInt64()
@@ -148,7 +149,8 @@ func requestedOf(c *corev1.Container, name corev1.ResourceName) int64 {
 	return n
 }
 
-// requestFor asks for devices for one container. Its name tells the container's place and the resource's place among what it asks.
+// requestFor makes a device request for one container. Its name has the index of the container and that of the resource among the
+// container's requests, as in upstream.
 func requestFor(i int, c *corev1.Container, r extendedResource, count int64) *resourcev1.DeviceRequest {
 	index := 0
 	for name := range c.Resources.Requests {

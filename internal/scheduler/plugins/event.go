@@ -9,10 +9,10 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// Resource is a kind of object whose changes may help a waiting pod.
+// Resource is a kind of object whose events may make a pod schedulable.
 type Resource string
 
-// The resources rules give hints about. AssignedPod is a pod on a node; TargetPod is the waiting pod itself.
+// The resources of queueing hints. AssignedPod is a pod on a node; TargetPod is the unschedulable pod itself.
 const (
 	AssignedPod                Resource = "AssignedPod"
 	TargetPod                  Resource = "TargetPod"
@@ -30,10 +30,10 @@ const (
 	DeviceTaintRuleResource    Resource = "DeviceTaintRule"
 )
 
-// Action is a set of kinds of change.
+// Action is a set of event types.
 type Action uint32
 
-// The kinds of change. Update is any update.
+// The event types. Update is any update.
 const (
 	Add Action = 1 << iota
 	Delete
@@ -61,7 +61,7 @@ type Event struct {
 	Old, New any
 }
 
-// Label is the change's name in metrics, as upstream writes it.
+// Label is the event's label in metrics, as in upstream.
 func (e *Event) Label() string {
 	names := map[Action]string{
 		Add: "Add", Delete: "Delete", UpdateNodeAllocatable: "UpdateNodeAllocatable", UpdateNodeLabel: "UpdateNodeLabel", UpdateNodeTaint: "UpdateNodeTaint",
@@ -74,7 +74,7 @@ func (e *Event) Label() string {
 	return string(e.Resource) + "Update"
 }
 
-// Split are the changes of a single kind that an update consists of.
+// Split returns one event for each action of an event.
 func (e Event) Split() []Event {
 	var all []Event
 	for rest := e.Action; rest != 0; rest &= rest - 1 {
@@ -85,7 +85,7 @@ func (e Event) Split() []Event {
 	return all
 }
 
-// asPod, and its likes, read a side of an event that may be missing.
+// asPod returns nil if an event does not have the object.
 func asPod(object any) *corev1.Pod {
 	pod, _ := object.(*corev1.Pod)
 	return pod
@@ -96,7 +96,7 @@ func asNode(object any) *corev1.Node {
 	return node
 }
 
-// NodeUpdateActions tells in which ways a node's update may matter to waiting pods. 0 means that it does not.
+// NodeUpdateActions returns the actions of a node's update. 0 means that no hint depends on it.
 func NodeUpdateActions(old, now *corev1.Node) (a Action) {
 	if !equality.Semantic.DeepEqual(old.Status.Allocatable, now.Status.Allocatable) {
 		a |= UpdateNodeAllocatable
@@ -119,7 +119,7 @@ func NodeUpdateActions(old, now *corev1.Node) (a Action) {
 	return a
 }
 
-// sameConditions reports whether two nodes are in the same state, whenever it was told.
+// sameConditions compares the type and status of conditions.
 func sameConditions(a, b []corev1.NodeCondition) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(c corev1.NodeCondition) bool {
 		return !slices.ContainsFunc(b, func(d corev1.NodeCondition) bool { return c.Type == d.Type && c.Status == d.Status })
@@ -133,7 +133,7 @@ func amountOf(all []snapshot.Amount, name corev1.ResourceName) int64 {
 	return 0
 }
 
-// PodUpdateActions tells in which ways a pod's update may matter, to others or to itself.
+// PodUpdateActions returns the actions of a pod's update.
 func PodUpdateActions(old, now *corev1.Pod) (a Action) {
 	if !snapshot.SameLabels(old.Labels, now.Labels) {
 		a |= UpdatePodLabel
@@ -159,7 +159,7 @@ func PodUpdateActions(old, now *corev1.Pod) (a Action) {
 	return a
 }
 
-// occupiesNode reports whether a pod takes up room somewhere: it is on a node, or nominated to one.
+// occupiesNode reports whether a pod is on a node or nominated to one.
 func occupiesNode(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName != "" || pod.Status.NominatedNodeName != ""
 }

@@ -8,18 +8,18 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// The sizes between which an image's score grows.
+// The image sizes between which the score grows from 0 to MaxScore.
 const (
 	minImageThreshold int64 = 23 * 1024 * 1024
 	maxImageThreshold int64 = 1000 * 1024 * 1024
 )
 
-// imageLocality prefers nodes that hold the pod's images, more so the larger and the more widespread they are.
+// imageLocality prefers nodes that have the pod's images. Larger images and images on more nodes score higher.
 type imageLocality struct{}
 
 func (imageLocality) Name() string { return ImageLocalityName }
 
-// imagesOfPod are the images a pod needs, one entry for each use.
+// imagesOfPod returns the images a pod uses, one entry for each use.
 func imagesOfPod(pod *corev1.Pod) (names []string) {
 	for i := range pod.Spec.InitContainers {
 		names = append(names, snapshot.NormalizedImageName(pod.Spec.InitContainers[i].Image))
@@ -41,7 +41,7 @@ func (imageLocality) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 		return Scorer{}
 	}
 	maxSize := maxImageThreshold * int64(len(names))
-	// Mostly no node holds any of them; that is found out once, not node by node.
+	// Usually no node has any of them; this is checked once, not for each node.
 	var version uint64
 	known := false
 	return Scorer{Score: func(node int32) int64 {
@@ -65,7 +65,8 @@ func (imageLocality) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 	}}
 }
 
-// ImageVersions tells a table when the worth of its pod's images has changed on nodes that did not change themselves.
+// ImageVersions detects that the image score of a table's pod has changed on nodes that are not in Snapshot.Changes: it depends on how many
+// nodes have an image.
 type ImageVersions struct {
 	names    []string
 	versions []uint64

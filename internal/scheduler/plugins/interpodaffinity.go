@@ -10,7 +10,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// interPodAffinity places pods with, or apart from, pods their affinity and anti-affinity terms select.
+// interPodAffinity filters and scores nodes by required and preferred pod affinity and anti-affinity.
 type interPodAffinity struct {
 	// hardWeight is the weight of required affinity terms of pods on nodes that match the pod.
 	hardWeight int64
@@ -28,12 +28,12 @@ func newInterPodAffinity(args *configv1.InterPodAffinityArgs) Plugin {
 
 func (*interPodAffinity) Name() string { return InterPodAffinityName }
 
-// AffinityState is what affinity and anti-affinity mean to one pod: the counts that decide where it may and should go. It points at
-// counters and holders of the snapshot, which follow the cluster by themselves.
+// AffinityState is the state of InterPodAffinity for one pod. It points at counters and existing terms of the snapshot, which are kept
+// up to date there.
 type AffinityState struct {
 	// required has one counter for each required affinity term; all count pods that match all terms.
 	required []*snapshot.Counter
-	// matchesSelf is set when the pod matches its own required affinity, so it may be the first of its group.
+	// matchesSelf is set when the pod matches its own required affinity, so that it may be scheduled as the first such pod.
 	matchesSelf  bool
 	antiAffinity []*snapshot.Counter
 	// existingAntiAffinity is the anti-affinity of pods on nodes against the pod.
@@ -41,7 +41,7 @@ type AffinityState struct {
 	Preferred            []preferredTerm
 }
 
-// preferredTerm adds weight for each pod of a domain, or takes it away. Either counter or holder is set.
+// preferredTerm adds weight, which may be negative, for each pod of a domain. Either counter or existing is set.
 type preferredTerm struct {
 	counter  *snapshot.Counter
 	existing *snapshot.ExistingTerm
@@ -55,7 +55,7 @@ func (t *preferredTerm) counts() (pods []int32, column *snapshot.LabelColumn, to
 	return t.existing.Pods, t.existing.Column, t.existing.Total
 }
 
-// State reads a pod's affinity.
+// State returns the state for a pod.
 func (r *interPodAffinity) State(s *snapshot.Snapshot, p *snapshot.PodInfo) (a AffinityState) {
 	if len(p.Affinity) > 0 {
 		resolved := make([]snapshot.Term, len(p.Affinity))
@@ -82,7 +82,7 @@ func (r *interPodAffinity) State(s *snapshot.Snapshot, p *snapshot.PodInfo) (a A
 	return a
 }
 
-// addExisting adds the terms that pods on nodes have about the pod.
+// addExisting adds the terms of existing pods that match the pod.
 func (r *interPodAffinity) addExisting(s *snapshot.Snapshot, pod *corev1.Pod, a *AffinityState) {
 	scoreExisting := !r.ignoreExistingPreferred || len(a.Preferred) > 0
 	s.ExistingTermIndex.Candidates(pod, func(existing *snapshot.ExistingTerm) {
@@ -108,14 +108,15 @@ func (r *interPodAffinity) addExisting(s *snapshot.Snapshot, pod *corev1.Pod, a 
 	})
 }
 
-// DisableFilter and disableScore drop what the profile does not use.
+// DisableFilter drops the state for filtering, for profiles that do not use it.
 func (a *AffinityState) DisableFilter() {
 	a.required, a.antiAffinity, a.existingAntiAffinity = nil, nil, nil
 }
 
+// DisableScore drops the state for scoring.
 func (a *AffinityState) DisableScore() { a.Preferred = nil }
 
-// Inactive reports whether affinity neither filters nor scores any node now.
+// Inactive reports whether affinity neither filters nor scores any node at present.
 func (a *AffinityState) Inactive() bool {
 	return len(a.required) == 0 &&
 		!slices.ContainsFunc(a.antiAffinity, func(c *snapshot.Counter) bool { return c.Total > 0 }) &&
@@ -123,7 +124,7 @@ func (a *AffinityState) Inactive() bool {
 		!slices.ContainsFunc(a.Preferred, func(t preferredTerm) bool { _, _, total := t.counts(); return total > 0 })
 }
 
-// FiltersNothing reports whether no affinity, neither the pod's own nor that of pods on nodes, keeps the pod from any node.
+// FiltersNothing reports whether neither the pod's affinity nor that of existing pods can reject a node.
 func (a *AffinityState) FiltersNothing() bool {
 	return len(a.required)+len(a.antiAffinity) == 0 && !slices.ContainsFunc(a.existingAntiAffinity, func(existing *snapshot.ExistingTerm) bool {
 		return slices.ContainsFunc(existing.Pods, func(pods int32) bool { return pods > 0 })
@@ -143,7 +144,7 @@ func (a *AffinityState) Check(node int32) uint8 {
 	return 0
 }
 
-// Refusals are all refusals of a node, where check returns the first.
+// Refusals returns the codes of all refusals of a node, where Check returns the first.
 func (a *AffinityState) Refusals(node int32) (codes []uint8) {
 	if len(a.required) > 0 && !a.satisfied(node, a.isFirst()) {
 		codes = append(codes, AffinityMismatch)
@@ -171,7 +172,8 @@ func (a *AffinityState) existingAntiAffinityViolated(node int32) bool {
 	})
 }
 
-// isFirst reports whether the pod may be the first of its group: no pod matches its affinity yet, but it matches itself.
+// isFirst reports whether no pod matches the required affinity yet, but the pod matches it itself: then any node with the topology keys
+// is allowed.
 func (a *AffinityState) isFirst() bool {
 	return a.matchesSelf && !slices.ContainsFunc(a.required, func(c *snapshot.Counter) bool { return c.Total > 0 })
 }
@@ -188,8 +190,7 @@ func (a *AffinityState) satisfied(node int32, first bool) bool {
 	return present || first
 }
 
-// Filter leaves in list the nodes affinity allows, and notes the refusals of the others. The loops run over columns, one term after
-// another.
+// Filter keeps the nodes in list that affinity allows, and sets the refusal codes of the others. The loops run over columns, term by term.
 func (a *AffinityState) Filter(list []int32, refusals []uint8) []int32 {
 	if len(a.required) > 0 {
 		first := a.isFirst()
@@ -216,7 +217,7 @@ func (a *AffinityState) Filter(list []int32, refusals []uint8) []int32 {
 	return list
 }
 
-// removeDomainsWithPods leaves out the nodes of domains that have pods.
+// removeDomainsWithPods removes the nodes of domains that have pods.
 func removeDomainsWithPods(list []int32, refusals []uint8, pods []int32, column *snapshot.LabelColumn, code uint8) []int32 {
 	kept := list[:0]
 	for _, node := range list {
@@ -229,7 +230,7 @@ func removeDomainsWithPods(list []int32, refusals []uint8, pods []int32, column 
 	return kept
 }
 
-// AddScores scores nodes. It reports false when no term counts any pod.
+// AddScores adds the normalized scores. It reports false if no term matches any pod.
 func (a *AffinityState) AddScores(s *snapshot.Snapshot, x Scoring) bool {
 	list, totals := x.Nodes, x.Totals
 	raw := s.ScratchBuffer(len(list))

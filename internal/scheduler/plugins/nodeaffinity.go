@@ -11,9 +11,9 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// nodeAffinity keeps pods to the nodes they select, and to those they prefer if it can.
+// nodeAffinity filters nodes by nodeSelector and required node affinity, and scores them by preferred node affinity.
 type nodeAffinity struct {
-	// added is demanded and preferred of all pods of the profile.
+	// added is the profile's addedAffinity, which applies to all its pods.
 	added *corev1.NodeAffinity
 }
 
@@ -56,7 +56,7 @@ func (r *nodeAffinity) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter
 	return f, nil
 }
 
-// namedNodes are the nodes a pod names, when all its terms name some.
+// namedNodes returns the node names of a pod's required terms. limited is set if every term selects nodes by name.
 func namedNodes(pod *corev1.Pod) (names []string, limited bool) {
 	a := pod.Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
@@ -137,7 +137,7 @@ func (r *nodeAffinity) Hints() []QueueingHint {
 		case !enforced(after):
 			return false
 		case err != nil:
-			return true // a term that cannot be read may match after all
+			return true // as in upstream, an invalid term does not hold the pod back
 		case !match || before == nil || !enforced(before):
 			return match
 		}

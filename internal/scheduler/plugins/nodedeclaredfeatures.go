@@ -9,7 +9,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// nodeDeclaredFeatures keeps pods from nodes whose kubelet does not have a feature they need.
+// nodeDeclaredFeatures filters nodes whose kubelet does not declare a feature that the pod needs.
 type nodeDeclaredFeatures struct{}
 
 func (nodeDeclaredFeatures) Name() string { return NodeDeclaredFeaturesName }
@@ -25,7 +25,7 @@ func (nodeDeclaredFeatures) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (F
 	if needed.IsEmpty() {
 		return Filter{}, nil
 	}
-	// Pods of one make for the other rules may differ in the features they need.
+	// Pods with the same PodInfo.LocalKey may need different features.
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
 		match, err := features.MatchNode(needed, s.NodeInfos[node].Node)
 		if err != nil {

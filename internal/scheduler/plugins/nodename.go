@@ -4,7 +4,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// nodeName keeps a pod that names its node to that node.
+// nodeName filters all nodes but spec.nodeName, if it is set.
 type nodeName struct{}
 
 func (nodeName) Name() string { return NodeNameName }

@@ -6,7 +6,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// nodePorts keeps pods from nodes whose ports they want are taken.
+// nodePorts filters nodes where a host port of the pod is in use.
 type nodePorts struct{}
 
 func (nodePorts) Name() string { return NodePortsName }

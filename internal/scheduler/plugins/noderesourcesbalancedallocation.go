@@ -9,7 +9,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// balancedAllocation prefers nodes whose resources are used evenly once the pod is there.
+// balancedAllocation prefers nodes whose resources are used in balance with the pod added.
 type balancedAllocation struct {
 	resources []configv1.ResourceSpec
 }
@@ -23,7 +23,7 @@ func (*balancedAllocation) Name() string { return BalancedAllocationName }
 func (r *balancedAllocation) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 	resources := scoredResources(s, p, r.resources, false)
 	if !slices.ContainsFunc(resources, func(x scoredResource) bool { return x.requested > 0 }) {
-		return Scorer{} // such pods would all gather on the best balanced node
+		return Scorer{} // pods without requests would all go to the best balanced node
 	}
 	return Scorer{Volatile: countsDevices(resources), Score: func(node int32) int64 {
 		with, without := balance(s, resources, node, true), balance(s, resources, node, false)
@@ -31,7 +31,7 @@ func (r *balancedAllocation) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Sc
 	}}
 }
 
-// balance is MaxScore less the standard deviation of the used shares of a node's resources.
+// balance returns MaxScore less the standard deviation of the used fractions of a node's resources.
 func balance(s *snapshot.Snapshot, resources []scoredResource, node int32, withPod bool) int64 {
 	var buffer [8]float64
 	shares, total := buffer[:0], 0.0

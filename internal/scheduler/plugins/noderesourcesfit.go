@@ -13,10 +13,11 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// MaxCustomScore is the highest score a point of a shape can have.
+// MaxCustomScore is the highest score of a point of a utilization shape.
 const MaxCustomScore = 10
 
-// NodeResourcesFit keeps pods from nodes that have not enough of what they ask, and scores what is left or taken.
+// NodeResourcesFit filters nodes with insufficient free resources, and scores them by a strategy: LeastAllocated, MostAllocated or
+// RequestedToCapacityRatio.
 type NodeResourcesFit struct {
 	ignored       []string
 	ignoredGroups []string
@@ -57,17 +58,17 @@ type ResourceRequest struct {
 	Resource int
 	Name     corev1.ResourceName
 	Amount   int64
-	// devices are what nodes give that do not offer the resource itself; DynamicResources looks for them.
+	// devices is set if a device class backs the resource: on nodes whose allocatable does not have it, DynamicResources allocates devices.
 	devices bool
 }
 
-// Exceeds reports whether a node has not enough left.
+// Exceeds reports whether the request exceeds the node's free resources.
 func (w *ResourceRequest) Exceeds(s *snapshot.Snapshot, node int32) bool {
 	has := s.Allocatable[w.Resource][node]
 	return w.Amount > has-s.Requested[w.Resource][node] && !(w.devices && has == 0)
 }
 
-// Requests are what a pod asks for, in the order in which refusals name them.
+// Requests returns a pod's requests that are not ignored, in the order of the reasons in refusals.
 func (r *NodeResourcesFit) Requests(s *snapshot.Snapshot, p *snapshot.PodInfo) []ResourceRequest {
 	q := &p.Request
 	var all []ResourceRequest
@@ -97,7 +98,7 @@ func (r *NodeResourcesFit) Requests(s *snapshot.Snapshot, p *snapshot.PodInfo) [
 
 func (r *NodeResourcesFit) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Refusal) {
 	requests := r.Requests(s, p)
-	// Refusals are made once for each combination of what is missing.
+	// Refusals are cached by the set of insufficient resources.
 	known := map[string]*Refusal{}
 	volatile := slices.ContainsFunc(requests, func(w ResourceRequest) bool { return w.devices })
 	return Filter{Volatile: volatile, Check: func(node int32) *Refusal {
@@ -157,14 +158,14 @@ func (r *NodeResourcesFit) refusal(s *snapshot.Snapshot, node int32, requests []
 type scoredResource struct {
 	resource int
 	weight   int64
-	// requested is what the pod adds; used is what scores take as used already.
+	// requested is the pod's request; used is what pods on the node request.
 	requested int64
 	used      func(node int32) int64
-	// devices is set when a device class stands for the resource: its devices count on nodes that do not offer the resource itself.
+	// devices is set if a device class backs the resource: it counts devices on nodes whose allocatable does not have the resource.
 	devices func(node int32) snapshot.DeviceCount
 }
 
-// usage is how much of the resource a node has, and how much of that is used.
+// usage returns a node's capacity of the resource, and how much of it is used.
 func (x *scoredResource) usage(s *snapshot.Snapshot, node int32) (capacity, used int64) {
 	if capacity = s.Allocatable[x.resource][node]; capacity == 0 && x.devices != nil {
 		count := x.devices(node)
@@ -173,12 +174,12 @@ func (x *scoredResource) usage(s *snapshot.Snapshot, node int32) (capacity, used
 	return capacity, x.used(node)
 }
 
-// countsDevices reports whether scores change as devices do, and not only as nodes and their pods do.
+// countsDevices reports whether scores depend on devices, and not only on nodes and their pods.
 func countsDevices(resources []scoredResource) bool {
 	return slices.ContainsFunc(resources, func(x scoredResource) bool { return x.devices != nil })
 }
 
-// scoredResources are the resources a score looks at. assume makes containers without requests count.
+// scoredResources returns the resources to score by. nonZero applies default requests to containers without any.
 func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []configv1.ResourceSpec, nonZero bool) []scoredResource {
 	var all []scoredResource
 	for _, spec := range resources {
@@ -200,7 +201,7 @@ func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []conf
 		default:
 			i := slices.IndexFunc(p.Request.Extended, func(a snapshot.Amount) bool { return a.Resource == name })
 			if i < 0 || p.Request.Extended[i].Value == 0 {
-				continue // a resource the pod does not ask for says nothing
+				continue // a resource that the pod does not request is not scored
 			}
 			x.resource, x.requested = s.Resource(name), p.Request.Extended[i].Value
 			if class := s.Devices.ClassFor(name); class != nil {
@@ -219,7 +220,7 @@ func scoredResources(s *snapshot.Snapshot, p *snapshot.PodInfo, resources []conf
 }
 
 func (r *NodeResourcesFit) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
-	// As in upstream, what a pod asks for as a whole decides where it fits, but not which of those nodes is best.
+	// As in upstream, pod-level resources are used for filtering but not for scoring.
 	resources := scoredResources(s, p.WithoutPodLevelResources(), r.resources, true)
 	if r.strategy == configv1.RequestedToCapacityRatio {
 		return Scorer{Volatile: countsDevices(resources), Score: func(node int32) int64 { return ratioScore(s, resources, r.shape, node) }}
@@ -271,7 +272,7 @@ func ratioScore(s *snapshot.Snapshot, resources []scoredResource, shape []config
 	return int64(math.Round(float64(sum) / float64(weights)))
 }
 
-// brokenLinear is the score of a utilization, on straight lines between the points of a shape.
+// brokenLinear returns the score of a utilization by linear interpolation between the points of a shape.
 func brokenLinear(shape []configv1.UtilizationShapePoint, utilization int64) int64 {
 	const factor = MaxScore / MaxCustomScore
 	for i := range shape {
@@ -298,7 +299,7 @@ func (r *NodeResourcesFit) Hints() []QueueingHint {
 	}
 }
 
-// scaleDownHint reports whether a pod on a node now asks for less of something another pod wants.
+// scaleDownHint reports whether a pod on a node now requests less of a resource that the unschedulable pod requests.
 func scaleDownHint(_ *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
 	if asPod(now).Spec.NodeName == "" {
 		return false
@@ -319,7 +320,7 @@ func scaleDownHint(_ *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
 	return slices.ContainsFunc(wanted.Extended, func(a snapshot.Amount) bool { return amount(&before, a.Resource) > amount(&after, a.Resource) })
 }
 
-// nodeHelps reports whether a node could take the pod if it were empty, and offers more than before.
+// nodeHelps reports whether the pod would fit on the node if it were empty, and the node's allocatable has grown.
 func (r *NodeResourcesFit) nodeHelps(s *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
 	info, err := snapshot.NewPodInfo(pod)
 	if err != nil {
@@ -347,7 +348,7 @@ func (r *NodeResourcesFit) nodeHelps(s *snapshot.Snapshot, pod *corev1.Pod, old,
 	})
 }
 
-// deviceClassHint reports whether a device class has come to stand for something the pod asks.
+// deviceClassHint reports whether a device class now backs an extended resource that the pod requests.
 func deviceClassHint(_ *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
 	before, had := old.(*resourcev1.DeviceClass)
 	class := now.(*resourcev1.DeviceClass)

@@ -6,7 +6,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// nodeUnschedulable keeps pods from nodes somebody has closed.
+// nodeUnschedulable filters nodes with spec.unschedulable, unless the pod tolerates the taint.
 type nodeUnschedulable struct{}
 
 func (nodeUnschedulable) Name() string { return NodeUnschedulableName }

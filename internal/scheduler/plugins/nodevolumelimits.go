@@ -10,7 +10,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// nodeVolumeLimits keeps pods from nodes that cannot attach more volumes of a driver.
+// nodeVolumeLimits filters nodes that have reached the attach limit of a CSI driver.
 type nodeVolumeLimits struct{}
 
 func (nodeVolumeLimits) Name() string { return NodeVolumeLimitsName }
@@ -21,7 +21,7 @@ func (nodeVolumeLimits) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filte
 	if !hasAttachableVolumes(p.Pod) {
 		return Filter{}, nil
 	}
-	// A claim that is missing is for VolumeBinding to tell of; here it keeps the pod from each node by itself.
+	// VolumeBinding rejects all nodes for a missing claim; here it is a refusal of each node.
 	wanted := wantedVolumesOf(s, p.Pod, false)
 	migrated := wantedVolumesOf(s, p.Pod, true)
 	if wanted.refusal == nil && migrated.refusal == nil && len(migrated.volumes) == 0 {
@@ -39,7 +39,7 @@ func (nodeVolumeLimits) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filte
 	}}, nil
 }
 
-// wantedVolumes are what a new pod needs attached, or why that cannot be told.
+// wantedVolumes are the volumes a new pod needs attached, or the refusal if they cannot be determined.
 type wantedVolumes struct {
 	volumes map[snapshot.AttachedVolume]bool
 	refusal *Refusal
@@ -56,7 +56,7 @@ func wantedVolumesOf(s *snapshot.Snapshot, pod *corev1.Pod, migrated bool) wante
 	return wantedVolumes{volumes: volumes}
 }
 
-// hasAttachableVolumes reports whether a pod has volumes that a driver may have to attach.
+// hasAttachableVolumes reports whether a pod has volumes that a CSI driver may have to attach.
 func hasAttachableVolumes(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || snapshot.IsMigratedInline(&v)
@@ -109,7 +109,7 @@ func checkLimits(s *snapshot.Snapshot, node int32, wanted map[snapshot.AttachedV
 			added[v.Driver] = true
 		}
 	}
-	// What is attached for no pod of the node counts, even if this pod is to use it: it may be on its way out.
+	// Volumes that are attached but used by no pod of the node count too, even if this pod would use them: they may be detaching.
 	for v := range s.Volumes.AttachedAt(s.NodeInfos[node].Name) {
 		if !attached[v] {
 			count[v.Driver]++
@@ -148,7 +148,7 @@ func (nodeVolumeLimits) Hints() []QueueingHint {
 	}
 }
 
-// detachHint reports whether a volume that was detached makes room for one of the pod's.
+// detachHint reports whether a deleted VolumeAttachment may let one of the pod's volumes be attached.
 func detachHint(_ *snapshot.Snapshot, pod *corev1.Pod, old, _ any) bool {
 	detached, _ := old.(*storagev1.VolumeAttachment)
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {

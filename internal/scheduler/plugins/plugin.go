@@ -6,64 +6,64 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// MaxScore is the best a rule can say of a node.
+// MaxScore is the highest score of a plugin for a node.
 const MaxScore = 100
 
-// Plugin is one thing the scheduler looks at. What it can do is told by the further interfaces it has: FilterRule, ScoreRule,
-// HintRule. Rules are made from a profile's arguments and keep no state of their own: all state is in the Snapshot.
+// Plugin is a scheduler plugin. Its extension points are the further interfaces it implements: FilterPlugin, ScorePlugin, HintPlugin.
+// Plugins are made from a profile's arguments and have no state: all state is in the Snapshot.
 type Plugin interface {
 	Name() string
 }
 
-// FilterPlugin says on which nodes a pod cannot run.
+// FilterPlugin rejects nodes for a pod.
 type FilterPlugin interface {
 	Plugin
-	// Filter reads the pod once. A zero Filter has nothing against any node. A Refusal is against all of them at once.
+	// Filter reads the pod, like PreFilter in upstream. A zero Filter rejects no node. A Refusal rejects all nodes.
 	Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filter, *Refusal)
 }
 
-// Filter is what one rule has to say about one pod.
+// Filter is the filter of one plugin for one pod.
 type Filter struct {
-	// Check returns nil when the pod can run on the node as far as this rule is concerned.
+	// Check returns nil if the plugin does not reject the node.
 	Check func(node int32) *Refusal
-	// Volatile answers change without the node or its pods changing, or differ for pods of the same make. They are asked again
-	// for every pod. A filter that is not volatile must depend on what PodInfo's local key covers and on the node alone.
+	// Volatile is set if results may change without a change of the node or its pods, or differ for pods with the same LocalKey: they are
+	// not cached. Other filters must depend only on what PodInfo.LocalKey covers and on the node.
 	Volatile bool
-	// NodeNames names the nodes that come into question at all, when Limited is set.
+	// NodeNames are the only nodes to check, if LimitedToNames is set.
 	NodeNames      []string
 	LimitedToNames bool
 }
 
-// ScorePlugin says on which nodes a pod runs better.
+// ScorePlugin scores nodes for a pod.
 type ScorePlugin interface {
 	Plugin
-	// Score reads the pod once. A zero Scorer has nothing to say.
+	// Score reads the pod, like PreScore in upstream. A zero Scorer scores no node.
 	Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer
 }
 
-// Scorer is what one rule has to say in favour of nodes.
+// Scorer is the score function of one plugin for one pod.
 type Scorer struct {
-	// Of returns 0 to MaxScore, or any number of at least 0 when Scale brings it into that range.
+	// Score returns 0 to MaxScore, or any number >= 0 if Normalization maps it to that range.
 	Score         func(node int32) int64
 	Normalization Normalization
 	Volatile      bool
-	// Err is set when the rule could not read the pod. Scheduling stops where there is a choice of nodes.
+	// Err is set if the plugin failed. Scheduling fails if more than one node is feasible.
 	Err error
 }
 
-// Normalization is how raw numbers become scores.
+// Normalization maps raw scores to 0 to MaxScore.
 type Normalization uint8
 
 const (
-	// AsIs: the numbers are scores.
+	// NotNormalized: raw scores are used as they are.
 	NotNormalized Normalization = iota
-	// MostIsBest: the largest number becomes MaxScore, the others in proportion.
+	// HigherIsBetter: the largest raw score becomes MaxScore, the others in proportion.
 	HigherIsBetter
-	// LeastIsBest: the largest number becomes 0, zero becomes MaxScore.
+	// LowerIsBetter: the largest raw score becomes 0, zero becomes MaxScore.
 	LowerIsBetter
 )
 
-// Normalize brings a raw number into the range of scores, given the largest.
+// Normalize maps a raw score, given the largest of all feasible nodes.
 func (x Normalization) Normalize(raw, largest int64) int64 {
 	switch {
 	case x == NotNormalized:
@@ -79,35 +79,37 @@ func (x Normalization) Normalize(raw, largest int64) int64 {
 	}
 }
 
-// Refusal is why a rule keeps a pod from a node.
+// Refusal is a plugin's rejection of a node, upstream's Status.
 type Refusal struct {
 	Plugin  string   `json:"plugin"`
 	Reasons []string `json:"reasons,omitempty"`
-	// Unresolvable refusals stay even if other pods of the node went away.
+	// Unresolvable refusals cannot be resolved by preemption.
 	Unresolvable bool `json:"unresolvable,omitempty"`
-	// Err is set when the rule could not decide. Scheduling stops.
+	// Err is set if the plugin failed. Scheduling fails with it.
 	Err error `json:"-"`
 }
 
+// Refuse makes a Refusal.
 func Refuse(plugin string, unresolvable bool, reasons ...string) *Refusal {
 	return &Refusal{Plugin: plugin, Reasons: reasons, Unresolvable: unresolvable}
 }
 
-// HintPlugin says which changes may help a pod that this rule has refused.
+// HintPlugin has queueing hints: the events that may make a pod schedulable that the plugin has rejected.
 type HintPlugin interface {
 	Plugin
 	Hints() []QueueingHint
 }
 
-// QueueingHint names a kind of change, and tells whether one such change may help a pod.
+// QueueingHint registers a plugin for events.
 type QueueingHint struct {
 	Resource Resource
 	Action   Action
-	// Helps is asked with the objects before and after; either may be nil. A nil function means that every change helps.
+	// Helps reports whether an event, given by the old and new object, may make the pod schedulable; either object may be nil. A nil
+	// function means that every event may.
 	Helps func(s *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool
 }
 
-// Status is how upstream names what a rule says.
+// Status is upstream's name of the status code, for metrics.
 func (r *Refusal) Status() string {
 	switch {
 	case r == nil:

@@ -14,14 +14,14 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// podTopologySpread keeps pods that belong together apart: evenly over zones, hosts, or whatever label divides the nodes.
+// podTopologySpread filters and scores nodes by topology spread constraints.
 type podTopologySpread struct {
 	defaults []corev1.TopologySpreadConstraint
-	// system marks the built-in defaults, which do not mind nodes without the labels.
+	// system is set for the built-in default constraints, which allow nodes without the topology keys.
 	system bool
 }
 
-// systemDefaultConstraints is what pods of a service or a controller get when nobody says otherwise.
+// systemDefaultConstraints apply to pods of a Service or controller without constraints of their own, unless the profile has others.
 var systemDefaultConstraints = []corev1.TopologySpreadConstraint{
 	{TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, MaxSkew: 3},
 	{TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.ScheduleAnyway, MaxSkew: 5},
@@ -36,7 +36,7 @@ func newPodTopologySpread(args *configv1.PodTopologySpreadArgs) Plugin {
 
 func (*podTopologySpread) Name() string { return PodTopologySpreadName }
 
-// constraint is one of a pod's constraints, read.
+// constraint is a constraint with its parsed selector and policies.
 type constraint struct {
 	*corev1.TopologySpreadConstraint
 	selector      labels.Selector
@@ -44,7 +44,7 @@ type constraint struct {
 	honorTaints   bool
 }
 
-// constraints reads those of a pod's constraints that must hold, or should; or the defaults, when the pod has none of its own.
+// constraints returns a pod's constraints with the given action; the defaults if the pod has none.
 func (r *podTopologySpread) constraints(s *snapshot.Snapshot, pod *corev1.Pod, action corev1.UnsatisfiableConstraintAction) ([]constraint, error) {
 	own := pod.Spec.TopologySpreadConstraints
 	given := own
@@ -62,7 +62,7 @@ func (r *podTopologySpread) constraints(s *snapshot.Snapshot, pod *corev1.Pod, a
 			if common == nil {
 				common = s.OwnerSelector(pod)
 			}
-			// A pod nobody else looks like has nothing to be spread with.
+			// Default constraints do not apply to a pod without Service or controller.
 			if common.Empty() {
 				return nil, nil
 			}
@@ -85,7 +85,7 @@ func (r *podTopologySpread) constraints(s *snapshot.Snapshot, pod *corev1.Pod, a
 	return all, nil
 }
 
-// selectorWithMatchLabelKeys narrows a selector to pods that have the same values of some labels as the pod itself.
+// selectorWithMatchLabelKeys adds requirements for the pod's own values of matchLabelKeys.
 func selectorWithMatchLabelKeys(selector labels.Selector, keys []string, own map[string]string) labels.Selector {
 	same := labels.Set{}
 	for _, key := range keys {
@@ -100,10 +100,9 @@ func selectorWithMatchLabelKeys(selector labels.Selector, keys []string, own map
 	return labels.SelectorFromSet(same).Add(requirements...)
 }
 
-// SpreadState is what topology spread constraints mean to one pod. It points at counters of the snapshot, which follow the cluster
-// by themselves.
+// SpreadState is the state of PodTopologySpread for one pod. It points at counters of the snapshot, which are kept up to date there.
 type SpreadState struct {
-	// required constraints must hold; preferred ones are scored.
+	// required constraints filter nodes; preferred ones score them.
 	required  []RequiredSpread
 	Preferred []preferredSpread
 	// requireAllTopologies makes nodes that lack one of the topology keys of the preferred constraints score 0.
@@ -127,7 +126,7 @@ type preferredSpread struct {
 	maxSkew int64
 }
 
-// State reads a pod's constraints.
+// State returns the state for a pod.
 func (r *podTopologySpread) State(s *snapshot.Snapshot, p *snapshot.PodInfo) (n SpreadState, err error) {
 	hard, err := r.constraints(s, p.Pod, corev1.DoNotSchedule)
 	if err != nil {
@@ -171,15 +170,15 @@ func (r *podTopologySpread) State(s *snapshot.Snapshot, p *snapshot.PodInfo) (n 
 }
 
 func spreadTerm(namespace string, selector labels.Selector) snapshot.Term {
-	// An empty selector matches nothing here: spreading speaks of pods that are named.
+	// As in upstream, an empty selector matches nothing in spread constraints.
 	if selector.Empty() {
 		selector = labels.Nothing()
 	}
 	return snapshot.NewTerm([]string{namespace}, labels.Nothing(), selector, "")
 }
 
-// counter returns the count of one constraint's pods. Only nodes that have all topology keys count, and that the pod may go to, if
-// the constraint says so.
+// counter returns the counter of one constraint. Eligible nodes have the topology keys of all constraints and satisfy the constraint's
+// node inclusion policies.
 func (r *podTopologySpread) counter(s *snapshot.Snapshot, p *snapshot.PodInfo, c *constraint, all []constraint) *snapshot.Counter {
 	var columns []*snapshot.LabelColumn
 	var keys []string
@@ -213,12 +212,13 @@ func (r *podTopologySpread) counter(s *snapshot.Snapshot, p *snapshot.PodInfo, c
 	})
 }
 
-// DisableFilter and disableScore drop what the profile does not use.
+// DisableFilter drops the state for filtering, for profiles that do not use it.
 func (n *SpreadState) DisableFilter() { n.required = nil }
 
+// DisableScore drops the state for scoring.
 func (n *SpreadState) DisableScore() { n.Preferred = nil }
 
-// Inactive reports whether spreading neither filters nor scores any node.
+// Inactive reports whether there are no constraints.
 func (n *SpreadState) Inactive() bool { return len(n.required)+len(n.Preferred) == 0 }
 
 // Check returns the code of the first refusal of a node, or 0.
@@ -231,7 +231,7 @@ func (n *SpreadState) Check(node int32) uint8 {
 	return 0
 }
 
-// Refusals are all refusals of a node, each once, where check returns the first.
+// Refusals returns the codes of all refusals of a node, each once, where Check returns the first.
 func (n *SpreadState) Refusals(node int32) (codes []uint8) {
 	for i := range n.required {
 		if code := n.required[i].Check(node, n.required[i].minMatch()); code != 0 && !slices.Contains(codes, code) {
@@ -241,7 +241,7 @@ func (n *SpreadState) Refusals(node int32) (codes []uint8) {
 	return codes
 }
 
-// Filter leaves in list the nodes the required constraints allow, and notes the refusals of the others.
+// Filter keeps the nodes in list that the required constraints allow, and sets the refusal codes of the others.
 func (n *SpreadState) Filter(list []int32, refusals []uint8) []int32 {
 	for i := range n.required {
 		l := &n.required[i]
@@ -259,7 +259,7 @@ func (n *SpreadState) Filter(list []int32, refusals []uint8) []int32 {
 	return list
 }
 
-// minMatch is the smallest count of any domain; 0 when there are fewer domains than minDomains.
+// minMatch returns the smallest count of any domain; 0 if there are fewer domains than minDomains.
 func (l *RequiredSpread) minMatch() int32 {
 	least, domains := l.Counter.MinPods()
 	if domains < l.minDomains {
@@ -268,6 +268,7 @@ func (l *RequiredSpread) minMatch() int32 {
 	return least
 }
 
+// Check returns the code of the refusal of a node, or 0.
 func (l *RequiredSpread) Check(node, minMatch int32) uint8 {
 	pods, has := snapshot.PodsInDomain(l.Counter.Pods, l.Counter.Column, node)
 	if !has {
@@ -279,7 +280,7 @@ func (l *RequiredSpread) Check(node, minMatch int32) uint8 {
 	return 0
 }
 
-// AddScores scores nodes.
+// AddScores adds the normalized scores.
 func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 	list := x.Nodes
 	complete := !n.requireAllTopologies || n.complete(list)
@@ -304,7 +305,7 @@ func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 				continue
 			}
 			pods, _ := snapshot.PodsInDomain(c.counter.Pods, c.counter.Column, node)
-			// To the built-in defaults a node without the label is one with the empty value.
+			// For the built-in defaults, a node without the label has the empty value.
 			if !n.requireAllTopologies && !c.host && c.label.Values[domain] == "" {
 				pods += c.counter.WithoutDomain
 			}
@@ -326,11 +327,11 @@ func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 	}
 }
 
-// addScoresByDomain is addScores for one constraint: all nodes of a domain have the same score, which is computed once.
+// addScoresByDomain is AddScores for a single constraint: all nodes of a domain have the same score, which is computed once.
 func (w *preferredSpread) addScoresByDomain(s *snapshot.Snapshot, x Scoring, allTopologies bool) {
 	list := x.Nodes
 	values := w.label.ValueOf
-	unlabelled := len(w.label.Values) // where nodes without the label are
+	unlabelled := len(w.label.Values) // index for nodes without the label
 	seen := s.FlagBuffer(unlabelled + 1)
 	for _, node := range list {
 		domain := int(values[node])
@@ -377,7 +378,7 @@ func (w *preferredSpread) addScoresByDomain(s *snapshot.Snapshot, x Scoring, all
 	x.Record.byDomain(w.label, raw)
 }
 
-// spreadScore brings a number into the range of scores: the fewer the better.
+// spreadScore normalizes a raw score: lower is better.
 func spreadScore(raw, least, most int64) int64 {
 	if most == 0 {
 		return MaxScore
@@ -394,7 +395,7 @@ func (n *SpreadState) hasAllKeys(node int32) bool {
 	return true
 }
 
-// complete reports whether all nodes in list have all keys, as they mostly do.
+// complete reports whether all nodes in list have the topology keys of all preferred constraints.
 func (n *SpreadState) complete(list []int32) bool {
 	for i := range n.Preferred {
 		of := n.Preferred[i].label.ValueOf
@@ -407,7 +408,7 @@ func (n *SpreadState) complete(list []int32) bool {
 	return true
 }
 
-// domainWeights make pods in few large domains count as much as pods in many small ones.
+// domainWeights returns upstream's normalizing weight of each constraint, which grows with the number of domains.
 func (n *SpreadState) domainWeights(s *snapshot.Snapshot, list []int32, complete bool) []float64 {
 	weights := make([]float64, len(n.Preferred))
 	eligible := len(list)
@@ -429,7 +430,7 @@ func (n *SpreadState) domainWeights(s *snapshot.Snapshot, list []int32, complete
 	return weights
 }
 
-// distinct counts the domains the nodes in list are in. Nodes without the label are one more, unless some have it with no value.
+// distinct returns the number of domains of the nodes in list. Nodes without the label are in the domain of the empty value.
 func (n *SpreadState) distinct(s *snapshot.Snapshot, list []int32, column *snapshot.LabelColumn, complete bool) int {
 	seen := s.FlagBuffer(len(column.Values) + 1)
 	unlabelled := int32(len(column.Values))

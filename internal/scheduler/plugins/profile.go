@@ -11,7 +11,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// Profile is a set of rules under a scheduler's name. Pods choose it by spec.schedulerName.
+// Profile is a set of plugins under a scheduler name, which pods choose by spec.schedulerName.
 type Profile struct {
 	Name string
 
@@ -23,12 +23,12 @@ type Profile struct {
 
 	Spread                       *podTopologySpread
 	Affinity                     *interPodAffinity
-	SpreadOrder, AffinityOrder   int // -1 when the rule does not filter
+	SpreadOrder, AffinityOrder   int // index in Filters; -1 if the plugin does not filter
 	SpreadWeight, AffinityWeight int64
 	Preemption                   *DefaultPreemption
 	VolumeBinding                *volumeBinding
 	DynamicResources             *dynamicResources
-	DeallocatesClaims            bool // of claims nobody uses, for pods that fit nowhere
+	DeallocatesClaims            bool // PostFilter of DynamicResources: deallocate an unused claim for an unschedulable pod
 }
 
 type WeightedScorePlugin struct {
@@ -36,7 +36,7 @@ type WeightedScorePlugin struct {
 	Weight int64
 }
 
-// DefaultProfile has all rules with their usual weights.
+// DefaultProfile has the default plugins with their default weights.
 func DefaultProfile() *Profile {
 	p, err := NewProfile(&configv1.KubeSchedulerProfile{})
 	if err != nil {
@@ -45,7 +45,7 @@ func DefaultProfile() *Profile {
 	return p
 }
 
-// IgnoreResources leaves resources to others to account for.
+// IgnoreResources makes NodeResourcesFit ignore resources that an extender manages.
 func (p *Profile) IgnoreResources(resources []string) {
 	for _, plugin := range p.Filters {
 		if fit, ok := plugin.(*NodeResourcesFit); ok {
@@ -54,7 +54,7 @@ func (p *Profile) IgnoreResources(resources []string) {
 	}
 }
 
-// FirstTopologyPlugin is the place of the first of PodTopologySpread and InterPodAffinity.
+// FirstTopologyPlugin returns the index in Filters of the first of PodTopologySpread and InterPodAffinity.
 func (p *Profile) FirstTopologyPlugin() int {
 	if p.SpreadOrder < 0 || p.AffinityOrder >= 0 && p.AffinityOrder < p.SpreadOrder {
 		return p.AffinityOrder
@@ -62,13 +62,14 @@ func (p *Profile) FirstTopologyPlugin() int {
 	return p.SpreadOrder
 }
 
-// maxTotal bounds the sum of all scores of a node, so that it fits into the keys nodes are ordered by.
+// maxTotal bounds the sum of all scores of a node, so that it fits into the keys that order nodes.
 const maxTotal = 1 << 31
 
-// pluginsWithoutCell rules score without room in a cell: the first three are scaled, the others about neighbours.
+// pluginsWithoutCell are the plugins whose scores are not stored in table cells: the first three are normalized, the others depend on all
+// nodes.
 var pluginsWithoutCell = []string{TaintTolerationName, NodeAffinityName, DynamicResourcesName, PodTopologySpreadName, InterPodAffinityName}
 
-// NewProfile makes a profile as a configuration file describes it.
+// NewProfile makes a profile from its configuration.
 func NewProfile(file *configv1.KubeSchedulerProfile) (*Profile, error) {
 	p := &Profile{Name: corev1.DefaultSchedulerName, Hints: map[string][]QueueingHint{}, SpreadOrder: -1, AffinityOrder: -1}
 	if file.SchedulerName != nil {
@@ -115,7 +116,7 @@ func (p *Profile) build(file *configv1.KubeSchedulerProfile) error {
 		return err
 	}
 	if local > MaxLocalScores {
-		return fmt.Errorf("more than %d rules score nodes beside %v", MaxLocalScores, pluginsWithoutCell)
+		return fmt.Errorf("more than %d score plugins besides %v", MaxLocalScores, pluginsWithoutCell)
 	}
 	if total >= maxTotal {
 		return errors.New("total score of Score plugins could overflow")
@@ -158,7 +159,7 @@ func (p *Profile) add(plugin Plugin, points extensionPoints) {
 	}
 }
 
-// addFilter lets a rule filter, after those that do already.
+// addFilter appends a plugin to the filters.
 func (p *Profile) addFilter(plugin Plugin) {
 	switch r := plugin.(type) {
 	case *podTopologySpread:
@@ -172,19 +173,19 @@ func (p *Profile) addFilter(plugin Plugin) {
 	}
 }
 
-// MaxLocalScores is how many scores of 0 to MaxScore a cell has room for.
+// MaxLocalScores is the number of scores in a table cell.
 const MaxLocalScores = 6
 
-// MayHelp asks the plugins that rejected a pod whether a change may make it schedulable.
+// MayHelp calls the queueing hints of the plugins that rejected a pod for an event.
 func (p *Profile) MayHelp(s *snapshot.Snapshot, pod *corev1.Pod, rejectedBy []string, e *Event) bool {
-	// A change of another pod does not concern the hints about the pod itself.
+	// TargetPod hints are for updates of the pod itself only.
 	if e.Resource == TargetPod && asPod(e.New).UID != pod.UID {
 		return false
 	}
 	for _, plugin := range rejectedBy {
 		hints, known := p.Hints[plugin]
 		if !known {
-			return true // an extender, or a plugin that gives no hints
+			return true // an extender, or a plugin without hints
 		}
 		for i := range hints {
 			h := &hints[i]

@@ -9,21 +9,22 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
-// builtIn are the names upstream's files use for what here is not a rule but the way things are, and the points these are at.
+// builtIn are upstream's plugins that are not plugins in skiff but fixed behaviour, and their extension points.
 var builtIn = map[string]string{"PrioritySort": "queueSort", "DefaultBinder": "bind"}
 
-// extensionPoints is where a rule takes part, and with what weight.
+// extensionPoints are the extension points that a profile enables for a plugin, and its weight.
 type extensionPoints struct {
 	filter, score, postFilter, preEnqueue bool
 	weight                                int64
 }
 
-// extensionPoint is a place where rules take part, as configuration files name it: by a field, and by upstream's type in what is said of mistakes.
+// extensionPoint is an extension point of a configuration: its field, and upstream's interface type as named in error messages.
 type extensionPoint struct {
 	Field, kind string
 	Set         configv1.PluginSet
 }
 
+// ExtensionPointsOf returns the extension points of a profile's configuration, multiPoint first.
 func ExtensionPointsOf(file *configv1.Plugins) []extensionPoint {
 	if file == nil {
 		return nil
@@ -39,8 +40,7 @@ func ExtensionPointsOf(file *configv1.Plugins) []extensionPoint {
 	}
 }
 
-// extends reports whether a rule has something to do at a point: where upstream's plugin of that name has, and a rule of one's own where it filters
-// and scores.
+// extends reports whether a plugin implements an extension point: built-in plugins where upstream's do, others where they filter or score.
 func extends(plugin Plugin, field string) bool {
 	_, isSpread := plugin.(*podTopologySpread)
 	_, isAffinity := plugin.(*interPodAffinity)
@@ -66,7 +66,7 @@ func extends(plugin Plugin, field string) bool {
 	return false
 }
 
-// checkExtensionPoints looks for rules at points where they have nothing to do, and for points that nobody serves.
+// checkExtensionPoints rejects plugins at extension points they do not implement, and profiles without queue sort or bind plugin.
 func checkExtensionPoints(file *configv1.Plugins, instances map[string]Plugin, profile string) error {
 	for _, point := range ExtensionPointsOf(file)[1:] {
 		for _, plugin := range point.Set.Enabled {
@@ -88,7 +88,7 @@ func checkExtensionPoints(file *configv1.Plugins, instances map[string]Plugin, p
 	return nil
 }
 
-// isEnabled reports whether what is always done here is also wanted by the file.
+// isEnabled reports whether a configuration enables a built-in plugin.
 func isEnabled(file *configv1.Plugins, own configv1.PluginSet, name string) bool {
 	everywhere := contains(file.MultiPoint.Enabled, name) || !isDisabled(file.MultiPoint, name)
 	return contains(own.Enabled, name) || everywhere && !isDisabled(own, name)
@@ -102,7 +102,7 @@ func isDisabled(set configv1.PluginSet, name string) bool {
 	return contains(set.Disabled, name) || contains(set.Disabled, "*")
 }
 
-// weightIn is a rule's weight where a file enables it: without a number, 1.
+// weightIn returns the weight of an enabled plugin; the default is 1.
 func weightIn(plugins []configv1.Plugin, name string) int64 {
 	i := slices.IndexFunc(plugins, func(p configv1.Plugin) bool { return p.Name == name })
 	if w := plugins[i].Weight; w != nil && *w != 0 {
@@ -111,8 +111,8 @@ func weightIn(plugins []configv1.Plugin, name string) int64 {
 	return 1
 }
 
-// arrange finds which rules a profile has, in order, and where each takes part. As in upstream, multiPoint enables a rule
-// wherever it can take part, and the sets of single points add to that or take away from it.
+// arrange returns the plugins of a profile in order, and the extension points of each. As in upstream, multiPoint enables a plugin at all
+// its extension points, and the sets of single extension points add to that or remove from it.
 func arrange(file *configv1.Plugins) ([]Factory, map[string]extensionPoints, error) {
 	factories := map[string]Factory{}
 	var order []Factory
@@ -156,8 +156,8 @@ func arrange(file *configv1.Plugins) ([]Factory, map[string]extensionPoints, err
 	return order, points, nil
 }
 
-// filterOrder is the order in which rules filter: first those that stand everywhere and are named for filtering once more, as named there; then
-// the others that stand everywhere; then those that only filter.
+// filterOrder returns the order of filters, as in upstream: first the multiPoint plugins that filter lists again, in the order of filter;
+// then the other multiPoint plugins; then those that are only in filter.
 func filterOrder(file *configv1.Plugins, order []Factory, points map[string]extensionPoints) (names []string) {
 	everywhere := func(name string) bool {
 		i := slices.IndexFunc(order, func(m Factory) bool { return m.Name == name })
@@ -181,6 +181,7 @@ func filterOrder(file *configv1.Plugins, order []Factory, points map[string]exte
 	return names
 }
 
+// RawArguments returns a plugin's arguments as JSON.
 func RawArguments(args runtime.RawExtension) []byte {
 	if len(args.Raw) > 0 {
 		return args.Raw
@@ -188,7 +189,7 @@ func RawArguments(args runtime.RawExtension) []byte {
 	if args.Object == nil {
 		return nil
 	}
-	// Arguments given as objects, by code, are of types that always encode.
+	// Objects are upstream's argument types, which always encode.
 	data, _ := json.Marshal(args.Object)
 	return data
 }

@@ -6,17 +6,17 @@ import (
 	"fmt"
 )
 
-// Factory makes a rule from a profile's arguments; arguments are nil when the file has none for it.
+// Factory makes a plugin from its arguments in a profile; arguments are nil if there are none.
 type Factory struct {
 	Name string
-	// Weight is the rule's say in scores unless a profile tells otherwise. 0 means 1.
+	// Weight is the plugin's default weight. 0 means 1.
 	Weight int64
 	Make   func(arguments []byte) (Plugin, error)
-	// Optional rules take part only if a profile enables them.
+	// Optional plugins are disabled by default.
 	Optional bool
 }
 
-// Registry are all rules there are, in the order in which they are asked. A rule of your own is one more line.
+// Registry lists all plugins in their default order. To add a plugin, add a line.
 var Registry = []Factory{
 	{Name: SchedulingGatesName, Make: WithoutArgs(schedulingGates{})},
 	{Name: NodeNameName, Make: WithoutArgs(nodeName{})},
@@ -38,12 +38,13 @@ var Registry = []Factory{
 	{Name: NodeDeclaredFeaturesName, Make: WithoutArgs(nodeDeclaredFeatures{})},
 }
 
+// WithoutArgs is the Make function of a plugin without arguments.
 func WithoutArgs(r Plugin) func([]byte) (Plugin, error) {
 	return func([]byte) (Plugin, error) { return r, nil }
 }
 
-// WithArgs reads a rule's arguments into upstream's type for them. A profile is made of a configuration that was found valid, so the rule need not look
-// at them again.
+// WithArgs is the Make function of a plugin with arguments of upstream's type T. The configuration is validated before, so the plugin does
+// not validate them again.
 func WithArgs[T any](newPlugin func(*T) Plugin) func([]byte) (Plugin, error) {
 	return func(data []byte) (Plugin, error) {
 		arguments := new(T)

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// schedulingGates hold a pod back until somebody removes them. The queue asks; no node is looked at.
+// schedulingGates is the PreEnqueue plugin for spec.schedulingGates. The queue implements it.
 type schedulingGates struct{}
 
 func (schedulingGates) Name() string { return SchedulingGatesName }
@@ -16,7 +16,7 @@ func (schedulingGates) Hints() []QueueingHint {
 	return []QueueingHint{{Resource: TargetPod, Action: UpdatePodGates}}
 }
 
-// GateMessage says what a pod waits for; it is empty for a pod without gates.
+// GateMessage is the message of a gated pod's condition; it is empty for a pod without gates.
 func GateMessage(pod *corev1.Pod) string {
 	if len(pod.Spec.SchedulingGates) == 0 {
 		return ""

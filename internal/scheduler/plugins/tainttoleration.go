@@ -8,7 +8,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// taintToleration keeps pods from nodes whose taints they do not tolerate, and prefers nodes without such taints.
+// taintToleration filters nodes with untolerated taints, and prefers nodes with fewer untolerated PreferNoSchedule taints.
 type taintToleration struct{}
 
 func (taintToleration) Name() string { return TaintTolerationName }

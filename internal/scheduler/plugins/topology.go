@@ -24,10 +24,10 @@ var TopologyRefusals = []*Refusal{
 	Refuse(InterPodAffinityName, false, "node(s) didn't satisfy existing pods anti-affinity rules"),
 }
 
-// Scoring is where a plugin adds its scores of some nodes.
+// Scoring is the input and output of AddScores.
 type Scoring struct {
 	Nodes  []int32
-	Totals []int64 // by place in nodes
+	Totals []int64 // by index in Nodes
 	Weight int64
 	Record *ScoreRecord // nil when scores are not recorded
 }
@@ -50,7 +50,7 @@ func (x *ScoreRecord) ScoreOf(node int32) int64 {
 	return int64(x.Values[len(x.Values)-1])
 }
 
-// ByNode returns memory for scores by node, of any content, or nil when there is no record.
+// ByNode returns a buffer for scores by node, of any content, or nil if there is no record.
 func (x *ScoreRecord) ByNode(nodes int) []uint8 {
 	if x == nil {
 		return nil
@@ -59,7 +59,7 @@ func (x *ScoreRecord) ByNode(nodes int) []uint8 {
 	return x.Values
 }
 
-// byDomain keeps scores of domains, from 0 to MaxScore, and last that of the nodes without the label.
+// byDomain records scores by domain; the last is that of the nodes without the label.
 func (x *ScoreRecord) byDomain(label *snapshot.LabelColumn, scores []int64) {
 	if x == nil {
 		return

@@ -12,7 +12,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// volumeBinding keeps pods from nodes their volumes cannot reach, and chooses volumes for claims that wait for a pod.
+// volumeBinding filters nodes that a pod's volumes cannot be used on, and chooses volumes for WaitForFirstConsumer claims.
 type volumeBinding struct {
 	TimeoutSeconds int64
 	shape          []configv1.UtilizationShapePoint
@@ -61,7 +61,7 @@ func (r *volumeBinding) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Filte
 	}}, nil
 }
 
-// Score prefers nodes where the volumes fit most closely, or have most room, as the shape says.
+// Score scores nodes by the utilization of the storage that would be bound or provisioned, by the shape.
 func (r *volumeBinding) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
 	if len(snapshot.ClaimNames(p.Pod)) == 0 {
 		return Scorer{}
@@ -80,7 +80,7 @@ func (r *volumeBinding) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer 
 }
 
 func (r *volumeBinding) planScore(plan *snapshot.PodVolumes) int64 {
-	type use struct{ asked, capacity int64 }
+	type use struct{ requested, capacity int64 }
 	classes := map[string]*use{}
 	useOf := func(class string) *use {
 		if classes[class] == nil {
@@ -90,7 +90,7 @@ func (r *volumeBinding) planScore(plan *snapshot.PodVolumes) int64 {
 	}
 	for _, b := range plan.StaticBindings {
 		u := useOf(volume.GetPersistentVolumeClass(b.Volume))
-		u.asked += b.Claim.Spec.Resources.Requests.Storage().Value()
+		u.requested += b.Claim.Spec.Resources.Requests.Storage().Value()
 		u.capacity += b.Volume.Spec.Capacity.Storage().Value()
 	}
 	if len(plan.StaticBindings) == 0 {
@@ -100,7 +100,7 @@ func (r *volumeBinding) planScore(plan *snapshot.PodVolumes) int64 {
 			}
 			u := useOf(volume.GetPersistentVolumeClaimClass(p.Claim))
 			u.capacity = p.Capacity.Capacity.Value()
-			u.asked += p.Claim.Spec.Resources.Requests.Storage().Value()
+			u.requested += p.Claim.Spec.Resources.Requests.Storage().Value()
 		}
 	}
 	if len(classes) == 0 {
@@ -109,8 +109,8 @@ func (r *volumeBinding) planScore(plan *snapshot.PodVolumes) int64 {
 	var sum int64
 	for _, u := range classes {
 		utilization := int64(100)
-		if u.capacity > 0 && u.asked <= u.capacity {
-			utilization = u.asked * 100 / u.capacity
+		if u.capacity > 0 && u.requested <= u.capacity {
+			utilization = u.requested * 100 / u.capacity
 		}
 		sum += brokenLinear(r.shape, utilization)
 	}

@@ -8,7 +8,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// volumeRestrictions keeps pods from nodes where another pod holds a disk they need for themselves.
+// volumeRestrictions filters nodes where another pod uses a disk or ReadWriteOncePod claim that cannot be shared.
 type volumeRestrictions struct{}
 
 func (volumeRestrictions) Name() string { return VolumeRestrictionsName }
@@ -59,7 +59,7 @@ func (volumeRestrictions) Filter(s *snapshot.Snapshot, p *snapshot.PodInfo) (Fil
 	}}, nil
 }
 
-// diskConflict reports whether a pod holds a disk so that it cannot be attached again.
+// diskConflict reports whether a pod uses the same disk in a mode that cannot be shared.
 func diskConflict(v *corev1.Volume, pod *corev1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		o := &pod.Spec.Volumes[i]
@@ -109,20 +109,20 @@ func (volumeRestrictions) Hints() []QueueingHint {
 	}
 }
 
-// referencesClaim reports whether a pod asks for a claim by its name, and not for one made for the pod.
+// referencesClaim reports whether a pod uses a claim by name; claims of ephemeral volumes are ignored.
 func referencesClaim(pod *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == name
 	})
 }
 
-// referencedClaimHint reports whether a claim that changed is one the pod names. Rules that pass over claims made for pods ask this.
+// referencedClaimHint reports whether the pod uses the changed claim by name, for plugins that ignore ephemeral volumes.
 func referencedClaimHint(_ *snapshot.Snapshot, pod *corev1.Pod, _, now any) bool {
 	claim, _ := now.(*corev1.PersistentVolumeClaim)
 	return claim != nil && claim.Namespace == pod.Namespace && referencesClaim(pod, claim.Name)
 }
 
-// claimHint reports whether a claim that changed is one of the pod's.
+// claimHint reports whether the pod uses the changed claim.
 func claimHint(_ *snapshot.Snapshot, pod *corev1.Pod, _, now any) bool {
 	claim, _ := now.(*corev1.PersistentVolumeClaim)
 	return snapshot.UsesClaim(pod, claim)

@@ -13,21 +13,21 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// volumeZone keeps pods to the zones their volumes are in, for volumes that say so by label.
+// volumeZone filters nodes outside the zones and regions in the labels of a pod's volumes.
 type volumeZone struct{}
 
 func (volumeZone) Name() string { return VolumeZoneName }
 
 var zoneMismatch = Refuse(VolumeZoneName, true, "node(s) had no available volume zone")
 
-// zoneLabels are the labels that speak of zones and regions; the first two are old names of the others.
+// zoneLabels are the zone and region labels; the first two are the deprecated names of the others.
 var zoneLabels = []string{corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion, corev1.LabelTopologyZone, corev1.LabelTopologyRegion}
 
 var newZoneLabel = map[string]string{
 	corev1.LabelFailureDomainBetaZone: corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaRegion: corev1.LabelTopologyRegion,
 }
 
-// zoneRequirement is where a volume can be used.
+// zoneRequirement is a zone or region label of a volume and its allowed values.
 type zoneRequirement struct {
 	key    string
 	values []string
@@ -113,7 +113,7 @@ func volumeZoneRequirements(pv *corev1.PersistentVolume) (requirements []zoneReq
 			values = append(values, strings.TrimSpace(zone))
 		}
 		slices.Sort(values)
-		// A list with a hole in it is no list.
+		// A list with an empty element is ignored.
 		if !slices.Contains(values, "") {
 			requirements = append(requirements, zoneRequirement{key: key, values: slices.Compact(values)})
 		}

@@ -12,7 +12,7 @@ import (
 
 type NodeOption func(*corev1.Node)
 
-// TestNode is a node with 4 CPUs, 32Gi and room for 110 pods, unless the options say otherwise.
+// TestNode is a node with 4 CPUs, 32Gi and 110 pods allocatable, unless options change it.
 func TestNode(name string, options ...NodeOption) *corev1.Node {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}},
@@ -53,7 +53,7 @@ func NodeImage(name string, size int64) NodeOption {
 
 type PodOption func(*corev1.Pod)
 
-// TestPod is a pod with one container that asks for nothing.
+// TestPod is a pod with one container without requests.
 func TestPod(name string, options ...PodOption) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)},

@@ -19,7 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The loads upstream measures its scheduler with, on the deciding part alone: decide, assume, next pod.
+// The workloads of upstream's scheduler benchmarks, without API server and binding: decide, assume, next pod.
 var BenchLoads = []struct {
 	Name string
 	Pod  func(i int) *corev1.Pod
@@ -75,14 +75,14 @@ func UsingClaim(name string) PodOption {
 	}
 }
 
-// Configuration is the text of a file with the given fields.
+// Configuration is a configuration file with the given fields.
 func Configuration(fields string) []byte {
 	return []byte("apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n" + fields)
 }
 
 type DeviceClaimOption func(*resourcev1.ResourceClaim)
 
-// DevicesClaim is a claim that asks for nothing but what the options say.
+// DevicesClaim is a resource claim without requests but those of the options.
 func DevicesClaim(name string, options ...DeviceClaimOption) *resourcev1.ResourceClaim {
 	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), ResourceVersion: "10"}}
 	for _, o := range options {
@@ -91,7 +91,7 @@ func DevicesClaim(name string, options ...DeviceClaimOption) *resourcev1.Resourc
 	return c
 }
 
-// Exactly asks for some devices of a class; the expression may be empty.
+// Exactly adds a request for devices of a class; the CEL expression may be empty.
 func Exactly(request, class string, count int64, expression string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		r := resourcev1.DeviceRequest{Name: request, Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: count}}
@@ -102,14 +102,14 @@ func Exactly(request, class string, count int64, expression string) DeviceClaimO
 	}
 }
 
-// Alternative is one of several a request would take.
+// Alternative is a subrequest of FirstAvailable.
 type Alternative struct {
 	name, class string
 	count       int64
 	expression  string
 }
 
-// NewAlternative is one of several subrequests.
+// NewAlternative makes a subrequest.
 func NewAlternative(name, class string, count int64, expression string) Alternative {
 	return Alternative{name: name, class: class, count: count, expression: expression}
 }
@@ -128,7 +128,7 @@ func FirstOf(request string, alternatives ...Alternative) DeviceClaimOption {
 	}
 }
 
-// Holds gives a claim a device of a node's pool, for a request.
+// AllocatedDevice allocates a device of a node's pool to a request.
 func AllocatedDevice(request, pool, device string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		if c.Status.Allocation == nil {
@@ -138,7 +138,7 @@ func AllocatedDevice(request, pool, device string) DeviceClaimOption {
 	}
 }
 
-// OnlyOn keeps what a claim holds to some nodes.
+// AllocatedNodes limits the allocation to some nodes.
 func AllocatedNodes(nodes ...string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		c.Status.Allocation.NodeSelector = &corev1.NodeSelector{}
@@ -148,18 +148,18 @@ func AllocatedNodes(nodes ...string) DeviceClaimOption {
 	}
 }
 
-// Awaits makes a held device wait for a condition, and tells which it has.
+// BindingCondition gives the allocated devices a binding condition, and the conditions that are true.
 func BindingCondition(age time.Duration, has ...string) DeviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
 		c.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now().Add(-age)}
 		for i := range c.Status.Allocation.Devices.Results {
 			r := &c.Status.Allocation.Devices.Results[i]
 			r.BindingConditions, r.BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
-			told := resourcev1.AllocatedDeviceStatus{Driver: r.Driver, Pool: r.Pool, Device: r.Device}
+			status := resourcev1.AllocatedDeviceStatus{Driver: r.Driver, Pool: r.Pool, Device: r.Device}
 			for _, kind := range has {
-				told.Conditions = append(told.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "Why", Message: "so"})
+				status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "Why", Message: "so"})
 			}
-			c.Status.Devices = append(c.Status.Devices, told)
+			c.Status.Devices = append(c.Status.Devices, status)
 		}
 	}
 }
@@ -178,7 +178,7 @@ func OwnedBy(pod string) DeviceClaimOption {
 	}
 }
 
-// StandingForExtended marks a claim as made for extended resources.
+// ExtendedResourceClaim marks a claim as created for extended resources.
 func ExtendedResourceClaim(c *resourcev1.ResourceClaim) {
 	c.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}
 }
@@ -187,7 +187,7 @@ func ClaimBeingDeleted(c *resourcev1.ResourceClaim) {
 	c.DeletionTimestamp = &metav1.Time{Time: time.Unix(1e9, 0)}
 }
 
-// ClaimingMade gives a pod a claim from a template: made under a name, not needed ("-"), or not made yet ("").
+// ClaimFromTemplate gives a pod a claim from a template: created with a name, not needed ("-"), or not created yet ("").
 func ClaimFromTemplate(name, made string) PodOption {
 	return func(p *corev1.Pod) {
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimTemplateName: ptr.To("template")})
@@ -254,7 +254,7 @@ func TaintRule(selector *resourcev1.DeviceTaintSelector, effect resourcev1.Devic
 
 const Gpu = corev1.ResourceName("example.com/gpu")
 
-// ClassStandingFor is a class of all devices that stands for a resource.
+// ClassForExtendedResource is a class of all devices that backs an extended resource.
 func ClassForExtendedResource(name, resource string, age time.Duration) *resourcev1.DeviceClass {
 	class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age))}}
 	if resource != "" {
@@ -265,7 +265,7 @@ func ClassForExtendedResource(name, resource string, age time.Duration) *resourc
 
 const EbsDriver = "ebs.csi.aws.com"
 
-// EbsVolume is a volume of a kind that was once built in, in a zone if one is given.
+// EbsVolume is an in-tree volume, in a zone if one is given.
 func EbsVolume(name, id, zone string) *corev1.PersistentVolume {
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
 		PersistentVolumeSource: corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id}},
@@ -282,7 +282,7 @@ func InlineDisk(id string) PodOption {
 	}
 }
 
-// DriverLimit says how many volumes a node can attach, and which built-in kinds it leaves to drivers.
+// CSINodeWithLimit is a CSINode with an attach limit and migrated in-tree plugins.
 func CSINodeWithLimit(node, driver string, count int32, moved string) *storagev1.CSINode {
 	return &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{corev1.MigratedPluginsAnnotationKey: moved}},
@@ -295,7 +295,7 @@ func Started(minutesAgo int) PodOption {
 	return func(p *corev1.Pod) { p.Status.StartTime = &at }
 }
 
-// BudgetFor protects the pods with a label.
+// BudgetFor is a PodDisruptionBudget for the pods with a label.
 func BudgetFor(allowed int32, key, value string, more ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
 	b := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"},
@@ -339,7 +339,7 @@ const (
 	UnwelcomeReason = "node(s) didn't satisfy existing pods anti-affinity rules"
 )
 
-// NearTerm, awayTerm and their soft forms add a term as it is.
+// RequiredAffinity adds a required pod affinity term; the functions below do so for the other lists.
 func RequiredAffinity(t corev1.PodAffinityTerm) PodOption {
 	return func(p *corev1.Pod) {
 		a := AffinityOf(p)
@@ -380,7 +380,7 @@ func PreferredAntiAffinity(weight int32, t corev1.PodAffinityTerm) PodOption {
 	}
 }
 
-// AboutPods is a term about pods with a label, in the domains of a key.
+// PodTerm is an affinity term for pods with a label, in the domains of a topology key.
 func PodTerm(topologyKey, key, value string, more ...func(*corev1.PodAffinityTerm)) corev1.PodAffinityTerm {
 	t := PodTermOf(topologyKey, map[string]string{key: value})
 	for _, m := range more {
@@ -428,17 +428,17 @@ const (
 	NotReadyTaint       = corev1.TaintNodeNotReady
 )
 
-// NodeRequirement is one demand of a selector term.
+// NodeRequirement is one requirement of a selector term.
 func NodeRequirement(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: operator, Values: values}
 }
 
-// NodeTerm is a term of several demands on labels.
+// NodeTerm is a term of several label requirements.
 func NodeTerm(expressions ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
 	return corev1.NodeSelectorTerm{MatchExpressions: expressions}
 }
 
-// NodeFieldTerm is a term of several demands on fields.
+// NodeFieldTerm is a term of several field requirements.
 func NodeFieldTerm(fields ...corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
 	return corev1.NodeSelectorTerm{MatchFields: fields}
 }
@@ -467,7 +467,7 @@ const (
 	FitPages                      = corev1.ResourceName("hugepages-2Mi")
 )
 
-// FitList reads "cpu=1 memory=2Gi".
+// ParseResources parses "cpu=1 memory=2Gi".
 func ParseResources(text string) corev1.ResourceList {
 	if text == "" {
 		return nil
@@ -480,7 +480,7 @@ func ParseResources(text string) corev1.ResourceList {
 	return list
 }
 
-// FitContainer adds a container; its name tells what kind it is: c…, i… for init, s… for sidecar.
+// AddContainer adds a container. The first letter of its name is the kind: c for container, i for init, s for sidecar.
 func AddContainer(name, requests string) PodOption {
 	return func(p *corev1.Pod) {
 		c := corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Requests: ParseResources(requests)}}
@@ -506,7 +506,7 @@ func PodLevelRequests(requests string) PodOption {
 	}
 }
 
-// FitPod has only the containers its options add.
+// PodWithoutContainers has only the containers its options add.
 func PodWithoutContainers(name string, options ...PodOption) *corev1.Pod {
 	p := TestPod(name)
 	p.Spec.Containers = nil
@@ -546,7 +546,7 @@ func SpreadSelector(selector *metav1.LabelSelector) func(*corev1.TopologySpreadC
 	return func(c *corev1.TopologySpreadConstraint) { c.LabelSelector = selector }
 }
 
-// PodsOn makes a pod for each node the text names, no two of one name.
+// PodsOn makes a pod for each node named in the text, with unique names.
 func PodsOn(text string, options ...PodOption) (pods []*corev1.Pod) {
 	for _, node := range strings.Fields(text) {
 		podsMade++
@@ -557,7 +557,7 @@ func PodsOn(text string, options ...PodOption) (pods []*corev1.Pod) {
 
 var podsMade int
 
-// SpreadService, spreadSet and spreadOwned make pods belong together.
+// SpreadService is a Service, from which default spread constraints are derived.
 func SpreadService(name string, selector map[string]string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{Selector: selector}}
 }
@@ -568,10 +568,10 @@ func SpreadOwned(apiVersion, kind, name string) PodOption {
 	}
 }
 
-// Lasting stands before a refusal that no pod's leaving can change.
+// UnresolvablePrefix precedes refusals that are unresolvable.
 const UnresolvablePrefix = "! "
 
-// OneOf, someOf and chance draw from a random source, for models.
+// OneOf draws a random element.
 func OneOf[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
 
 func OneIn(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
@@ -598,13 +598,13 @@ func InPhase(phase corev1.PodPhase) PodOption {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
 }
 
-// CsiName is the driver of the class "late" and of volumes that say nothing else.
+// CsiName is the CSI driver of the class "late", and the default of volumes.
 const CsiName = "csi.example.com"
 
 type Objects = []metav1.Object
 
-// Says is what a rule says of each node; nodes it has nothing against are missing. "*" is said of all nodes at once. Refusals that
-// no preemption can help begin with "never", others with "no"; "error" is what ends the attempt.
+// Verdicts are a plugin's refusals by node; feasible nodes are missing. "*" is a refusal of all nodes. Unresolvable refusals begin with
+// "never", others with "no"; "error" is the error of a plugin.
 type Verdicts = map[string]string
 
 // TwoZones are nodes a in zone za and b in zone zb.
@@ -639,7 +639,7 @@ func ClaimSize(size string) ClaimOption {
 	}
 }
 
-// ClaimHas binds a claim to a volume; claimWants only names the volume.
+// ClaimBoundTo binds a claim to a volume; ClaimVolumeName only sets spec.volumeName.
 func ClaimBoundTo(pv string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) {
 		c.Spec.VolumeName = pv
@@ -665,7 +665,7 @@ func ClaimVersion(version string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) { c.ResourceVersion = version }
 }
 
-// ClaimOf makes a pod the claim's owner.
+// ClaimOwnedBy makes a pod the claim's owner.
 func ClaimOwnedBy(pod string) ClaimOption {
 	return func(c *corev1.PersistentVolumeClaim) {
 		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod, UID: types.UID(pod), Controller: ptr.To(true)}}
@@ -680,7 +680,7 @@ func ClaimTerminating(c *corev1.PersistentVolumeClaim) {
 
 type VolumeOption func(*corev1.PersistentVolume)
 
-// StorageVolume is an available volume of 5Gi of the class "late", which the driver knows by its name.
+// StorageVolume is an available volume of 5Gi of the class "late"; its handle is its name.
 func StorageVolume(name string, options ...VolumeOption) *corev1.PersistentVolume {
 	v := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), ResourceVersion: "10"},
@@ -721,14 +721,14 @@ func VolumeNodeAffinity(key string, values ...string) VolumeOption {
 	}
 }
 
-// VolumeAt is of one node.
+// VolumeOnNode limits a volume to one node.
 func VolumeOnNode(node string) VolumeOption { return VolumeNodeAffinity(corev1.LabelHostname, node) }
 
 func VolumeLabel(key, value string) VolumeOption {
 	return func(v *corev1.PersistentVolume) { metav1.SetMetaDataLabel(&v.ObjectMeta, key, value) }
 }
 
-// VolumeOf is taken by a claim; without uid it is only kept for one of that name.
+// VolumeClaimRef sets spec.claimRef; without uid the volume is only reserved for a claim of that name.
 func VolumeClaimRef(namespace, claim string, uid types.UID) VolumeOption {
 	return func(v *corev1.PersistentVolume) {
 		v.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: namespace, Name: claim, UID: uid}
@@ -747,7 +747,7 @@ func VolumeVersion(version string) VolumeOption {
 	return func(v *corev1.PersistentVolume) { v.ResourceVersion = version }
 }
 
-// LateClass waits for the first consumer; soonClass does not.
+// WaitForConsumerClass has volumeBindingMode WaitForFirstConsumer; ImmediateClass has Immediate.
 func WaitForConsumerClass(name, provisioner string, allowed ...corev1.TopologySelectorTerm) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner, VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer), AllowedTopologies: allowed}
 }
@@ -760,7 +760,7 @@ func ClassWithoutBindingMode(name string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: CsiName}
 }
 
-// AllowedPlace is a term of allowed topologies, given keys and values separated by commas.
+// AllowedTopology is a term of allowed topologies, given keys and values separated by commas.
 func AllowedTopology(pairs ...string) (term corev1.TopologySelectorTerm) {
 	for i := 0; i < len(pairs); i += 2 {
 		term.MatchLabelExpressions = append(term.MatchLabelExpressions, corev1.TopologySelectorLabelRequirement{Key: pairs[i], Values: strings.Split(pairs[i+1], ",")})
@@ -768,12 +768,12 @@ func AllowedTopology(pairs ...string) (term corev1.TopologySelectorTerm) {
 	return term
 }
 
-// StorageDriver says whether a driver tracks capacity, and whether it must be on a node.
+// StorageDriver is a CSIDriver with storageCapacity and preventPodSchedulingIfMissing.
 func StorageDriver(name string, tracks, must *bool) *storagev1.CSIDriver {
 	return &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.CSIDriverSpec{StorageCapacity: tracks, PreventPodSchedulingIfMissing: must}}
 }
 
-// StorageCapacity is how much space there is for new volumes of a class, in a zone. Sizes may be missing.
+// StorageCapacity is the capacity for new volumes of a class in a zone. Sizes may be empty.
 func StorageCapacity(name, class, zone, capacity, largest string) *storagev1.CSIStorageCapacity {
 	c := &storagev1.CSIStorageCapacity{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}, StorageClassName: class}
 	if zone != "" {
@@ -788,7 +788,7 @@ func StorageCapacity(name, class, zone, capacity, largest string) *storagev1.CSI
 	return c
 }
 
-// DriversOn tells of a node's drivers. A count below 0 is no limit.
+// CSINodeWithDrivers is a node's CSINode. A count below 0 means no limit.
 func CSINodeWithDrivers(node string, counts map[string]int32, moved ...string) *storagev1.CSINode {
 	n := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: node}}
 	if len(moved) > 0 {
@@ -804,7 +804,7 @@ func CSINodeWithDrivers(node string, counts map[string]int32, moved ...string) *
 	return n
 }
 
-// AttachedAs is an attachment of a volume to a node.
+// Attachment is a VolumeAttachment.
 func Attachment(name, node, driver, pv string) *storagev1.VolumeAttachment {
 	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: storagev1.VolumeAttachmentSpec{Attacher: driver, NodeName: node}}
 	if pv != "" {
@@ -813,14 +813,14 @@ func Attachment(name, node, driver, pv string) *storagev1.VolumeAttachment {
 	return a
 }
 
-// InlineVolumeSource gives a pod a volume that is no claim.
+// InlineVolumeSource gives a pod an inline volume.
 func InlineVolumeSource(source corev1.VolumeSource) PodOption {
 	return func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "inline-" + string(rune('a'+len(p.Spec.Volumes))), VolumeSource: source})
 	}
 }
 
-// UsingOwn gives a pod a volume with a claim made for it: its name is that of the pod, a dash and that of the volume.
+// UsingEphemeralVolume gives a pod a generic ephemeral volume.
 func UsingEphemeralVolume(name string) PodOption {
 	return func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}}})
@@ -847,7 +847,7 @@ func AzureDisk(uri string) corev1.VolumeSource {
 	return corev1.VolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DiskName: uri, DataDiskURI: uri}}
 }
 
-// BoundClaim is a claim that has its volume.
+// BoundClaim is a claim that is bound to a volume.
 func BoundClaim(name, pv string) *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{volume.AnnBindCompleted: "yes"}},
@@ -855,7 +855,7 @@ func BoundClaim(name, pv string) *corev1.PersistentVolumeClaim {
 	}
 }
 
-// FitNode has exactly what the text says, and room for 110 pods.
+// NodeWithAllocatable has exactly the given allocatable resources, and 110 pods.
 func NodeWithAllocatable(name, allocatable string) *corev1.Node {
 	n := TestNode(name)
 	n.Status.Allocatable = ParseResources("pods=110 " + allocatable)
@@ -870,13 +870,13 @@ func NonZeroRequest(p map[corev1.ResourceName]int64, name corev1.ResourceName, a
 	return amount
 }
 
-func ProfileWith(rule, arguments string) configv1.KubeSchedulerProfile {
-	c := configv1.KubeSchedulerProfile{PluginConfig: []configv1.PluginConfig{{Name: rule}}}
+func ProfileWith(plugin, arguments string) configv1.KubeSchedulerProfile {
+	c := configv1.KubeSchedulerProfile{PluginConfig: []configv1.PluginConfig{{Name: plugin}}}
 	c.PluginConfig[0].Args.Raw = []byte(arguments)
 	return c
 }
 
-// ClaimHolding is a claim that has some of a node's devices.
+// AllocatedClaim is a claim with some of a node's devices allocated.
 func AllocatedClaim(name, node string, devices ...string) *resourcev1.ResourceClaim {
 	claim := DeviceClaim(name, int64(len(devices)))
 	claim.Status.Allocation = &resourcev1.AllocationResult{}
