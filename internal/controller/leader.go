@@ -46,8 +46,8 @@ func (e *LeaderElection) Check(context.Context) error {
 	return nil
 }
 
-// Run waits until this process is the leader and then calls run, whose context is cancelled when leadership is lost or ctx is done. It returns the error
-// of run, ErrLeadershipLost, or nil when ctx was done before this process became the leader.
+// Run waits until this process is the leader and then calls run, whose context is cancelled when leadership is lost or ctx is done. It
+// returns the error of run, ErrLeadershipLost, or nil when ctx was done before this process became the leader.
 func (e *LeaderElection) Run(ctx context.Context, c *client.Client, m *Metrics, run func(ctx context.Context) error) error {
 	// The lease is renewed until run has returned, even if ctx is done, so that no other process leads meanwhile. Then it is released.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -110,7 +110,7 @@ func TestValidateTemplate(t *testing.T) {
 		"spec.template.spec.containers[0].name", "spec.template.spec.ephemeralContainers",
 	} {
 		if !got[want] {
-			t.Errorf("nothing said about %s: %v", want, got)
+			t.Errorf("no warning about %s: %v", want, got)
 		}
 	}
 	old := template.DeepCopy()
@@ -144,8 +144,8 @@ func TestQOSClass(t *testing.T) {
 
 func TestDefaultPodResources(t *testing.T) {
 	for _, c := range []struct{ name, spec, want string }{
-		{"nothing said", `{containers: [{name: a, resources: {requests: {cpu: 1}}}]}`, `null`},
-		{"said, but empty", `{resources: {}, containers: [{name: a, resources: {requests: {cpu: 1}}}]}`, `{}`},
+		{"nothing specified", `{containers: [{name: a, resources: {requests: {cpu: 1}}}]}`, `null`},
+		{"specified, but empty", `{resources: {}, containers: [{name: a, resources: {requests: {cpu: 1}}}]}`, `{}`},
 		{"requests are the sum", `{resources: {limits: {cpu: 5}}, containers: [{name: a, resources: {requests: {cpu: 1}}}, {name: b, resources: {requests: {cpu: 2}}}]}`,
 			`{limits: {cpu: 5}, requests: {cpu: 3}}`},
 		{"requests follow limits", `{resources: {limits: {memory: 5}}, containers: [{name: a}]}`, `{limits: {memory: 5}, requests: {memory: 5}}`},

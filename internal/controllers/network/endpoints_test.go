@@ -207,7 +207,7 @@ func TestEndpointsWrites(t *testing.T) {
 		{"a pod less", aService(), nil, at(aService(), pods), now, controller.Update, manager + " team=a", trigger},
 		{"notes of others stay", aService(), nil, at(aService(), pods, note("mine", "1")), now, controller.Update, manager + " team=a", trigger + " mine=1"},
 		{"an old trigger goes when none is known", aService(), nil, at(aService(), pods, note(corev1.EndpointsLastChangeTriggerTime, "x")), time.Time{}, controller.Update, manager + " team=a", ""},
-		{"said to be over capacity, and is not", aService(), pods, at(aService(), pods, note(corev1.EndpointsOverCapacity, "truncated")), now, controller.Update, manager + " team=a", trigger},
+		{"reported to be over capacity, and is not", aService(), pods, at(aService(), pods, note(corev1.EndpointsOverCapacity, "truncated")), now, controller.Update, manager + " team=a", trigger},
 		{"a node that changed", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", onNode("n2"))}, at(aService(), pods), now, controller.Update, manager + " team=a", trigger},
 		{"a pod that became unready", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", unready)}, at(aService(), pods), now, controller.Update, manager + " team=a", trigger},
 		{"another pod with the same name and address", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.UID = "uid-new" })}, at(aService(), pods), now, controller.Update, manager + " team=a", trigger},

@@ -224,10 +224,10 @@ func TestSilentConditions(t *testing.T) {
 		want []corev1.NodeCondition
 	}{
 		{"never heard", aNode("n"), []corev1.NodeCondition{never(ready), never(memory), never(disk), never(pids)}},
-		{"only Ready was said", aNode("n", isReady), []corev1.NodeCondition{stopped(ready), never(memory), never(disk), never(pids)}},
-		{"it had said it is not ready", aNode("n", isNotReady), []corev1.NodeCondition{stopped(ready), never(memory), never(disk), never(pids)}},
-		{"only Ready was not said", aNode("n", says(disk, corev1.ConditionFalse)), []corev1.NodeCondition{stopped(disk), never(ready), never(memory), never(pids)}},
-		{"everything was said", aNode("n", isReady, says(pids, corev1.ConditionFalse), says(disk, corev1.ConditionTrue), says(memory, corev1.ConditionFalse)), []corev1.NodeCondition{stopped(ready), stopped(pids), stopped(disk), stopped(memory)}},
+		{"only Ready was reported", aNode("n", isReady), []corev1.NodeCondition{stopped(ready), never(memory), never(disk), never(pids)}},
+		{"it had reported it is not ready", aNode("n", isNotReady), []corev1.NodeCondition{stopped(ready), never(memory), never(disk), never(pids)}},
+		{"only Ready was not reported", aNode("n", says(disk, corev1.ConditionFalse)), []corev1.NodeCondition{stopped(disk), never(ready), never(memory), never(pids)}},
+		{"everything was reported", aNode("n", isReady, says(pids, corev1.ConditionFalse), says(disk, corev1.ConditionTrue), says(memory, corev1.ConditionFalse)), []corev1.NodeCondition{stopped(ready), stopped(pids), stopped(disk), stopped(memory)}},
 		{"the network is somebody else's", aNode("n", says(network, corev1.ConditionTrue), isReady), []corev1.NodeCondition{kept(network, corev1.ConditionTrue), stopped(ready), never(memory), never(disk), never(pids)}},
 		{"what others say stays", aNode("n", isReady, says("Other", corev1.ConditionFalse)), []corev1.NodeCondition{stopped(ready), kept("Other", corev1.ConditionFalse), never(memory), never(disk), never(pids)}},
 		{"what is unknown already stays", aNode("n", isReady, says(memory, corev1.ConditionUnknown)), []corev1.NodeCondition{stopped(ready), kept(memory, corev1.ConditionUnknown), never(disk), never(pids)}},

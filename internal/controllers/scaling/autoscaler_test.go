@@ -129,7 +129,7 @@ func TestAutoscalerInAWorld(t *testing.T) {
 		if size() != 1 {
 			t.Errorf("size %d after the window", size())
 		}
-		// Metrics fail: nothing is done, and it is said.
+		// Metrics fail: nothing is done, and that is reported.
 		meter.set(-1, 0)
 		w.Pass(time.Minute)
 		if size() != 1 || condition(autoscalingv2.ScalingActive) != "False FailedGetResourceMetric" {
@@ -640,21 +640,21 @@ func TestNormalize(t *testing.T) {
 		{"as it is", aScaler(nil), scaleHistory{}, 3, 3, 3, readyFor + "\n" + within},
 		{"up", aScaler(nil), scaleHistory{}, 3, 5, 5, readyFor + "\n" + within},
 		{"up too fast", aScaler(nil), scaleHistory{}, 3, 9, 6, readyFor + "\n" + limitedUp},
-		{"down, and more was said", aScaler(nil), recently(3), 3, 1, 3, stabilized + "\n" + within},
-		{"down, and much more was said", aScaler(nil), recently(9), 3, 1, 6, stabilized + "\n" + limitedUp},
-		{"down, and it was said too long ago", aScaler(nil), scaleHistory{recommendations: []recommendation{{9, now.Add(-5*time.Minute - time.Nanosecond)}}}, 3, 1, 1, readyFor + "\n" + within},
-		{"up by a behavior, and less was said", aScaler(nil, slow), recently(4), 3, 9, 4, stableUp + "\n" + within},
+		{"down, and more was recommended", aScaler(nil), recently(3), 3, 1, 3, stabilized + "\n" + within},
+		{"down, and much more was recommended", aScaler(nil), recently(9), 3, 1, 6, stabilized + "\n" + limitedUp},
+		{"down, and it was recommended too long ago", aScaler(nil), scaleHistory{recommendations: []recommendation{{9, now.Add(-5*time.Minute - time.Nanosecond)}}}, 3, 1, 1, readyFor + "\n" + within},
+		{"up by a behavior, and less was recommended", aScaler(nil, slow), recently(4), 3, 9, 4, stableUp + "\n" + within},
 		{"up by a behavior, too fast", aScaler(nil, slow), scaleHistory{}, 3, 9, 5, readyFor + "\n" + limitedUp},
 		{"up by a behavior, too many", aScaler(nil, slow, from(1, 4)), scaleHistory{}, 3, 9, 4, readyFor + "\n" + limitedMany},
 		{"down by a behavior, too fast", aScaler(nil, slow), scaleHistory{}, 9, 1, 7, readyFor + "\n" + limitedDown},
-		{"down by a behavior, and more was said", aScaler(nil, slow), recently(8), 9, 1, 8, stabilized + "\n" + within},
+		{"down by a behavior, and more was recommended", aScaler(nil, slow), recently(8), 9, 1, 8, stabilized + "\n" + within},
 	} {
 		autoscaler := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
 		if got := autoscaler.normalize(test.current, test.proposed); got != test.want || conditionWords(test.scaler) != test.conditions {
 			t.Errorf("%s: %d, want %d\n got %s\nwant %s", test.what, got, test.want, conditionWords(test.scaler), test.conditions)
 		}
 		if last := test.history.recommendations[len(test.history.recommendations)-1]; last != (recommendation{test.proposed, now}) {
-			t.Errorf("%s: what was said is remembered as %+v", test.what, last)
+			t.Errorf("%s: what was recommended is remembered as %+v", test.what, last)
 		}
 	}
 }
@@ -689,7 +689,7 @@ func TestZeroOfOurs(t *testing.T) {
 		{"a user's zero", aScaler(cpu), true},
 		{"ours, and by pods' metrics there is nothing to measure", aScaler(cpu, from(0, 9), wasScaledToZero), true},
 		{"ours, and one is the least now: it is asked", aScaler(cpu, from(1, 9), wasScaledToZero), false},
-		{"ours, and nothing is said of the least", aScaler(cpu, wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = nil }), false},
+		{"ours, and minReplicas is not set", aScaler(cpu, wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = nil }), false},
 	} {
 		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
 		// Without a selector nothing can be asked: that is as far as it goes when it is not disabled.

@@ -155,9 +155,9 @@ func TestStabilizationWindows(t *testing.T) {
 		window time.Duration
 		want   int32
 	}{
-		{"nothing was said before", nil, time.Minute, 5},
-		{"more was said before", []recommendation{at(9, 30*time.Second)}, time.Minute, 9},
-		{"less was said before", []recommendation{at(2, 30*time.Second)}, time.Minute, 5},
+		{"nothing was recommended before", nil, time.Minute, 5},
+		{"more was recommended before", []recommendation{at(9, 30*time.Second)}, time.Minute, 9},
+		{"less was recommended before", []recommendation{at(2, 30*time.Second)}, time.Minute, 5},
 		{"the most of several", []recommendation{at(7, 10*time.Second), at(9, 20*time.Second), at(8, 30*time.Second)}, time.Minute, 9},
 		{"before the window", []recommendation{at(9, 61*time.Second)}, time.Minute, 5},
 		{"exactly at its beginning", []recommendation{at(9, time.Minute)}, time.Minute, 9},
@@ -173,18 +173,18 @@ func TestStabilizationWindows(t *testing.T) {
 	for _, test := range []struct {
 		what                   string
 		advice                 []recommendation
-		up, down               int32 // seconds; negative: not said
+		up, down               int32 // seconds; negative: not set
 		current, desired, want int32
 		reason                 string
 	}{
 		{"up at once", []recommendation{at(3, time.Second)}, 0, 300, 5, 9, 9, upStable},
-		{"up after a window in which less was said", []recommendation{at(7, 30*time.Second)}, 60, 0, 5, 9, 7, upStable},
-		{"less than there are was said: they stay", []recommendation{at(3, 30*time.Second)}, 60, 0, 5, 9, 5, upStable},
+		{"up after a window in which less was recommended", []recommendation{at(7, 30*time.Second)}, 60, 0, 5, 9, 7, upStable},
+		{"less than there are was recommended: they stay", []recommendation{at(3, 30*time.Second)}, 60, 0, 5, 9, 5, upStable},
 		{"before the window, up", []recommendation{at(7, 61*time.Second)}, 60, 0, 5, 9, 9, upStable},
 		{"exactly at its beginning is before it, up", []recommendation{at(7, 60*time.Second)}, 60, 0, 5, 9, 9, upStable},
 		{"down at once", []recommendation{at(9, time.Second)}, 0, 0, 5, 2, 2, downStable},
-		{"down after a window in which more was said", []recommendation{at(4, 30*time.Second)}, 0, 60, 5, 2, 4, downStable},
-		{"more than there are was said: they stay", []recommendation{at(9, 30*time.Second)}, 0, 60, 5, 2, 5, downStable},
+		{"down after a window in which more was recommended", []recommendation{at(4, 30*time.Second)}, 0, 60, 5, 2, 4, downStable},
+		{"more than there are was recommended: they stay", []recommendation{at(9, 30*time.Second)}, 0, 60, 5, 2, 5, downStable},
 		{"before the window, down", []recommendation{at(4, 61*time.Second)}, 0, 60, 5, 2, 2, downStable},
 		{"exactly at its beginning is before it, down", []recommendation{at(4, 60*time.Second)}, 0, 60, 5, 2, 2, downStable},
 		{"as it is, told as if up", nil, 0, 300, 5, 5, 5, upStable},

@@ -121,7 +121,7 @@ func TestCounts(t *testing.T) {
 		expected, desired int32
 		err               string
 	}{
-		{"nothing is said", aBudget(), 3, 3, 0, 0, ""},
+		{"nothing is specified", aBudget(), 3, 3, 0, 0, ""},
 		{"a number, of the pods there are", aBudget(atLeast("2")), 3, 9, 3, 2, ""},
 		{"more than there are", aBudget(atLeast("5")), 3, 9, 3, 5, ""},
 		{"none", aBudget(atLeast("0")), 3, 9, 3, 0, ""},

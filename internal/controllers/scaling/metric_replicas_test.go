@@ -161,7 +161,7 @@ func TestRefusals(t *testing.T) {
 			"failed to get cpu usage: no pods returned by selector while calculating replica count", "failed to get cpu resource metric value: "},
 		{"no pods, a share", resourceMetric("cpu", share(50)), fixedMetrics{samples: uses(1)}, nil, "FailedGetResourceMetric",
 			"failed to get cpu utilization: no pods returned by selector while calculating replica count", "failed to get cpu resource metric value: "},
-		{"nobody counts, which is said before requests are asked for", resourceMetric("cpu", share(50)), fixedMetrics{}, []*corev1.Pod{aPod("p0", func(p *corev1.Pod) { p.Spec.Containers = []corev1.Container{{Name: "c"}} })}, "FailedGetResourceMetric",
+		{"nobody counts, which is reported before requests are asked for", resourceMetric("cpu", share(50)), fixedMetrics{}, []*corev1.Pod{aPod("p0", func(p *corev1.Pod) { p.Spec.Containers = []corev1.Container{{Name: "c"}} })}, "FailedGetResourceMetric",
 			"failed to get cpu utilization: did not receive metrics for targeted pods (pods might be unready)", "failed to get cpu resource metric value: "},
 		{"nothing is requested", resourceMetric("cpu", share(50)), fixedMetrics{samples: uses(1)}, []*corev1.Pod{aPod("p0", func(p *corev1.Pod) { p.Spec.Containers = []corev1.Container{{Name: "c"}} })}, "FailedGetResourceMetric",
 			"failed to get cpu utilization: missing request for cpu in container c of Pod p0", "failed to get cpu resource metric value: "},

@@ -212,7 +212,7 @@ func TestToleranceOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestMetricsThatCannotBeHad: every meter says which API it asked, and what that said.
+// TestMetricsThatCannotBeHad: every error names the API that was queried and its error.
 func TestMetricsThatCannotBeHad(t *testing.T) {
 	broken := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

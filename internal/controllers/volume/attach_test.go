@@ -85,7 +85,7 @@ func attachWords(plan controller.Plan) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestAttachRules: what is attached, told and detached, with all that is said.
+// TestAttachRules: what is attached, told and detached, with all that is reported.
 func TestAttachRules(t *testing.T) {
 	disk, tape := aVolume("disk", csi), aVolume("tape", csi)
 	shared := aVolume("disk", csi, allowing(corev1.ReadWriteMany))
@@ -156,7 +156,7 @@ func TestAttachRules(t *testing.T) {
 			n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Value: "x", Effect: "NoExecute"}}
 		}), attachedHere: attachmentsOf(on(disk, true))}, 0,
 			[]string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
-		{"in use on a node that is said to be off and answers", attachView{node: aNode(toldOf(disk), using(disk), func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}} }), attachedHere: attachmentsOf(on(disk, true))}, 0,
+		{"in use on a node that is reported to be off and answers", attachView{node: aNode(toldOf(disk), using(disk), func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}} }), attachedHere: attachmentsOf(on(disk, true))}, 0,
 			[]string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
 		{"one goes, one comes", attachView{node: aNode(toldOf(tape)), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(tape, true))}, 0, []string{"update status of n1 []", create, "delete tape on n1 by disk.example.com"}, 0},
 		{"two of which one is in use", attachView{node: aNode(toldOf(disk, tape), using(disk)), attachedHere: attachmentsOf(on(disk, true), on(tape, true))}, 0, []string{"update status of n1 [disk]", "delete tape on n1 by disk.example.com"}, 0},

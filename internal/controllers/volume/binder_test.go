@@ -168,7 +168,7 @@ func TestClaimsWithoutAVolume(t *testing.T) {
 	}{
 		{"no class", aClaim(), nil, nil, []string{"tell data Normal FailedBinding: no persistent volumes available for this claim and no storage class is set"}},
 		{"no class, by annotation", aClaim(ofClass("fast"), noted(corev1.BetaStorageClassAnnotation, "")), nil, nil, []string{"tell data Normal FailedBinding: no persistent volumes available for this claim and no storage class is set"}},
-		{"no class said and none is the default", aClaim(saysNothing), nil, nil, []string{"tell data Normal FailedBinding: no persistent volumes available for this claim and no storage class is set"}},
+		{"no class specified and none is the default", aClaim(saysNothing), nil, nil, []string{"tell data Normal FailedBinding: no persistent volumes available for this claim and no storage class is set"}},
 		{"a phase that is not so is written", aClaim(bound), nil, nil, []string{"patch status of data: " + pendingPatch, "tell data Normal FailedBinding: no persistent volumes available for this claim and no storage class is set"}},
 		{"a class nobody knows", aClaim(ofClass("slow")), nil, nil, []string{`tell data Warning ProvisioningFailed: storageclass.storage.k8s.io "slow" not found`}},
 		{"a class by annotation", aClaim(noted(corev1.BetaStorageClassAnnotation, "slow")), nil, nil, []string{`tell data Warning ProvisioningFailed: storageclass.storage.k8s.io "slow" not found`}},
@@ -341,7 +341,7 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// TestUnscheduled: the pods a claim is said to wait for.
+// TestUnscheduled: the pods a claim waits for, as reported.
 func TestUnscheduled(t *testing.T) {
 	pod := func(name string, changes ...change[*corev1.Pod]) *corev1.Pod {
 		return with(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}}, changes...)

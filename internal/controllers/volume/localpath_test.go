@@ -92,7 +92,7 @@ func TestLocalPathRefusals(t *testing.T) {
 		{"one node", aClaim(), lazy, node, ""},
 		{"one pod", aClaim(wanting(corev1.ReadWriteOncePod)), lazy, node, ""},
 		{"no modes", aClaim(wanting()), lazy, node, ""},
-		{"a directory said", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem) }), lazy, node, ""},
+		{"a filesystem, explicitly", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem) }), lazy, node, ""},
 		{"many readers", aClaim(wanting(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), lazy, node, "only access modes ReadWriteOnce and ReadWriteOncePod are supported"},
 		{"many writers", aClaim(wanting(corev1.ReadWriteMany)), lazy, node, "only access modes ReadWriteOnce and ReadWriteOncePod are supported"},
 		{"blocks", aClaim(wantsBlocks), lazy, node, "volumeMode Block is not supported"},

@@ -164,7 +164,7 @@ func TestClocksThatChange(t *testing.T) {
 		{"Kathmandu, three quarters of an hour off", "Asia/Kathmandu", "0 0 * * *", "2026-03-01 00:00", []string{"2026-03-01 18:15", "2026-03-02 18:15"}},
 		{"the other side of the date line", "Pacific/Kiritimati", "0 0 1 1 *", "2026-06-01 00:00", []string{"2026-12-31 10:00"}},
 		{"a day in another zone is another day", "Asia/Tokyo", "0 8 * * 1", "2026-03-01 12:00", []string{"2026-03-01 23:00", "2026-03-08 23:00"}},
-		{"UTC said so", "UTC", "0 0 * * *", "2026-03-01 12:00", []string{"2026-03-02 00:00"}},
+		{"UTC, explicitly", "UTC", "0 0 * * *", "2026-03-01 12:00", []string{"2026-03-02 00:00"}},
 		{"UTC by another name", "Etc/UTC", "0 0 * * *", "2026-03-01 12:00", []string{"2026-03-02 00:00"}},
 	} {
 		cronJob := aCronJob(scheduled(test.schedule), inZone(test.zone))

@@ -593,7 +593,7 @@ func TestTargetNode(t *testing.T) {
 		{"it is there, though made for another", aPod("a", onNode("n1"), required(field("metadata.name", "In", "n2"))), "n1"},
 		{"it is made for one", aPod("a", required(field("metadata.name", "In", "n2"))), "n2"},
 		{"in a second term", aPod("a", required(corev1.NodeSelectorTerm{}, field("metadata.name", "In", "n3"))), "n3"},
-		{"nothing is said", aPod("a"), ""},
+		{"nothing is specified", aPod("a"), ""},
 		{"an affinity without nodes", aPod("a", func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}} }), ""},
 		{"no terms", aPod("a", required()), ""},
 		{"another field", aPod("a", required(field("metadata.uid", "In", "n2"))), ""},

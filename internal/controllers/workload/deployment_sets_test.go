@@ -303,8 +303,8 @@ func TestNoteRevision(t *testing.T) {
 		{"the deployment lacks the revision", aDeployment(1, progressing("ReplicaSetUpdated", time.Minute)), func(*appsv1.ReplicaSet) {}, "", "2", false},
 		{"the deployment has another", aDeployment(1, progressing("x", 0), func(d *appsv1.Deployment) { d.Annotations = map[string]string{revisionAnnotation: "9"} }), func(*appsv1.ReplicaSet) {}, "", "2", false},
 		{"readiness has another delay", with(d.DeepCopy(), func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 5 }), func(*appsv1.ReplicaSet) {}, "update ReplicaSet web-2 size 1", "2", false},
-		{"nothing was said of progress", aDeployment(1), func(*appsv1.ReplicaSet) {}, "", "2", true},
-		{"nothing was said, nobody asks", aDeployment(1, func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = nil }), func(*appsv1.ReplicaSet) {}, "", "2", false},
+		{"nothing was reported of progress", aDeployment(1), func(*appsv1.ReplicaSet) {}, "", "2", true},
+		{"nothing was reported, nobody asks", aDeployment(1, func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = nil }), func(*appsv1.ReplicaSet) {}, "", "2", false},
 	} {
 		plan := controller.Plan{}
 		r := newRollout(deploymentView{deployment: test.d, now: now}, &plan, []*appsv1.ReplicaSet{setOf(test.d, 2, 1, 1, test.set)})

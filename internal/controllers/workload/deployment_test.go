@@ -368,7 +368,7 @@ func TestProgress(t *testing.T) {
 	}{
 		{"complete", aDeployment(2, progressing("ReplicaSetUpdated", time.Minute)), done, "Available True MinimumReplicasAvailable; Progressing True NewReplicaSetAvailable", 0},
 		{"complete for long", aDeployment(2, progressing("NewReplicaSetAvailable", time.Hour), was(2, 2, 2)), done, "Progressing True NewReplicaSetAvailable; Available True MinimumReplicasAvailable", 0},
-		{"what was said is of another set", aDeployment(2, progressing("NewReplicaSetAvailable", time.Hour), was(2, 2, 2), func(d *appsv1.Deployment) {
+		{"what was reported is of another set", aDeployment(2, progressing("NewReplicaSetAvailable", time.Hour), was(2, 2, 2), func(d *appsv1.Deployment) {
 			d.Status.Conditions[0].Message = `ReplicaSet "web-before" has successfully progressed.`
 		}), done, "Available True MinimumReplicasAvailable; Progressing True NewReplicaSetAvailable", 0},
 		{"moved on", aDeployment(2, progressing("ReplicaSetUpdated", 9*time.Minute), was(2, 1, 1)), func(d *appsv1.Deployment) []*appsv1.ReplicaSet { return half(d) },

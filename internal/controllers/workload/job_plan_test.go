@@ -353,7 +353,7 @@ func TestJobPause(t *testing.T) {
 	}
 }
 
-// TestSuspension: what is said and told when a job is suspended or resumed, and what becomes of its start.
+// TestSuspension: what is reported and told when a job is suspended or resumed, and what becomes of its start.
 func TestSuspension(t *testing.T) {
 	saying := func(status corev1.ConditionStatus, reason, message string) change[*batchv1.Job] {
 		return func(j *batchv1.Job) {
@@ -379,7 +379,7 @@ func TestSuspension(t *testing.T) {
 		{"resumed by a controller that kept the start: it starts anew", aJob(saying("True", "JobSuspended", "Job suspended")), "False JobResumed Job resumed", 0, new(time.Duration(0)), "Resumed: Job resumed"},
 		{"resumed before", aJob(saying("False", "JobResumed", "Job resumed")), "False JobResumed Job resumed", time.Hour, new(time.Hour), ""},
 		{"suspended, but complete: it just ends", aJob(suspended, counted(3, 0)), "", 0, new(time.Hour), "Completed: Job completed"},
-		{"leaving: nothing is said", aJob(suspended, goneJob), "", 0, new(time.Hour), ""},
+		{"leaving: nothing is reported", aJob(suspended, goneJob), "", 0, new(time.Hour), ""},
 	} {
 		plan := syncOnce(test.job)
 		_, status := after(test.job, plan)

@@ -243,6 +243,6 @@ func TestPodNumbers(t *testing.T) {
 		}
 	}
 	if c, i := indexFailures(aPod("a")); c != 0 || i != 0 {
-		t.Errorf("nothing said is %d and %d", c, i)
+		t.Errorf("nothing specified is %d and %d", c, i)
 	}
 }

@@ -339,7 +339,7 @@ func TestJobStatusNumbers(t *testing.T) {
 	if got := events(syncOnce(aJob(suspended))); !slices.Equal(got, []string{"Suspended: Job suspended"}) {
 		t.Errorf("events %q", got)
 	}
-	// It went on, and its pod was quicker than whoever should have said so.
+	// It went on, and its pod was quicker than whoever should have reported so.
 	resumed := aJob(wants(1, 1), hasCondition(batchv1.JobSuspended, "JobSuspended"))
 	if _, status := after(resumed, syncOnce(resumed, work("a", corev1.PodSucceeded))); isTrue(status.Conditions, batchv1.JobSuspended) || !isTrue(status.Conditions, batchv1.JobSuccessCriteriaMet) {
 		t.Errorf("%+v", status.Conditions)

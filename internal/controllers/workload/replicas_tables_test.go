@@ -146,7 +146,7 @@ func TestReplicasChoice(t *testing.T) {
 		{"one that is not ready", 2, []*corev1.Pod{pod("a"), pod("b"), pod("c", notReady)}, "delete Pod c"},
 		{"waiting before not ready", 1, []*corev1.Pod{pod("a", notReady), pod("b", onNode("")), pod("c")}, "delete Pod a + delete Pod b"},
 		{"the cheapest", 2, []*corev1.Pod{pod("a", annotated(corev1.PodDeletionCost, "3")), pod("b", annotated(corev1.PodDeletionCost, "2")), pod("c", annotated(corev1.PodDeletionCost, "9"))}, "delete Pod b"},
-		{"none said is cheaper than some", 1, []*corev1.Pod{pod("a", annotated(corev1.PodDeletionCost, "1")), pod("b")}, "delete Pod b"},
+		{"none specified is cheaper than some", 1, []*corev1.Pod{pod("a", annotated(corev1.PodDeletionCost, "1")), pod("b")}, "delete Pod b"},
 		{"dearer than less than nothing", 1, []*corev1.Pod{pod("a", annotated(corev1.PodDeletionCost, "-1")), pod("b")}, "delete Pod a"},
 		{"a cost does not save one that is not ready", 1, []*corev1.Pod{pod("a", notReady, annotated(corev1.PodDeletionCost, "1000")), pod("b")}, "delete Pod a"},
 		{"the one ready for the shortest time", 2, []*corev1.Pod{pod("a", readyFor(3*time.Hour)), pod("b", readyFor(time.Minute)), pod("c", readyFor(24*time.Hour))}, "delete Pod b"},

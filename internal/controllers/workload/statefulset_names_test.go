@@ -45,7 +45,7 @@ func TestOrdinalRange(t *testing.T) {
 		{"none", aStatefulSet(0), 0, 0, nil, []int{0, 1}},
 		{"no number means one", aStatefulSet(5, unset), 0, 1, []int{0}, []int{1}},
 		{"from five", aStatefulSet(2, startingAt(5)), 5, 7, []int{5, 6}, []int{0, 4, 7}},
-		{"from zero, said so", aStatefulSet(1, startingAt(0)), 0, 1, []int{0}, []int{1}},
+		{"from zero, explicitly", aStatefulSet(1, startingAt(0)), 0, 1, []int{0}, []int{1}},
 		{"none from five", aStatefulSet(0, startingAt(5)), 5, 5, nil, []int{4, 5, 6}},
 	} {
 		if startOrdinal(test.set) != test.start || endOrdinal(test.set) != test.end {

@@ -367,15 +367,15 @@ func TestAdmits(t *testing.T) {
 		critical   bool
 		want       string
 	}{
-		"all is well":                      {nil, pod("p", "", ""), corev1.PodQOSBestEffort, false, ""},
-		"short of memory, nothing said":    {memory, pod("p", "", ""), corev1.PodQOSBestEffort, false, "The node had condition: [MemoryPressure]. "},
-		"short of memory, something said":  {memory, pod("p", "", ""), corev1.PodQOSBurstable, false, ""},
-		"short of memory, tolerated":       {memory, pod("p", "", "", tolerant), corev1.PodQOSBestEffort, false, ""},
-		"short of memory, all tolerated":   {memory, pod("p", "", "", everything), corev1.PodQOSBestEffort, false, ""},
-		"short of memory, other tolerated": {memory, pod("p", "", "", other), corev1.PodQOSBestEffort, false, "The node had condition: [MemoryPressure]. "},
-		"short of disk":                    {disk, pod("p", "", "", everything), corev1.PodQOSGuaranteed, false, "The node had condition: [DiskPressure]. "},
-		"short of both":                    {slices.Concat(disk, memory), pod("p", "", ""), corev1.PodQOSGuaranteed, false, "The node had condition: [DiskPressure MemoryPressure]. "},
-		"critical":                         {disk, pod("p", "", ""), corev1.PodQOSBestEffort, true, ""},
+		"all is well":                        {nil, pod("p", "", ""), corev1.PodQOSBestEffort, false, ""},
+		"short of memory, without resources": {memory, pod("p", "", ""), corev1.PodQOSBestEffort, false, "The node had condition: [MemoryPressure]. "},
+		"short of memory, with resources":    {memory, pod("p", "", ""), corev1.PodQOSBurstable, false, ""},
+		"short of memory, tolerated":         {memory, pod("p", "", "", tolerant), corev1.PodQOSBestEffort, false, ""},
+		"short of memory, all tolerated":     {memory, pod("p", "", "", everything), corev1.PodQOSBestEffort, false, ""},
+		"short of memory, other tolerated":   {memory, pod("p", "", "", other), corev1.PodQOSBestEffort, false, "The node had condition: [MemoryPressure]. "},
+		"short of disk":                      {disk, pod("p", "", "", everything), corev1.PodQOSGuaranteed, false, "The node had condition: [DiskPressure]. "},
+		"short of both":                      {slices.Concat(disk, memory), pod("p", "", ""), corev1.PodQOSGuaranteed, false, "The node had condition: [DiskPressure MemoryPressure]. "},
+		"critical":                           {disk, pod("p", "", ""), corev1.PodQOSBestEffort, true, ""},
 	}
 	for name, test := range tests {
 		if ok, why := Admits(test.conditions, test.pod, test.class, test.critical); why != test.want || ok != (test.want == "") {
