@@ -509,7 +509,9 @@ func TestSchedulerWithExtenders(t *testing.T) {
 			f.scheduler.nodeAdded(schedulertest.TestNode("b"))
 			f.scheduler.nodeAdded(schedulertest.TestNode("c"))
 			for _, p := range pods {
+				f.mu.Lock()
 				f.pods[p.Name], f.seen[p.Name] = p, p
+				f.mu.Unlock()
 				f.scheduler.locked(func() {
 					f.scheduler.podAdded(p)
 					next, _ := f.scheduler.queue.Pop(time.Now())
