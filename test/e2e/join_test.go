@@ -59,11 +59,11 @@ func TestJoinRejected(t *testing.T) {
 	for what, test := range map[string]struct{ token, want string }{
 		"another server":    {good[:len(good)-1] + flipped, "this is not the server the token was created for"},
 		"expired":           {expired, "the server does not accept the token: it has expired"},
-		"deleted":           {deleted, "make a new one with `skiff token create`"},
+		"deleted":           {deleted, "create a new one with 'skiff token create'"},
 		"guessed":           {good[:7] + "0000000000000000" + good[23:], "the server does not accept the token"},
 		"without rights":    {create("--groups=system:bootstrappers:others"), "it needs the group system:bootstrappers:kubeadm:default-node-token"},
 		"without the hash":  {good[:23], "--token: not a token as printed by `skiff token create`"},
-		"without any token": {"", "`skiff token create` on the server makes a token"},
+		"without any token": {"", "create one with 'skiff token create' on the server"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			directory := t.TempDir()

@@ -50,7 +50,7 @@ func TestUpAndDown(t *testing.T) {
 	if len(during) < len(before)+10 {
 		t.Errorf("with a cluster up there is but %q", during)
 	}
-	if again := script("up"); !strings.Contains(again, "runs already") || !strings.Contains(again, "unchanged") {
+	if again := script("up"); !strings.Contains(again, "already running") || !strings.Contains(again, "unchanged") {
 		t.Errorf("up again says:\n%s", again)
 	}
 	out = script("down")
@@ -62,7 +62,7 @@ func TestUpAndDown(t *testing.T) {
 			t.Errorf("left behind: %s", trace)
 		}
 	}
-	if again := script("down"); !strings.Contains(again, "no skiff of this directory runs") {
+	if again := script("down"); !strings.Contains(again, "no skiff of this directory is running") {
 		t.Errorf("down again says:\n%s", again)
 	}
 }

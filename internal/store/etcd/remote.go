@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"skiff/internal/store"
 )
@@ -27,8 +29,9 @@ const (
 
 // remote is an etcd cluster reached over the network, which other clients may use too.
 type remote struct {
-	client *clientv3.Client
-	kv     pb.KVClient
+	client  *clientv3.Client
+	kv      pb.KVClient
+	watches atomic.Int64 // started so far
 
 	mu      sync.Mutex
 	streams map[*remoteStream]struct{}
@@ -155,6 +158,7 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 		return err
 	}
 	type segment struct {
+		ctx       context.Context
 		responses clientv3.WatchChan
 		until     store.Revision
 		cancel    context.CancelFunc
@@ -166,15 +170,14 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 		if last {
 			p.until = math.MaxInt64
 		}
-		var watching context.Context
-		watching, p.cancel = context.WithCancel(ctx)
+		p.ctx, p.cancel = context.WithCancel(r.ownStream(ctx))
 		defer p.cancel()
-		p.responses = r.client.Watch(watching, prefix, clientv3.WithRange(string(prefixEnd(prefix))),
+		p.responses = r.client.Watch(p.ctx, prefix, clientv3.WithRange(string(prefixEnd(prefix))),
 			clientv3.WithRev(from+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
 		segments = append(segments, p)
 	}
 	for _, p := range segments {
-		if err := stream.forward(ctx, p.responses, p.until, current); err != nil {
+		if err := stream.forward(p.ctx, p.responses, p.until, current); err != nil {
 			return err
 		}
 		p.cancel()
@@ -182,7 +185,14 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 	return nil
 }
 
-// forward sends the changes of a watch up to a revision. Until it has caught up it requests progress often.
+// ownStream returns a context whose watch has a gRPC stream of its own: the client shares streams between watches with equal metadata,
+// and hands a progress notification to all watches of a stream. One that was sent before a watch was created can arrive after it, and
+// would make the watch skip the events up to that revision.
+func (r *remote) ownStream(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "skiff-watch", strconv.FormatInt(r.watches.Add(1), 10))
+}
+
+// forward sends the changes of a watch up to a revision. ctx is the watch's. Until it has caught up it requests progress often.
 func (s *remoteStream) forward(ctx context.Context, responses clientv3.WatchChan, until, current store.Revision) error {
 	behind := s.delivered.Load() < current
 	ticker := time.NewTicker(progress)
