@@ -106,13 +106,14 @@ func (f *fakeServer) expectOn(node string, pods ...string) {
 	}
 }
 
-// fillNodes fills nodes with pods of a processor each, of priorities 0, 1, 2 and 3, that have run the longer the more they matter.
+// fillNodes adds nodes full of pods of one CPU each, of priorities 0, 1, 2 and 3, that have run the longer the higher their priority. The
+// pods come first: the scheduler runs, and would use a node that is empty for a moment.
 func (f *fakeServer) fillNodes(nodes ...string) {
 	for _, node := range nodes {
-		f.addNode(schedulertest.TestNode(node))
 		for i := range 4 {
 			f.addPod(schedulertest.TestPod(fmt.Sprint(node, i), schedulertest.OnNode(node), schedulertest.RequestingCPU("1"), schedulertest.Priority(int32(i)), schedulertest.Started(i)))
 		}
+		f.addNode(schedulertest.TestNode(node))
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"io/fs"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,11 +22,21 @@ import (
 
 // fakeCgroups are cgroups that each use one core.
 type fakeCgroups struct {
+	mu   sync.Mutex
 	at   time.Time
 	used time.Duration
 }
 
+// use adds CPU time used until now.
+func (g *fakeCgroups) use(used time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.at, g.used = time.Now(), g.used+used
+}
+
 func (g *fakeCgroups) stats() (cgroup.Stats, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	s := cgroup.Stats{Time: g.at, Processes: 4}
 	s.CPU.Usage = uint64(g.used)
 	s.Memory = cgroup.MemoryStats{Usage: 300, WorkingSet: 200, RSS: 100, Limit: 1000}
@@ -128,19 +140,19 @@ func TestRates(t *testing.T) {
 func TestSamplingOnlyOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u, g := newUsage(t)
-		read := 0
+		var read atomic.Int64
 		pods := u.Pods
 		u.Pods = func() []*corev1.Pod {
-			read++
-			g.at, g.used = time.Now(), g.used+100*time.Millisecond
+			read.Add(1)
+			g.use(100 * time.Millisecond)
 			return pods()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- u.Run(ctx) }()
 		time.Sleep(time.Hour)
-		if read != 0 {
-			t.Errorf("%d samples without a request", read)
+		if n := read.Load(); n != 0 {
+			t.Errorf("%d samples without a request", n)
 		}
 		for _, want := range []time.Duration{minRatePeriod, 0, 0} {
 			began := time.Now()
@@ -151,8 +163,8 @@ func TestSamplingOnlyOnRequest(t *testing.T) {
 			time.Sleep(15 * time.Second)
 		}
 		time.Sleep(time.Hour)
-		if most := int(sampleAfterQuery/sampleInterval) + 12; read > most {
-			t.Errorf("%d readings for three who lastQuery", read)
+		if n, most := read.Load(), int64(sampleAfterQuery/sampleInterval)+12; n > most {
+			t.Errorf("%d samples for three requests, want at most %d", n, most)
 		}
 		cancel()
 		if err := <-done; err != nil {
