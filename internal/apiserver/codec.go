@@ -43,22 +43,22 @@ const (
 type storeCodec struct {
 	kind     *kind.Kind
 	protobuf bool
-	head     []byte // of the envelope: magic and type
+	prefix   []byte // of the envelope: magic and type
 }
 
 func newStoreCodec(k *kind.Kind) *storeCodec {
 	_, protobuf := k.New().(protoMessage)
-	return &storeCodec{kind: k, protobuf: protobuf, head: envelopeHead(k.StorageGVK())}
+	return &storeCodec{kind: k, protobuf: protobuf, prefix: envelopePrefix(k.StorageGVK())}
 }
 
-// envelopeHead is the envelope up to the object's message.
-func envelopeHead(gvk schema.GroupVersionKind) []byte {
+// envelopePrefix is the envelope up to the object's message.
+func envelopePrefix(gvk schema.GroupVersionKind) []byte {
 	apiVersion, kindName := gvk.ToAPIVersionAndKind()
 	var typeMeta []byte
 	typeMeta = appendBytes(append(typeMeta, tagField1), []byte(apiVersion))
 	typeMeta = appendBytes(append(typeMeta, tagField2), []byte(kindName))
-	head := append(bytes.Clone(envelopeMagic), tagField1)
-	return appendBytes(head, typeMeta)
+	prefix := append(bytes.Clone(envelopeMagic), tagField1)
+	return appendBytes(prefix, typeMeta)
 }
 
 func appendBytes(to, what []byte) []byte {
@@ -79,7 +79,7 @@ func (c *storeCodec) Encode(obj kind.Object) ([]byte, error) {
 		return value, nil
 	}
 	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
-	value, err := appendEnvelope(nil, c.head, obj.(protoMessage))
+	value, err := appendEnvelope(nil, c.prefix, obj.(protoMessage))
 	if err != nil {
 		return nil, fmt.Errorf("encode %s %s/%s: %w", c.kind.Plural, obj.GetNamespace(), obj.GetName(), err)
 	}
@@ -87,12 +87,12 @@ func (c *storeCodec) Encode(obj kind.Object) ([]byte, error) {
 }
 
 // appendEnvelope appends the whole protobuf encoding of a message.
-func appendEnvelope(to, head []byte, message protoMessage) ([]byte, error) {
+func appendEnvelope(to, prefix []byte, message protoMessage) ([]byte, error) {
 	size := message.Size()
 	if to == nil {
-		to = make([]byte, 0, len(head)+1+uvarintLen(size)+size+len(envelopeTail))
+		to = make([]byte, 0, len(prefix)+1+uvarintLen(size)+size+len(envelopeTail))
 	}
-	to = append(append(to, head...), tagField2)
+	to = append(append(to, prefix...), tagField2)
 	to = binary.AppendUvarint(to, uint64(size))
 	to, err := appendMessage(to, message, size)
 	return append(to, envelopeTail...), err
@@ -137,7 +137,7 @@ func (c *storeCodec) decode(value []byte) (kind.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	if bytes.HasPrefix(value, c.head) {
+	if bytes.HasPrefix(value, c.prefix) {
 		return unmarshalMessage(envelope.raw, c.kind.New())
 	}
 	return c.decodeOther(envelope)
@@ -271,16 +271,16 @@ func fieldSize(rest []byte, tag uint64) (int, error) {
 // before is metadata up to its field 6, after is the rest of the message. A list has one splice for each item, so it is kept small:
 // offsets in body, which is the message after the length of metadata.
 type splice struct {
-	body       []byte
-	at, next   int32 // before is body[:at], after is body[next:]
-	metadata   int32 // length of metadata with the resourceVersion
-	versionLen int32
-	revision   store.Revision
+	body                     []byte
+	versionStart, versionEnd int32 // before is body[:versionStart], after is body[versionEnd:]
+	metadata                 int32 // length of metadata with the resourceVersion
+	versionLen               int32
+	revision                 store.Revision
 }
 
 // newSplice splits the message of a stored value. ok is false when its layout is not that of our own encoder.
-func newSplice(stored, head []byte, revision store.Revision) (s splice, ok bool) {
-	raw, ok := storedMessage(stored, head)
+func newSplice(stored, prefix []byte, revision store.Revision) (s splice, ok bool) {
+	raw, ok := storedMessage(stored, prefix)
 	if !ok || len(raw) == 0 || raw[0] != tagField1 {
 		return s, false
 	}
@@ -290,32 +290,32 @@ func newSplice(stored, head []byte, revision store.Revision) (s splice, ok bool)
 	}
 	body := raw[1+n:]
 	meta := body[:length]
-	at := 0
-	for at < len(meta) && meta[at] < tagField6 {
-		size, err := fieldSize(meta[at+1:], uint64(meta[at]))
+	start := 0
+	for start < len(meta) && meta[start] < tagField6 {
+		size, err := fieldSize(meta[start+1:], uint64(meta[start]))
 		if err != nil {
 			return s, false
 		}
-		at += 1 + size
+		start += 1 + size
 	}
-	next := at
-	if at < len(meta) && meta[at] == tagField6 {
-		size, err := fieldSize(meta[at+1:], tagField6)
+	end := start
+	if start < len(meta) && meta[start] == tagField6 {
+		size, err := fieldSize(meta[start+1:], tagField6)
 		if err != nil {
 			return s, false
 		}
-		next = at + 1 + size
+		end = start + 1 + size
 	}
 	var version [20]byte
-	s = splice{body: body, at: int32(at), next: int32(next), revision: revision}
+	s = splice{body: body, versionStart: int32(start), versionEnd: int32(end), revision: revision}
 	s.versionLen = int32(len(strconv.AppendInt(version[:0], revision, 10)))
-	s.metadata = int32(at+2+len(meta)-next) + s.versionLen
+	s.metadata = int32(start+2+len(meta)-end) + s.versionLen
 	return s, true
 }
 
 // storedMessage is the object's own message in a stored value.
-func storedMessage(stored, head []byte) ([]byte, bool) {
-	rest, ok := bytes.CutPrefix(stored, head)
+func storedMessage(stored, prefix []byte) ([]byte, bool) {
+	rest, ok := bytes.CutPrefix(stored, prefix)
 	if !ok || len(rest) == 0 || rest[0] != tagField2 {
 		return nil, false
 	}
@@ -327,30 +327,30 @@ func storedMessage(stored, head []byte) ([]byte, bool) {
 }
 
 func (s *splice) size() int {
-	return 1 + uvarintLen(int(s.metadata)) + int(s.at) + 2 + int(s.versionLen) + len(s.body) - int(s.next)
+	return 1 + uvarintLen(int(s.metadata)) + int(s.versionStart) + 2 + int(s.versionLen) + len(s.body) - int(s.versionEnd)
 }
 
 func (s *splice) append(to []byte) []byte {
 	to = binary.AppendUvarint(append(to, tagField1), uint64(s.metadata))
-	to = append(to, s.body[:s.at]...)
+	to = append(to, s.body[:s.versionStart]...)
 	to = append(to, tagField6, byte(s.versionLen))
 	to = strconv.AppendInt(to, s.revision, 10)
-	return append(to, s.body[s.next:]...)
+	return append(to, s.body[s.versionEnd:]...)
 }
 
 // encoder encodes the cache entries of one resource.
 type encoder struct {
-	// jsonHead opens a JSON object with its type: {"kind":"Pod","apiVersion":"v1",
+	// jsonPrefix begins a JSON object with its type: {"kind":"Pod","apiVersion":"v1",
 	// The cached JSON of an entry does not have it, because items of a list do not. It is empty for custom resources, whose items
 	// have it.
-	jsonHead  []byte
-	protoHead []byte
-	storeHead []byte // of the storage version
-	stored    bool
-	protobuf  bool
-	convert   func(kind.Object) (kind.Object, error)
+	jsonPrefix  []byte
+	protoPrefix []byte
+	storePrefix []byte // of the storage version
+	stored      bool
+	protobuf    bool
+	convert     func(kind.Object) (kind.Object, error)
 
-	ids encodingIDs
+	encodingIDs encodingIDs
 }
 
 // encodingIDs are the names of the encodings that are cached with each entry of a resource.
@@ -362,24 +362,24 @@ type encodingIDs struct {
 
 func newEncoder(res *resource) encoder {
 	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convert: res.version.FromStorageVersion,
-		protoHead: envelopeHead(res.gvk), storeHead: res.codec.head}
+		protoPrefix: envelopePrefix(res.gvk), storePrefix: res.codec.prefix}
 	if e.protobuf {
-		e.jsonHead = jsonHead(res.gvk)
+		e.jsonPrefix = jsonPrefix(res.gvk)
 	}
 	id := func(form string) cache.EncodingID {
 		return cache.EncodingID{Version: res.gvk.GroupVersion().String(), Format: form}
 	}
-	e.ids = encodingIDs{
+	e.encodingIDs = encodingIDs{
 		json: id("json"), proto: id("proto"), partialJSON: id("partial json"), partialProto: id("partial proto"),
-		deselectedJSON: id("departed json"), deselectedProto: id("departed proto"),
+		deselectedJSON: id("deselected json"), deselectedProto: id("deselected proto"),
 		listJSON: id("list json"), listProto: id("list proto"),
 		listPartialJSON: id("list partial json"), listPartialProto: id("list partial proto"),
 	}
 	return e
 }
 
-// jsonHead opens a JSON object with its type. Some discovery documents have no version.
-func jsonHead(gvk schema.GroupVersionKind) []byte {
+// jsonPrefix begins a JSON object with its type. Some discovery documents have no version.
+func jsonPrefix(gvk schema.GroupVersionKind) []byte {
 	apiVersion, kindName := gvk.ToAPIVersionAndKind()
 	if apiVersion == "" {
 		return fmt.Appendf(nil, `{"kind":%q,`, kindName)
@@ -398,7 +398,7 @@ func (e *encoder) object(entry *cache.Entry) (kind.Object, error) {
 
 // json is the entry as an item of a JSON list: for built-in types without kind and apiVersion.
 func (e *encoder) json(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.ids.json, e.marshalJSON)
+	return entry.Encoding(e.encodingIDs.json, e.marshalJSON)
 }
 
 func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
@@ -412,7 +412,7 @@ func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
 // message is the entry's own protobuf message where it must be made by encoding: versions other than the stored one,
 // and values that were not written by our encoder.
 func (e *encoder) message(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.ids.proto, func(entry *cache.Entry) ([]byte, error) {
+	return entry.Encoding(e.encodingIDs.proto, func(entry *cache.Entry) ([]byte, error) {
 		obj, err := e.object(entry)
 		if err != nil {
 			return nil, err
@@ -437,7 +437,7 @@ type protoItem struct {
 
 func (e *encoder) proto(entry *cache.Entry) (protoItem, error) {
 	if e.stored {
-		if s, ok := newSplice(entry.Stored(), e.protoHead, entry.Revision()); ok {
+		if s, ok := newSplice(entry.Stored(), e.protoPrefix, entry.Revision()); ok {
 			return protoItem{splice: s}, nil
 		}
 	}
@@ -479,10 +479,10 @@ func (e *encoder) appendMarshaled(to []byte, entry *cache.Entry) ([]byte, error)
 
 // appendBody appends an item of a list as an object of its own.
 func (e *encoder) appendBody(to, body []byte) []byte {
-	if len(e.jsonHead) == 0 {
+	if len(e.jsonPrefix) == 0 {
 		return append(to, body...)
 	}
-	return append(append(to, e.jsonHead...), body[1:]...)
+	return append(append(to, e.jsonPrefix...), body[1:]...)
 }
 
 // appendProto appends the entry as an object of its own: the whole envelope.
@@ -495,7 +495,7 @@ func (e *encoder) appendProto(to []byte, entry *cache.Entry) ([]byte, error) {
 }
 
 func (e *encoder) appendEnvelope(to []byte, item *protoItem) []byte {
-	to = append(append(to, e.protoHead...), tagField2)
+	to = append(append(to, e.protoPrefix...), tagField2)
 	to = binary.AppendUvarint(to, uint64(item.size()))
 	return append(item.append(to), envelopeTail...)
 }

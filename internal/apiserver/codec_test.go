@@ -74,7 +74,7 @@ func TestStoredFormIsUpstreams(t *testing.T) {
 func TestDecodeOtherVersion(t *testing.T) {
 	codec := newStoreCodec(eventKind())
 	event := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "n"}, Note: "hello"}
-	value, err := appendEnvelope(nil, envelopeHead(eventsv1.SchemeGroupVersion.WithKind("Event")), event)
+	value, err := appendEnvelope(nil, envelopePrefix(eventsv1.SchemeGroupVersion.WithKind("Event")), event)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,9 +132,9 @@ func TestSpliceWithoutTheField(t *testing.T) {
 	// Another encoder may leave the empty string away, or have nothing behind it.
 	meta := []byte{0x0a, 1, 'n'}
 	raw := append([]byte{0x0a, byte(len(meta))}, meta...)
-	head := envelopeHead(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
-	stored := appendBytes(append(bytes.Clone(head), tagField2), raw)
-	s, ok := newSplice(stored, head, 42)
+	prefix := envelopePrefix(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	stored := appendBytes(append(bytes.Clone(prefix), tagField2), raw)
+	s, ok := newSplice(stored, prefix, 42)
 	if !ok {
 		t.Fatal("not spliced")
 	}
@@ -154,11 +154,11 @@ func FuzzSplice(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(value[len(codec.head):], int64(5))
+	f.Add(value[len(codec.prefix):], int64(5))
 	f.Add([]byte{0x12, 3, 0x0a, 1, 0x32}, int64(1<<40))
 	f.Fuzz(func(t *testing.T, rest []byte, revision int64) {
-		stored := append(bytes.Clone(codec.head), rest...)
-		s, ok := newSplice(stored, codec.head, revision)
+		stored := append(bytes.Clone(codec.prefix), rest...)
+		s, ok := newSplice(stored, codec.prefix, revision)
 		if !ok {
 			return
 		}
@@ -166,7 +166,7 @@ func FuzzSplice(f *testing.F) {
 		if len(got) != s.size() {
 			t.Fatalf("size %d, appended %d", s.size(), len(got))
 		}
-		raw, _ := storedMessage(stored, codec.head)
+		raw, _ := storedMessage(stored, codec.prefix)
 		var before, after corev1.Pod
 		if before.Unmarshal(raw) != nil {
 			return

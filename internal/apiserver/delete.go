@@ -20,9 +20,9 @@ import (
 
 // deletion is the result of a DELETE: the object is removed, or it remains until its finalizers or grace period allow it.
 type deletion struct {
-	entry *cache.Entry   // the object as it is, or its last state
-	obj   runtime.Object // instead of an entry: a Status, or the result of a dry run
-	gone  bool
+	entry   *cache.Entry   // the object as it is, or its last state
+	obj     runtime.Object // instead of an entry: a Status, or the result of a dry run
+	deleted bool
 }
 
 // delete serves a DELETE of one object.
@@ -40,7 +40,7 @@ func (s *Server) delete(req *request) error {
 		return err
 	}
 	code := http.StatusOK
-	if orphan := options.OrphanDependents; !done.gone && orphan != nil && !*orphan { //nolint:staticcheck // clients still send it
+	if orphan := options.OrphanDependents; !done.deleted && orphan != nil && !*orphan { //nolint:staticcheck // clients still send it
 		code = http.StatusAccepted
 	}
 	if done.entry != nil {
@@ -245,7 +245,7 @@ func (w *write) deleteOrMark(entry *cache.Entry, live kind.Object, options *meta
 	gone := len(finalizers) == 0 && g.seconds == 0
 	if w.rules.DryRun {
 		obj.SetResourceVersion(live.GetResourceVersion())
-		return deletion{obj: obj, gone: gone}, nil
+		return deletion{obj: obj, deleted: gone}, nil
 	}
 	marked, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
 	if err != nil {
@@ -276,11 +276,11 @@ func (w *write) remove(entry *cache.Entry, live kind.Object) (deletion, error) {
 	if w.rules.DryRun {
 		return w.finished(entry, live, true), nil
 	}
-	gone, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
+	deleted, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
 	if err != nil {
 		return deletion{}, err
 	}
-	return w.finished(gone, live, true), w.afterDelete(gone)
+	return w.finished(deleted, live, true), w.afterDelete(deleted)
 }
 
 // removeMarked removes an object that was just marked. Another client may have seen the mark and removed it first.
@@ -294,12 +294,12 @@ func (w *write) removeMarked(marked *cache.Entry, live kind.Object) (deletion, e
 }
 
 // finished is the response when nothing is left to do: a Status with the object's identity, or the object.
-func (w *write) finished(entry *cache.Entry, live kind.Object, gone bool) deletion {
+func (w *write) finished(entry *cache.Entry, live kind.Object, deleted bool) deletion {
 	if w.res.kind.Delete.ReturnObject {
-		return deletion{entry: entry, gone: gone}
+		return deletion{entry: entry, deleted: deleted}
 	}
 	gr := w.res.groupResource()
-	return deletion{gone: gone, obj: &metav1.Status{
+	return deletion{deleted: deleted, obj: &metav1.Status{
 		Status: metav1.StatusSuccess,
 		Details: &metav1.StatusDetails{
 			Name: live.GetName(), Group: gr.Group, Kind: gr.Resource, UID: live.GetUID(),

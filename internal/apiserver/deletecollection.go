@@ -13,8 +13,8 @@ func (s *Server) deleteCollection(req *request) error {
 	if err != nil {
 		return err
 	}
-	if out.shape == shapePartial {
-		return errNotAcceptableText(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", req.res.listName()))
+	if out.transform == transformPartial {
+		return errNotAcceptableMessage(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", req.res.listName()))
 	}
 	listOptions, err := req.listOptions()
 	if err != nil {
@@ -45,10 +45,10 @@ func (s *Server) deleteCollection(req *request) error {
 			return err
 		}
 	}
-	switch out.shape {
-	case shapeTable:
+	switch out.transform {
+	case transformTable:
 		return s.respondTable(req, out, found)
-	case shapePartialList:
+	case transformPartialList:
 		return s.respondPartialList(req, out, found)
 	}
 	return s.respondList(req, out, found)

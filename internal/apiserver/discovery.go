@@ -118,7 +118,7 @@ func describe(res *resource) []metav1.APIResource {
 		Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: res.gvk.Kind,
 		Verbs: sortedVerbs(k.Verbs), ShortNames: k.Short, Categories: k.Categories,
 	}
-	if k.Action == nil && k.Virtual == nil {
+	if k.Action == nil && k.Computed == nil {
 		own.StorageVersionHash = storageVersionHash(k.StorageGVK())
 	}
 	all := []metav1.APIResource{own}
@@ -266,7 +266,7 @@ func (s *Server) respondDocument(req *request, out output, document runtime.Obje
 		return err
 	}
 	if mediaType == out.format.mediaType() {
-		return s.finishBody(req, http.StatusOK, out, buffer)
+		return s.writeEncoded(req, http.StatusOK, out, buffer)
 	}
 	if out.format == formatJSON {
 		*buffer = append(*buffer, '\n')

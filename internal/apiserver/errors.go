@@ -154,10 +154,10 @@ func forbiddenText(a *authz.Attributes) string {
 
 // errNotAcceptable and errUnsupportedMediaType list the supported media types.
 func errNotAcceptable(accepted ...string) error {
-	return errNotAcceptableText("only the following media types are accepted: " + strings.Join(accepted, ", "))
+	return errNotAcceptableMessage("only the following media types are accepted: " + strings.Join(accepted, ", "))
 }
 
-func errNotAcceptableText(text string) error {
+func errNotAcceptableMessage(text string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable, Message: text,
 	}}

@@ -10,8 +10,8 @@ import (
 
 // get serves a GET of one object.
 func (s *Server) get(req *request) error {
-	if req.res.kind.Virtual != nil {
-		return s.getVirtual(req)
+	if req.res.kind.Computed != nil {
+		return s.getComputed(req)
 	}
 	entry, err := s.read(req)
 	if err != nil {
@@ -43,8 +43,8 @@ func (s *Server) read(req *request) (*cache.Entry, error) {
 	return entry, nil
 }
 
-func (s *Server) getVirtual(req *request) error {
-	objs, err := s.virtual(req, &listOptions{})
+func (s *Server) getComputed(req *request) error {
+	objs, err := s.computedObjects(req, &listOptions{})
 	if err != nil {
 		return err
 	}

@@ -34,8 +34,8 @@ type compressor struct {
 }
 
 // Write implements io.Writer for the compressor's output.
-func (p *compressor) Write(data []byte) (int, error) {
-	p.out = append(p.out, data...)
+func (c *compressor) Write(data []byte) (int, error) {
+	c.out = append(c.out, data...)
 	return len(data), nil
 }
 
@@ -73,7 +73,7 @@ func gzipRun(list items, r run) ([]byte, error) {
 var gzipHeader = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 0xff}
 
 // writeGzip writes a list as a gzip stream of compressed runs.
-func (s *Server) writeGzip(req *request, mediaType string, head listHead, list items, tail []byte) error {
+func (s *Server) writeGzip(req *request, mediaType string, prefix listPrefix, list items, tail []byte) error {
 	compressed, err := runsOf(list, formGzip, gzipRun)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (s *Server) writeGzip(req *request, mediaType string, head listHead, list i
 	for _, piece := range compressed.pieces {
 		length += plainLength(piece)
 	}
-	opening, err := compress(head(length))
+	opening, err := compress(prefix(length))
 	if err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ func readKinds() []*kind.Kind {
 	})
 	components := kind.Of(kind.Definition[*corev1.ComponentStatus]{
 		GVK: corev1.SchemeGroupVersion.WithKind("ComponentStatus"), Plural: "componentstatuses", Short: []string{"cs"}, List: &corev1.ComponentStatusList{},
-		Virtual: func(context.Context, kind.Client) ([]*corev1.ComponentStatus, error) {
+		Computed: func(context.Context, kind.Client) ([]*corev1.ComponentStatus, error) {
 			return []*corev1.ComponentStatus{
 				{ObjectMeta: metav1.ObjectMeta{Name: "etcd-0"}}, {ObjectMeta: metav1.ObjectMeta{Name: "scheduler"}},
 			}, nil

@@ -22,7 +22,7 @@ type items interface {
 type jsonItems struct {
 	*page
 	encode func(*cache.Entry) ([]byte, error) // cached
-	head   []byte                             // replaces an encoding's opening brace; empty: it is kept
+	prefix []byte                             // replaces an encoding's opening brace; empty: it is kept
 	id     cache.EncodingID
 }
 
@@ -37,8 +37,8 @@ func (j *jsonItems) append(to []byte, i int) ([]byte, error) {
 	if i > 0 {
 		to = append(to, ',')
 	}
-	if len(j.head) > 0 {
-		to, body = append(to, j.head...), body[1:]
+	if len(j.prefix) > 0 {
+		to, body = append(to, j.prefix...), body[1:]
 	}
 	return append(to, body...), nil
 }
@@ -63,23 +63,23 @@ func (p *protoItems) append(to []byte, i int) ([]byte, error) {
 }
 
 // listHead returns the beginning of a list, given the total length of its items.
-type listHead func(items int) []byte
+type listPrefix func(items int) []byte
 
-// writeItems writes a list: head, items, tail. All encoding happens before the first byte is written, so that it can fail cleanly.
-func (s *Server) writeItems(req *request, mediaType string, head listHead, list items, tail []byte) error {
+// writeItems writes a list: prefix, items, tail. All encoding happens before the first byte is written, so that it can fail cleanly.
+func (s *Server) writeItems(req *request, mediaType string, prefix listPrefix, list items, tail []byte) error {
 	entries := list.of().entries
 	gzip := acceptsGzip(req.Request)
 	if gzip && storedAtLeast(entries, gzipThreshold) {
-		return s.writeGzip(req, mediaType, head, list, tail)
+		return s.writeGzip(req, mediaType, prefix, list, tail)
 	}
 	plain, err := runsOf(list, formPlain, plainRun)
 	if err != nil {
 		return err
 	}
-	opening := head(plain.length)
+	opening := prefix(plain.length)
 	total := len(opening) + plain.length + len(tail)
 	if gzip && total > gzipThreshold {
-		return s.writeGzip(req, mediaType, head, list, tail)
+		return s.writeGzip(req, mediaType, prefix, list, tail)
 	}
 	req.writeListHeader(mediaType, total)
 	req.w.writeAll(opening)

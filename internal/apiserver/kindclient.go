@@ -32,15 +32,15 @@ type issuingKindClient struct {
 }
 
 // ComponentHealth implements kind.HealthChecker.
-func (e kindClient) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
-	if e.s.config.Components == nil {
+func (c kindClient) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
+	if c.s.config.Components == nil {
 		return nil
 	}
-	return e.s.config.Components(ctx)
+	return c.s.config.Components(ctx)
 }
 
-func (e kindClient) resource(gr schema.GroupResource) (*resource, error) {
-	res := e.s.resource(gr)
+func (c kindClient) resource(gr schema.GroupResource) (*resource, error) {
+	res := c.s.resource(gr)
 	if res == nil || res.table == nil {
 		return nil, fmt.Errorf("resource %s is not served", gr)
 	}
@@ -48,8 +48,8 @@ func (e kindClient) resource(gr schema.GroupResource) (*resource, error) {
 }
 
 // Get implements kind.Client.
-func (e kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
-	res, err := e.resource(gr)
+func (c kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
+	res, err := c.resource(gr)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (e kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace,
 	entry := res.table.Get(key)
 	if entry == nil {
 		// The cache may be behind the store.
-		if _, err := e.s.config.Cache.Sync(ctx); err != nil {
+		if _, err := c.s.config.Cache.Sync(ctx); err != nil {
 			return nil, err
 		}
 		if entry = res.table.Get(key); entry == nil {
@@ -68,12 +68,12 @@ func (e kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace,
 }
 
 // List implements kind.Client.
-func (e kindClient) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
-	res, err := e.resource(gr)
+func (c kindClient) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
+	res, err := c.resource(gr)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := e.s.config.Cache.Sync(ctx); err != nil {
+	if _, err := c.s.config.Cache.Sync(ctx); err != nil {
 		return nil, err
 	}
 	snapshot := res.table.Snapshot()
@@ -94,12 +94,12 @@ func (e kindClient) List(ctx context.Context, gr schema.GroupResource, namespace
 }
 
 // Create implements kind.Client.
-func (e kindClient) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
-	res, err := e.resource(gr)
+func (c kindClient) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
+	res, err := c.resource(gr)
 	if err != nil {
 		return nil, err
 	}
-	w := e.s.ownWrite(ctx, res, obj.GetNamespace(), obj.GetName())
+	w := c.s.ownWrite(ctx, res, obj.GetNamespace(), obj.GetName())
 	if res.kind.Default != nil {
 		res.kind.Default(obj)
 	}
@@ -111,12 +111,12 @@ func (e kindClient) Create(ctx context.Context, gr schema.GroupResource, obj kin
 }
 
 // Update implements kind.Client.
-func (e kindClient) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
-	res, err := e.resource(gr)
+func (c kindClient) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
+	res, err := c.resource(gr)
 	if err != nil {
 		return nil, err
 	}
-	w := e.s.ownWrite(ctx, res, namespace, name)
+	w := c.s.ownWrite(ctx, res, namespace, name)
 	done, err := w.change(&change{internal: true, next: func(live kind.Object) (kind.Object, error) {
 		obj := live.DeepCopyObject().(kind.Object)
 		return obj, alter(obj)
@@ -131,15 +131,15 @@ func (e kindClient) Update(ctx context.Context, gr schema.GroupResource, namespa
 }
 
 // Delete implements kind.Client.
-func (e kindClient) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
-	res, err := e.resource(gr)
+func (c kindClient) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
+	res, err := c.resource(gr)
 	if err != nil {
 		return err
 	}
 	if options == nil {
 		options = &metav1.DeleteOptions{}
 	}
-	w := e.s.ownWrite(ctx, res, namespace, name)
+	w := c.s.ownWrite(ctx, res, namespace, name)
 	w.rules.DryRun = isDryRun(options.DryRun)
 	_, err = w.delete(options)
 	return err

@@ -89,24 +89,24 @@ func (s *Server) list(req *request) error {
 	if err != nil {
 		return err
 	}
-	if out.shape == shapePartial {
-		return errNotAcceptableText(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", req.res.listName()))
+	if out.transform == transformPartial {
+		return errNotAcceptableMessage(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", req.res.listName()))
 	}
 	opts, err := req.listOptions()
 	if err != nil {
 		return err
 	}
-	if req.res.kind.Virtual != nil {
-		return s.listVirtual(req, out, opts)
+	if req.res.kind.Computed != nil {
+		return s.listComputed(req, out, opts)
 	}
 	found, err := s.find(req, opts)
 	if err != nil {
 		return err
 	}
-	switch out.shape {
-	case shapeTable:
+	switch out.transform {
+	case transformTable:
 		return s.respondTable(req, out, found)
-	case shapePartialList:
+	case transformPartialList:
 		return s.respondPartialList(req, out, found)
 	}
 	return s.respondList(req, out, found)
@@ -279,7 +279,7 @@ func decodeContinue(text, prefix string) (from string, revision store.Revision, 
 }
 
 // appendListHead opens a JSON list, up to and including the bracket of its items.
-func appendListHead(to []byte, kindName, apiVersion string, p *page) []byte {
+func appendListPrefix(to []byte, kindName, apiVersion string, p *page) []byte {
 	to = fmt.Appendf(to, `{"kind":%q,"apiVersion":%q,"metadata":`, kindName, apiVersion)
 	to = appendListMeta(to, p)
 	return append(to, `,"items":[`...)
@@ -321,21 +321,21 @@ func (r *resource) listKind() schema.GroupVersionKind {
 func (s *Server) respondList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
-		items := &protoItems{page: p, encode: res.proto, id: res.ids.listProto}
-		return s.respondProtoItems(req, envelopeHead(res.listKind()), p, items)
+		items := &protoItems{page: p, encode: res.proto, id: res.encodingIDs.listProto}
+		return s.respondProtoItems(req, envelopePrefix(res.listKind()), p, items)
 	}
-	head := appendListHead(nil, res.kind.ListKind, res.gvk.GroupVersion().String(), p)
-	return s.respondJSONItems(req, out, head, &jsonItems{page: p, encode: res.json, id: res.ids.listJSON})
+	prefix := appendListPrefix(nil, res.kind.ListKind, res.gvk.GroupVersion().String(), p)
+	return s.respondJSONItems(req, out, prefix, &jsonItems{page: p, encode: res.json, id: res.encodingIDs.listJSON})
 }
 
 // respondJSONItems writes a JSON list, also indented or as YAML.
-func (s *Server) respondJSONItems(req *request, out output, head []byte, items *jsonItems) error {
+func (s *Server) respondJSONItems(req *request, out output, prefix []byte, items *jsonItems) error {
 	if out.format == formatJSON && !out.pretty {
-		return s.writeItems(req, mediaJSON, func(int) []byte { return head }, items, listTail)
+		return s.writeItems(req, mediaJSON, func(int) []byte { return prefix }, items, listTail)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
-	*buffer = append(*buffer, head...)
+	*buffer = append(*buffer, prefix...)
 	for i := range items.entries {
 		var err error
 		if *buffer, err = items.append(*buffer, i); err != nil {
@@ -343,29 +343,29 @@ func (s *Server) respondJSONItems(req *request, out output, head []byte, items *
 		}
 	}
 	*buffer = append(*buffer, listTail[:2]...)
-	return s.finishBody(req, http.StatusOK, out, buffer)
+	return s.writeEncoded(req, http.StatusOK, out, buffer)
 }
 
 // respondProtoItems writes a protobuf list. Its envelope contains the length of the list.
-func (s *Server) respondProtoItems(req *request, head []byte, p *page, items *protoItems) error {
+func (s *Server) respondProtoItems(req *request, prefix []byte, p *page, items *protoItems) error {
 	metadata := protoListMeta(p)
 	return s.writeItems(req, mediaProtobuf, func(size int) []byte {
-		head := binary.AppendUvarint(append(slices.Clip(head), tagField2), uint64(len(metadata)+size))
-		return append(head, metadata...)
+		prefix := binary.AppendUvarint(append(slices.Clip(prefix), tagField2), uint64(len(metadata)+size))
+		return append(prefix, metadata...)
 	}, items, envelopeTail)
 }
 
-// listVirtual serves a list of a virtual kind.
-func (s *Server) listVirtual(req *request, out output, opts *listOptions) error {
-	objs, err := s.virtual(req, opts)
+// listComputed serves a list of a kind that is computed on each read.
+func (s *Server) listComputed(req *request, out output, opts *listOptions) error {
+	objs, err := s.computedObjects(req, opts)
 	if err != nil {
 		return err
 	}
-	switch out.shape {
-	case shapeTable:
-		return s.respondTableOf(req, out, objs)
-	case shapePartialList:
-		return s.respondPartialListOf(req, out, objs)
+	switch out.transform {
+	case transformTable:
+		return s.respondObjectsTable(req, out, objs)
+	case transformPartialList:
+		return s.respondObjectsPartialList(req, out, objs)
 	}
 	list := req.res.newList()
 	items := make([]runtime.Object, len(objs))
@@ -380,12 +380,12 @@ func (s *Server) listVirtual(req *request, out output, opts *listOptions) error 
 	if *buffer, err = appendObject(*buffer, list, req.res.listKind(), out.format); err != nil {
 		return err
 	}
-	return s.finishBody(req, http.StatusOK, out, buffer)
+	return s.writeEncoded(req, http.StatusOK, out, buffer)
 }
 
-// virtual computes the selected objects of a virtual kind, in the served version.
-func (s *Server) virtual(req *request, opts *listOptions) ([]kind.Object, error) {
-	objs, err := req.res.kind.Virtual(req.ctx, s.KindClient())
+// computedObjects returns the selected objects of a kind that is computed on each read, in the served version.
+func (s *Server) computedObjects(req *request, opts *listOptions) ([]kind.Object, error) {
+	objs, err := req.res.kind.Computed(req.ctx, s.KindClient())
 	if err != nil {
 		return nil, err
 	}

@@ -269,7 +269,7 @@ func TestContinueTokenIsUpstreams(t *testing.T) {
 	}
 }
 
-func TestVirtual(t *testing.T) {
+func TestComputedKind(t *testing.T) {
 	s := newTestServer(t)
 	var list corev1.ComponentStatusList
 	s.get("/api/v1/componentstatuses").into(&list)

@@ -129,12 +129,12 @@ func validateNewMetadata(k *kind.Kind, obj kind.Object) field.ErrorList {
 // validateNames checks that the name is a valid path segment, whatever the kind allows.
 func validateNames(obj kind.Object) (errs field.ErrorList) {
 	if base := obj.GetGenerateName(); base != "" {
-		for _, text := range validatePathSegment(base, true) {
-			errs = append(errs, field.Invalid(metadataPath.Child("generateName"), base, text))
+		for _, msg := range validatePathSegment(base, true) {
+			errs = append(errs, field.Invalid(metadataPath.Child("generateName"), base, msg))
 		}
 	}
-	for _, text := range validatePathSegment(obj.GetName(), false) {
-		errs = append(errs, field.Invalid(metadataPath.Child("name"), obj.GetName(), text))
+	for _, msg := range validatePathSegment(obj.GetName(), false) {
+		errs = append(errs, field.Invalid(metadataPath.Child("name"), obj.GetName(), msg))
 	}
 	return errs
 }

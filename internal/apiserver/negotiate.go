@@ -31,20 +31,20 @@ var mediaTypes = [...]string{formatJSON: mediaJSON, formatYAML: mediaYAML, forma
 
 func (f format) mediaType() string { return mediaTypes[f] }
 
-// shape is the transformation of an object that the client requests.
-type shape uint8
+// transform is the transformation of an object that the client requests.
+type transform uint8
 
 const (
-	shapeObject shape = iota
-	shapeTable
-	shapePartial
-	shapePartialList
+	transformNone transform = iota
+	transformTable
+	transformPartial
+	transformPartialList
 )
 
 // output is the negotiated form of the response.
 type output struct {
-	format format
-	shape  shape
+	format    format
+	transform transform
 	// metaVersion is the version of meta.k8s.io that tables and partial objects are in: v1 or v1beta1.
 	metaVersion string
 	pretty      bool
@@ -114,21 +114,21 @@ type offer struct {
 	tables   bool
 }
 
-// shapeIn is the transformation that a clause requests, in a format. ok is false when it is not supported.
-func (c *clause) shapeIn(f format, o offer) (s shape, ok bool) {
+// transformIn is the transformation that a clause requests, in a format. ok is false when it is not supported.
+func (c *clause) transformIn(f format, o offer) (s transform, ok bool) {
 	if !c.transform {
-		return shapeObject, o.protobuf || f != formatProtobuf
+		return transformNone, o.protobuf || f != formatProtobuf
 	}
 	if !o.partial || c.g != "meta.k8s.io" || (c.v != "v1" && c.v != "v1beta1") {
 		return 0, false
 	}
 	switch c.as {
 	case "Table":
-		return shapeTable, o.tables && f != formatProtobuf
+		return transformTable, o.tables && f != formatProtobuf
 	case "PartialObjectMetadata":
-		return shapePartial, true
+		return transformPartial, true
 	case "PartialObjectMetadataList":
-		return shapePartialList, true
+		return transformPartialList, true
 	}
 	return 0, false
 }
@@ -150,8 +150,8 @@ func negotiate(r *http.Request, o offer) (output, bool) {
 			if c.stream != "" && (c.stream != "watch" || f == formatYAML) {
 				continue
 			}
-			if s, ok := c.shapeIn(f, o); ok {
-				out.format, out.shape, out.metaVersion = f, s, c.v
+			if s, ok := c.transformIn(f, o); ok {
+				out.format, out.transform, out.metaVersion = f, s, c.v
 				out.pretty = out.pretty || c.pretty
 				return out, true
 			}

@@ -18,20 +18,20 @@ func partialKind(version string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: metav1.GroupName, Version: version, Kind: "PartialObjectMetadata"}
 }
 
-// partialHeads open the JSON and protobuf encodings of partial objects, by version.
-var partialHeads = map[string]struct{ json, proto []byte }{
-	"v1":      {jsonHead(partialKind("v1")), envelopeHead(partialKind("v1"))},
-	"v1beta1": {jsonHead(partialKind("v1beta1")), envelopeHead(partialKind("v1beta1"))},
+// partialPrefixes begin the JSON and protobuf encodings of partial objects, by version.
+var partialPrefixes = map[string]struct{ json, proto []byte }{
+	"v1":      {jsonPrefix(partialKind("v1")), envelopePrefix(partialKind("v1"))},
+	"v1beta1": {jsonPrefix(partialKind("v1beta1")), envelopePrefix(partialKind("v1beta1"))},
 }
 
 // partialJSON is an entry's metadata as a JSON object without kind and apiVersion.
 func (e *encoder) partialJSON(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.ids.partialJSON, func(entry *cache.Entry) ([]byte, error) {
+	return entry.Encoding(e.encodingIDs.partialJSON, func(entry *cache.Entry) ([]byte, error) {
 		obj, err := e.object(entry)
 		if err != nil {
 			return nil, err
 		}
-		return json.Marshal(partialOf(obj))
+		return json.Marshal(toPartialMetadata(obj))
 	})
 }
 
@@ -40,87 +40,87 @@ func (e *encoder) appendPartialJSON(to []byte, entry *cache.Entry, version strin
 	if err != nil {
 		return to, err
 	}
-	return append(append(to, partialHeads[version].json...), body[1:]...), nil
+	return append(append(to, partialPrefixes[version].json...), body[1:]...), nil
 }
 
-// appendPartialOf is appendPartialJSON for an object that is not a cache entry.
-func appendPartialOf(to []byte, obj kind.Object, version string) ([]byte, error) {
-	body, err := json.Marshal(partialOf(obj))
+// appendObjectPartialJSON is appendPartialJSON for an object that is not a cache entry.
+func appendObjectPartialJSON(to []byte, obj kind.Object, version string) ([]byte, error) {
+	body, err := json.Marshal(toPartialMetadata(obj))
 	if err != nil {
 		return to, fmt.Errorf("write metadata of %s: %w", obj.GetName(), err)
 	}
-	return append(append(to, partialHeads[version].json...), body[1:]...), nil
+	return append(append(to, partialPrefixes[version].json...), body[1:]...), nil
 }
 
 // partialProto is an entry's metadata as a protobuf message. Metadata is field 1 of a partial object, as of every object, so it is
-// spliced from the stored bytes too.
+// copied from the stored bytes without decoding too.
 func (e *encoder) partialProto(entry *cache.Entry) (protoItem, error) {
 	if e.protobuf {
-		if s, ok := newSplice(entry.Stored(), e.storeHead, entry.Revision()); ok {
+		if s, ok := newSplice(entry.Stored(), e.storePrefix, entry.Revision()); ok {
 			return protoItem{splice: s.metadataOnly()}, nil
 		}
 	}
-	encoded, err := entry.Encoding(e.ids.partialProto, func(entry *cache.Entry) ([]byte, error) {
+	encoded, err := entry.Encoding(e.encodingIDs.partialProto, func(entry *cache.Entry) ([]byte, error) {
 		obj, err := e.object(entry)
 		if err != nil {
 			return nil, err
 		}
-		return marshalMessage(partialOf(obj))
+		return marshalMessage(toPartialMetadata(obj))
 	})
 	return protoItem{encoded: encoded}, err
 }
 
-// metadataOnly drops the rest of the message.
+// metadataOnly drops what follows metadata. Its stored length is that of s.metadata with the stored resourceVersion instead of the new one.
 func (s splice) metadataOnly() splice {
-	s.body = s.body[:s.metadata-2-s.versionLen+s.next-s.at]
+	s.body = s.body[:s.metadata-2-s.versionLen+s.versionEnd-s.versionStart]
 	return s
 }
 
-// respondShaped responds with the table or metadata of one object in the storage version.
-func (s *Server) respondShaped(req *request, code int, out output, obj kind.Object) error {
-	switch out.shape {
-	case shapeTable:
-		return s.respondTableOfOne(req, code, out, obj)
-	case shapePartialList:
-		return errNotAcceptableText(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%T)", obj))
+// respondTransformed responds with the table or metadata of one object in the storage version.
+func (s *Server) respondTransformed(req *request, code int, out output, obj kind.Object) error {
+	switch out.transform {
+	case transformTable:
+		return s.respondObjectTable(req, code, out, obj)
+	case transformPartialList:
+		return errNotAcceptableMessage(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%T)", obj))
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
 	var err error
 	if out.format == formatProtobuf {
-		*buffer, err = appendEnvelope(*buffer, partialHeads[out.metaVersion].proto, partialOf(obj))
+		*buffer, err = appendEnvelope(*buffer, partialPrefixes[out.metaVersion].proto, toPartialMetadata(obj))
 	} else {
-		*buffer, err = appendPartialOf(*buffer, obj, out.metaVersion)
+		*buffer, err = appendObjectPartialJSON(*buffer, obj, out.metaVersion)
 	}
 	if err != nil {
 		return err
 	}
-	return s.finishBody(req, code, out, buffer)
+	return s.writeEncoded(req, code, out, buffer)
 }
 
-func partialListHead(version string, p *page) []byte {
-	return appendListHead(nil, "PartialObjectMetadataList", metav1.GroupName+"/"+version, p)
+func partialListPrefix(version string, p *page) []byte {
+	return appendListPrefix(nil, "PartialObjectMetadataList", metav1.GroupName+"/"+version, p)
 }
 
 // respondPartialList responds to a list with the metadata of its objects.
 func (s *Server) respondPartialList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
-		head := envelopeHead(schema.GroupVersionKind{Group: metav1.GroupName, Version: out.metaVersion, Kind: "PartialObjectMetadataList"})
-		return s.respondProtoItems(req, head, p, &protoItems{page: p, encode: res.partialProto, id: res.ids.listPartialProto})
+		prefix := envelopePrefix(schema.GroupVersionKind{Group: metav1.GroupName, Version: out.metaVersion, Kind: "PartialObjectMetadataList"})
+		return s.respondProtoItems(req, prefix, p, &protoItems{page: p, encode: res.partialProto, id: res.encodingIDs.listPartialProto})
 	}
-	id := res.ids.listPartialJSON
+	id := res.encodingIDs.listPartialJSON
 	id.Format += " " + out.metaVersion
-	return s.respondJSONItems(req, out, partialListHead(out.metaVersion, p), &jsonItems{
-		page: p, encode: res.partialJSON, head: partialHeads[out.metaVersion].json, id: id,
+	return s.respondJSONItems(req, out, partialListPrefix(out.metaVersion, p), &jsonItems{
+		page: p, encode: res.partialJSON, prefix: partialPrefixes[out.metaVersion].json, id: id,
 	})
 }
 
-// respondPartialListOf responds to a list of a virtual kind with the metadata of its objects.
-func (s *Server) respondPartialListOf(req *request, out output, objs []kind.Object) error {
+// respondObjectsPartialList responds to a list of objects that are not cache entries with their metadata.
+func (s *Server) respondObjectsPartialList(req *request, out output, objs []kind.Object) error {
 	list := &metav1.PartialObjectMetadataList{Items: make([]metav1.PartialObjectMetadata, len(objs))}
 	for i, obj := range objs {
-		list.Items[i] = *partialOf(obj)
+		list.Items[i] = *toPartialMetadata(obj)
 		list.Items[i].SetGroupVersionKind(partialKind(out.metaVersion))
 	}
 	buffer := getBuffer()
@@ -130,10 +130,10 @@ func (s *Server) respondPartialListOf(req *request, out output, objs []kind.Obje
 	if *buffer, err = appendObject(*buffer, list, gvk, out.format); err != nil {
 		return err
 	}
-	return s.finishBody(req, http.StatusOK, out, buffer)
+	return s.writeEncoded(req, http.StatusOK, out, buffer)
 }
 
-// partialOf returns the PartialObjectMetadata of an object.
-func partialOf(obj kind.Object) *metav1.PartialObjectMetadata {
+// toPartialMetadata returns the PartialObjectMetadata of an object.
+func toPartialMetadata(obj kind.Object) *metav1.PartialObjectMetadata {
 	return meta.AsPartialObjectMetadata(obj)
 }

@@ -185,12 +185,12 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	if err != nil {
 		return err
 	}
-	if out.shape != shapeObject {
+	if out.transform != transformNone {
 		obj, err := entry.Object()
 		if err != nil {
 			return err
 		}
-		return s.respondShaped(req, code, out, obj)
+		return s.respondTransformed(req, code, out, obj)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
@@ -206,11 +206,11 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	if err != nil {
 		return err
 	}
-	return s.finishBody(req, code, out, buffer)
+	return s.writeEncoded(req, code, out, buffer)
 }
 
-// finishBody writes a body of protobuf or compact JSON, converted to indented JSON or YAML if requested.
-func (s *Server) finishBody(req *request, code int, out output, body *[]byte) error {
+// writeEncoded writes a body of protobuf or compact JSON, converted to indented JSON or YAML if requested.
+func (s *Server) writeEncoded(req *request, code int, out output, body *[]byte) error {
 	switch {
 	case out.format == formatYAML:
 		text, err := yaml.JSONToYAML(*body)
@@ -240,12 +240,12 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 	if err != nil {
 		return err
 	}
-	if out.shape != shapeObject {
+	if out.transform != transformNone {
 		own, ok := obj.(kind.Object)
 		if !ok {
 			return errNotAcceptable(acceptedTypes(true)...)
 		}
-		return s.respondShaped(req, code, out, own)
+		return s.respondTransformed(req, code, out, own)
 	}
 	gvk := s.kindOf(req, obj)
 	if own, ok := obj.(kind.Object); ok && req.res != nil && !req.res.stored() && gvk == req.res.kind.GVK {
@@ -259,7 +259,7 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 	if *buffer, err = appendObject(*buffer, obj, gvk, out.format); err != nil {
 		return err
 	}
-	return s.finishBody(req, code, out, buffer)
+	return s.writeEncoded(req, code, out, buffer)
 }
 
 // respondStatus responds with a Status, which is never transformed. It is sent even when the Accept header cannot be satisfied.
@@ -282,7 +282,7 @@ func (s *Server) respondStatus(req *request, code int, status runtime.Object) er
 	if *buffer, err = appendObject(*buffer, status, metav1.Unversioned.WithKind("Status"), out.format); err != nil {
 		return err
 	}
-	return s.finishBody(req, code, out, buffer)
+	return s.writeEncoded(req, code, out, buffer)
 }
 
 // kindOf is the kind of an object. For a type registered under several kinds it is the one in the request's group version.
@@ -315,7 +315,7 @@ func appendObject(to []byte, obj runtime.Object, gvk schema.GroupVersionKind, f 
 		if !ok {
 			return to, errNotAcceptable(acceptedTypes(false)...)
 		}
-		return appendEnvelope(to, envelopeHead(gvk), message)
+		return appendEnvelope(to, envelopePrefix(gvk), message)
 	}
 	body, err := json.Marshal(obj)
 	if err != nil {
@@ -324,7 +324,7 @@ func appendObject(to []byte, obj runtime.Object, gvk schema.GroupVersionKind, f 
 	if obj.GetObjectKind().GroupVersionKind().Kind != "" {
 		return append(to, body...), nil
 	}
-	to = append(to, jsonHead(gvk)...)
+	to = append(to, jsonPrefix(gvk)...)
 	if len(body) == 2 { // no fields: remove the comma after the type
 		to = to[:len(to)-1]
 	}

@@ -20,7 +20,7 @@ func TestWritersAnswerIsNotRemembered(t *testing.T) {
 	remembered := func(name string) bool {
 		entry := res.table.Get(res.kind.Key("ns", name))
 		made := false
-		_, _ = entry.Encoding(res.ids.json, func(*cache.Entry) ([]byte, error) { made = true; return nil, nil })
+		_, _ = entry.Encoding(res.encodingIDs.json, func(*cache.Entry) ([]byte, error) { made = true; return nil, nil })
 		return !made
 	}
 	write := func(name string) {

@@ -272,14 +272,14 @@ func (m *matcher) classify(event *cache.Event) (change cache.EventType, deselect
 	if m.everything() {
 		return event.Type, false
 	}
-	is := event.Type != cache.Deleted && m.matches(event.Entry)
-	was := event.Old != nil && m.matches(event.Old)
+	matches := event.Type != cache.Deleted && m.matches(event.Entry)
+	matched := event.Old != nil && m.matches(event.Old)
 	switch {
-	case is && was:
+	case matches && matched:
 		return cache.Modified, false
-	case is:
+	case matches:
 		return cache.Added, false
-	case was:
+	case matched:
 		return cache.Deleted, event.Type != cache.Deleted
 	}
 	return 0, false

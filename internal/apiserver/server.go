@@ -211,9 +211,9 @@ func (s *Server) setKinds(kinds []*kind.Kind) error {
 		}
 	}
 	s.catalog.Store(next)
-	for _, gone := range kept {
-		if gone.table != nil {
-			s.config.Cache.Remove(gone.table)
+	for _, removed := range kept {
+		if removed.table != nil {
+			s.config.Cache.Remove(removed.table)
 		}
 	}
 	return nil
@@ -262,7 +262,7 @@ func (c *catalog) add(served *servedKind) error {
 type servedKind struct {
 	kind      *kind.Kind
 	codec     *storeCodec
-	table     *cache.Table // nil for actions and virtual kinds
+	table     *cache.Table // nil for kinds that are not stored
 	resources []*resource
 }
 
@@ -272,7 +272,7 @@ type resource struct {
 	version *kind.Version
 	gvk     schema.GroupVersionKind
 	gvr     schema.GroupVersionResource
-	table   *cache.Table // nil for actions and virtual kinds
+	table   *cache.Table // nil for kinds that are not stored
 	codec   *storeCodec
 	subs    map[string]*kind.Subresource
 	// deprecation is the warning in every response; empty if the version is not deprecated.
@@ -335,7 +335,7 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 	return served
 }
 
-func (k *servedKind) storable() bool { return k.kind.Action == nil && k.kind.Virtual == nil }
+func (k *servedKind) storable() bool { return k.kind.Action == nil && k.kind.Computed == nil }
 
 // attach adds the kind's table to the cache.
 func (k *servedKind) attach(c *cache.Cache) {

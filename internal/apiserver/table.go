@@ -57,8 +57,8 @@ func (r *request) tableWriter(out output) (*tableWriter, error) {
 	return t, nil
 }
 
-// appendHead opens the table, up to and including the bracket of its rows.
-func (t *tableWriter) appendHead(to []byte, metadata []byte, headers bool) ([]byte, error) {
+// appendPrefix begins the table, up to and including the bracket of its rows.
+func (t *tableWriter) appendPrefix(to []byte, metadata []byte, headers bool) ([]byte, error) {
 	to = fmt.Appendf(to, `{"kind":"Table","apiVersion":"meta.k8s.io/%s","metadata":`, t.version)
 	to = append(append(to, metadata...), `,"columnDefinitions":`...)
 	if !headers {
@@ -131,7 +131,7 @@ func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.
 	case metav1.IncludeNone:
 		return append(to, "null"...), nil
 	}
-	return appendPartialOf(to, obj, t.version)
+	return appendObjectPartialJSON(to, obj, t.version)
 }
 
 // respondTable responds to a list with a table.
@@ -149,15 +149,15 @@ func (s *Server) respondTable(req *request, out output, p *page) error {
 	}})
 }
 
-// respondTableOf responds to a list of a virtual kind with a table.
-func (s *Server) respondTableOf(req *request, out output, objs []kind.Object) error {
+// respondObjectsTable responds to a list of objects that are not cache entries with a table.
+func (s *Server) respondObjectsTable(req *request, out output, objs []kind.Object) error {
 	return s.writeTable(req, http.StatusOK, out, tableBody{[]byte("{}"), objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
 		return t.appendIncluded(to, objs[i], t.include)
 	}})
 }
 
-// respondTableOfOne responds with the table of one object in the storage version.
-func (s *Server) respondTableOfOne(req *request, code int, out output, obj kind.Object) error {
+// respondObjectTable responds with the table of one object in the storage version.
+func (s *Server) respondObjectTable(req *request, code int, out output, obj kind.Object) error {
 	return s.writeTable(req, code, out, tableBody{tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
 		func(t *tableWriter, to []byte, _ int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) }})
 }
@@ -188,7 +188,7 @@ func (s *Server) writeTable(req *request, code int, out output, body tableBody) 
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
-	if *buffer, err = t.appendHead(*buffer, body.metadata, true); err != nil {
+	if *buffer, err = t.appendPrefix(*buffer, body.metadata, true); err != nil {
 		return err
 	}
 	for i, obj := range body.objs {
@@ -201,12 +201,12 @@ func (s *Server) writeTable(req *request, code int, out output, body tableBody) 
 		}
 	}
 	*buffer = append(*buffer, "]}"...)
-	return s.finishBody(req, code, out, buffer)
+	return s.writeEncoded(req, code, out, buffer)
 }
 
 // appendTableEvent appends the one-row table that a watch sends for an object in the storage version.
 func (t *tableWriter) appendTableEvent(to []byte, obj kind.Object, headers bool, included func([]byte) ([]byte, error)) ([]byte, error) {
-	to, err := t.appendHead(to, tableMeta(obj.GetResourceVersion()), headers)
+	to, err := t.appendPrefix(to, tableMeta(obj.GetResourceVersion()), headers)
 	if err != nil {
 		return to, err
 	}

@@ -400,7 +400,7 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 		if w.rules.DryRun {
 			return outcome{obj: obj}, nil
 		}
-		gone, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
+		deleted, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
 		var conflict *cache.Conflict
 		if errors.As(err, &conflict) && conflict.Current == nil {
 			return outcome{obj: obj}, nil // another client has removed it
@@ -409,7 +409,7 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 			return outcome{}, err
 		}
 		obj.SetResourceVersion(live.GetResourceVersion())
-		return outcome{obj: obj}, w.afterDelete(gone)
+		return outcome{obj: obj}, w.afterDelete(deleted)
 	}
 	if w.rules.DryRun {
 		return outcome{obj: obj}, nil
@@ -431,12 +431,12 @@ func (w *write) deletesNow(obj, live kind.Object) bool {
 }
 
 // afterDelete runs the kind's AfterDelete hook.
-func (w *write) afterDelete(gone *cache.Entry) error {
+func (w *write) afterDelete(deleted *cache.Entry) error {
 	hook := w.res.kind.Hooks.AfterDelete
 	if hook == nil || w.rules.DryRun {
 		return nil
 	}
-	obj, err := gone.Object()
+	obj, err := deleted.Object()
 	if err != nil {
 		return err
 	}

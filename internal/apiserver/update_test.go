@@ -18,11 +18,11 @@ import (
 )
 
 // with returns the object with the value at the path of keys; nil removes.
-func (a result) with(value any, path ...string) string {
-	a.t.Helper()
+func (r result) with(value any, path ...string) string {
+	r.t.Helper()
 	recorded := map[string]any{}
-	if err := json.Unmarshal(a.body, &recorded); err != nil {
-		a.t.Fatal(err)
+	if err := json.Unmarshal(r.body, &recorded); err != nil {
+		r.t.Fatal(err)
 	}
 	m := recorded
 	for _, key := range path[:len(path)-1] {
@@ -41,7 +41,7 @@ func (a result) with(value any, path ...string) string {
 	}
 	raw, err := json.Marshal(recorded)
 	if err != nil {
-		a.t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	return string(raw)
 }

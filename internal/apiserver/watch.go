@@ -55,9 +55,9 @@ type watcher struct {
 	reached store.Revision
 	headers bool // the columns of a table have not been sent yet
 	// buffer collects events until they are sent. It comes from a pool and is returned then: most watchers are idle.
-	buffer  []byte
-	pooled  *[]byte
-	counted int // events in the buffer
+	buffer         []byte
+	pooled         *[]byte
+	bufferedEvents int // events in the buffer
 }
 
 // sink is where a watch writes to: an HTTP response, or the messages of a WebSocket.
@@ -68,8 +68,8 @@ type sink interface {
 	mark(buffer []byte)
 	// send writes all events of the buffer.
 	send(buffer []byte) error
-	// gone is closed when the client disconnects; nil if the request's context tells.
-	gone() <-chan struct{}
+	// disconnected is closed when the client disconnects; nil if the request's context is done then.
+	disconnected() <-chan struct{}
 	close()
 }
 
@@ -82,7 +82,7 @@ func (s *Server) watch(req *request) error {
 	if err != nil {
 		return err
 	}
-	if out.shape == shapePartialList {
+	if out.transform == transformPartialList {
 		return errNotAcceptable(acceptedTypes(req.res.codec.protobuf)...)
 	}
 	opts, err := req.listOptions()
@@ -94,10 +94,10 @@ func (s *Server) watch(req *request) error {
 	}
 	w := &watcher{s: s, req: req, res: req.res, out: out, opts: opts, match: req.matcher(opts), headers: true}
 	w.key, _ = w.match.onlyKey()
-	if out.shape == shapeObject && w.match.everything() && !websocket.IsWebSocketUpgrade(req.Request) {
+	if out.transform == transformNone && w.match.everything() && !websocket.IsWebSocketUpgrade(req.Request) {
 		w.shared = &req.res.batches[out.format]
 	}
-	if out.shape == shapeTable {
+	if out.transform == transformTable {
 		if w.table, err = req.tableWriter(out); err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (s *Server) watch(req *request) error {
 	defer done()
 	unregister := s.countWatch(req, opts)
 	defer unregister()
-	if out.format == formatJSON && out.shape == shapeObject {
+	if out.format == formatJSON && out.transform == transformNone {
 		req.res.watchers.Add(1)
 		defer req.res.watchers.Add(-1)
 	}
@@ -251,7 +251,7 @@ func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 			bookmarkDue = true
 		case <-ctx.Done():
 			return nil
-		case <-w.sink.gone():
+		case <-w.sink.disconnected():
 			return nil
 		}
 	}
@@ -275,7 +275,7 @@ func (w *watcher) deliver(events []cache.Event) error {
 		return err
 	}
 	if len(w.buffer) <= maxBatchBytes {
-		w.shared.Store(&batch{batchKey: key, count: w.counted, bytes: bytes.Clone(w.buffer)})
+		w.shared.Store(&batch{batchKey: key, count: w.bufferedEvents, bytes: bytes.Clone(w.buffer)})
 	}
 	return nil
 }
@@ -340,7 +340,7 @@ func (w *watcher) appendChange(event *cache.Event, kindOfEvent cache.EventType, 
 	w.acquireBuffer()
 	start := len(w.buffer)
 	switch {
-	case w.out.shape == shapeTable:
+	case w.out.transform == transformTable:
 		err = w.appendTable(event, name, deselected)
 	case w.out.format == formatProtobuf:
 		err = w.appendProto(event, name, deselected)
@@ -364,7 +364,7 @@ func (w *watcher) acquireBuffer() {
 }
 
 func (w *watcher) mark() {
-	w.counted++
+	w.bufferedEvents++
 	w.sink.mark(w.buffer)
 }
 
@@ -380,18 +380,18 @@ func (w *watcher) appendJSON(event *cache.Event, name string, deselected bool) e
 	var body []byte
 	var err error
 	switch {
-	case deselected && w.out.shape == shapePartial:
+	case deselected && w.out.transform == transformPartial:
 		obj, err := deselectedObject(event)
 		if err != nil {
 			return err
 		}
 		w.openJSON(name)
-		w.buffer, err = appendPartialOf(w.buffer, obj, w.out.metaVersion)
+		w.buffer, err = appendObjectPartialJSON(w.buffer, obj, w.out.metaVersion)
 		w.closeJSON()
 		return err
 	case deselected:
 		body, err = w.res.deselectedJSON(event)
-	case w.out.shape == shapePartial:
+	case w.out.transform == transformPartial:
 		body, err = w.res.partialJSON(event.Entry)
 	default:
 		body, err = w.res.json(event.Entry)
@@ -400,8 +400,8 @@ func (w *watcher) appendJSON(event *cache.Event, name string, deselected bool) e
 		return err
 	}
 	w.openJSON(name)
-	if w.out.shape == shapePartial {
-		w.buffer = append(append(w.buffer, partialHeads[w.out.metaVersion].json...), body[1:]...)
+	if w.out.transform == transformPartial {
+		w.buffer = append(append(w.buffer, partialPrefixes[w.out.metaVersion].json...), body[1:]...)
 	} else {
 		w.buffer = w.res.appendBody(w.buffer, body)
 	}
@@ -412,13 +412,13 @@ func (w *watcher) appendJSON(event *cache.Event, name string, deselected bool) e
 func (w *watcher) appendProto(event *cache.Event, name string, deselected bool) error {
 	var item protoItem
 	var err error
-	head := w.res.protoHead
+	prefix := w.res.protoPrefix
 	switch {
-	case deselected && w.out.shape == shapePartial:
+	case deselected && w.out.transform == transformPartial:
 		item, err = w.res.deselectedPartial(event)
 	case deselected:
 		item, err = w.res.deselectedProto(event)
-	case w.out.shape == shapePartial:
+	case w.out.transform == transformPartial:
 		item, err = w.res.partialProto(event.Entry)
 	default:
 		item, err = w.res.proto(event.Entry)
@@ -426,13 +426,13 @@ func (w *watcher) appendProto(event *cache.Event, name string, deselected bool) 
 	if err != nil {
 		return err
 	}
-	if w.out.shape == shapePartial {
-		head = partialHeads[w.out.metaVersion].proto
+	if w.out.transform == transformPartial {
+		prefix = partialPrefixes[w.out.metaVersion].proto
 	}
 	size := item.size()
-	raw := len(head) + 1 + uvarintLen(size) + size + len(envelopeTail)
+	raw := len(prefix) + 1 + uvarintLen(size) + size + len(envelopeTail)
 	w.openProto(name, raw)
-	w.buffer = append(append(w.buffer, head...), tagField2)
+	w.buffer = append(append(w.buffer, prefix...), tagField2)
 	w.buffer = binary.AppendUvarint(w.buffer, uint64(size))
 	w.buffer = append(item.append(w.buffer), envelopeTail...)
 	return nil
@@ -483,7 +483,7 @@ func deselectedObject(event *cache.Event) (kind.Object, error) {
 
 // deselectedJSON is cached with the new entry, so that it is encoded once for all watchers.
 func (e *encoder) deselectedJSON(event *cache.Event) ([]byte, error) {
-	return event.Entry.Encoding(e.ids.deselectedJSON, func(*cache.Entry) ([]byte, error) {
+	return event.Entry.Encoding(e.encodingIDs.deselectedJSON, func(*cache.Entry) ([]byte, error) {
 		obj, err := e.deselected(event)
 		if err != nil {
 			return nil, err
@@ -494,11 +494,11 @@ func (e *encoder) deselectedJSON(event *cache.Event) ([]byte, error) {
 
 func (e *encoder) deselectedProto(event *cache.Event) (protoItem, error) {
 	if e.stored {
-		if s, ok := newSplice(event.Old.Stored(), e.protoHead, event.Revision); ok {
+		if s, ok := newSplice(event.Old.Stored(), e.protoPrefix, event.Revision); ok {
 			return protoItem{splice: s}, nil
 		}
 	}
-	encoded, err := event.Entry.Encoding(e.ids.deselectedProto, func(*cache.Entry) ([]byte, error) {
+	encoded, err := event.Entry.Encoding(e.encodingIDs.deselectedProto, func(*cache.Entry) ([]byte, error) {
 		obj, err := e.deselected(event)
 		if err != nil {
 			return nil, err
@@ -513,7 +513,7 @@ func (e *encoder) deselectedPartial(event *cache.Event) (protoItem, error) {
 	if err != nil {
 		return protoItem{}, err
 	}
-	encoded, err := marshalMessage(partialOf(obj))
+	encoded, err := marshalMessage(toPartialMetadata(obj))
 	return protoItem{encoded: encoded}, err
 }
 
@@ -534,7 +534,7 @@ func (w *watcher) appendBookmark(end bool) {
 		annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
 	}
 	var obj kind.Object
-	if w.out.shape == shapeTable {
+	if w.out.transform == transformTable {
 		obj = w.res.kind.New()
 	} else {
 		obj = w.res.newObject()
@@ -556,7 +556,7 @@ func (w *watcher) appendBookmark(end bool) {
 
 func (w *watcher) appendBookmarkOf(obj kind.Object, end bool) (err error) {
 	switch {
-	case w.out.shape == shapeTable:
+	case w.out.transform == transformTable:
 		include := w.table.include
 		if end {
 			include = metav1.IncludeMetadata // it contains the annotation
@@ -568,8 +568,8 @@ func (w *watcher) appendBookmarkOf(obj kind.Object, end bool) (err error) {
 		w.closeJSON()
 		w.headers = false
 		return err
-	case w.out.shape == shapePartial:
-		return w.appendObject(eventBookmark, partialOf(obj), partialKind(w.out.metaVersion))
+	case w.out.transform == transformPartial:
+		return w.appendObject(eventBookmark, toPartialMetadata(obj), partialKind(w.out.metaVersion))
 	}
 	return w.appendObject(eventBookmark, obj, w.res.gvk)
 }
@@ -606,9 +606,9 @@ func (w *watcher) flush() error {
 		return nil
 	}
 	// Count first: a client that has seen an event must find it counted.
-	w.res.metrics.watched(w.counted, len(w.buffer))
+	w.res.metrics.watched(w.bufferedEvents, len(w.buffer))
 	err := w.sink.send(w.buffer)
-	w.counted = 0
+	w.bufferedEvents = 0
 	*w.pooled = w.buffer
 	putBuffer(w.pooled)
 	w.pooled, w.buffer = nil, nil
@@ -639,7 +639,7 @@ func (c *chunkSink) send(buffer []byte) error {
 	return nil
 }
 
-// gone is nil: the request's context is done when the client disconnects.
-func (c *chunkSink) gone() <-chan struct{} { return nil }
+// disconnected is nil: the request's context is done when the client disconnects.
+func (c *chunkSink) disconnected() <-chan struct{} { return nil }
 
 func (c *chunkSink) close() {}

@@ -66,11 +66,11 @@ func (s *socketSink) send(buffer []byte) error {
 	return nil
 }
 
-func (s *socketSink) gone() <-chan struct{} {
+func (s *socketSink) disconnected() <-chan struct{} {
 	if s.conn == nil {
-		gone := make(chan struct{})
-		close(gone)
-		return gone
+		closed := make(chan struct{})
+		close(closed)
+		return closed
 	}
 	return s.closed
 }

@@ -168,7 +168,7 @@ func BenchmarkWrites(b *testing.B) {
 func protobufPod(b *testing.B) string {
 	pod := newPod()
 	pod.Name, pod.GenerateName = "", "web-"
-	raw, err := appendEnvelope(nil, envelopeHead(writePods().GVK), kind.Object(pod).(protoMessage))
+	raw, err := appendEnvelope(nil, envelopePrefix(writePods().GVK), kind.Object(pod).(protoMessage))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -225,36 +225,36 @@ func (s *testServer) send(method, path, contentType, body string) result {
 }
 
 // want fails the test unless the answer has the code, and the text in its body.
-func (a result) want(code int, texts ...string) result {
-	a.t.Helper()
-	if a.code != code {
-		a.t.Fatalf("code %d, want %d: %s", a.code, code, a.body)
+func (r result) want(code int, texts ...string) result {
+	r.t.Helper()
+	if r.code != code {
+		r.t.Fatalf("code %d, want %d: %s", r.code, code, r.body)
 	}
-	message, _ := a.object["message"].(string)
+	message, _ := r.object["message"].(string)
 	for _, text := range texts {
-		if !strings.Contains(message, text) && !bytes.Contains(a.body, []byte(text)) {
-			a.t.Fatalf("want %s\nin   %s", text, a.body)
+		if !strings.Contains(message, text) && !bytes.Contains(r.body, []byte(text)) {
+			r.t.Fatalf("want %s\nin   %s", text, r.body)
 		}
 	}
-	return a
+	return r
 }
 
-func (a result) warned(texts ...string) result {
-	a.t.Helper()
-	if len(a.warnings) != len(texts) {
-		a.t.Fatalf("warnings %q, want %q", a.warnings, texts)
+func (r result) warned(texts ...string) result {
+	r.t.Helper()
+	if len(r.warnings) != len(texts) {
+		r.t.Fatalf("warnings %q, want %q", r.warnings, texts)
 	}
 	for i, text := range texts {
-		if want := fmt.Sprintf("299 - %q", text); a.warnings[i] != want {
-			a.t.Fatalf("warning %s, want %s", a.warnings[i], want)
+		if want := fmt.Sprintf("299 - %q", text); r.warnings[i] != want {
+			r.t.Fatalf("warning %s, want %s", r.warnings[i], want)
 		}
 	}
-	return a
+	return r
 }
 
 // at is the value below a path of keys.
-func (a result) at(path ...string) any {
-	var v any = a.object
+func (r result) at(path ...string) any {
+	var v any = r.object
 	for _, key := range path {
 		m, _ := v.(map[string]any)
 		v = m[key]
@@ -262,15 +262,15 @@ func (a result) at(path ...string) any {
 	return v
 }
 
-func (a result) version() string { return fmt.Sprint(a.at("metadata", "resourceVersion")) }
+func (r result) version() string { return fmt.Sprint(r.at("metadata", "resourceVersion")) }
 
 // managed describes managedFields without times, sorted: entries are stored in the order of their times, and a test may take
 // longer than a second.
-func (a result) managed() string {
-	raw, _ := json.Marshal(a.at("metadata", "managedFields"))
+func (r result) managed() string {
+	raw, _ := json.Marshal(r.at("metadata", "managedFields"))
 	var entries []metav1.ManagedFieldsEntry
 	if err := json.Unmarshal(raw, &entries); err != nil {
-		a.t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	var lines []string
 	for _, e := range entries {
@@ -280,13 +280,13 @@ func (a result) managed() string {
 	return strings.Join(lines, "\n")
 }
 
-func (a result) owned(want ...string) result {
-	a.t.Helper()
+func (r result) owned(want ...string) result {
+	r.t.Helper()
 	slices.Sort(want)
-	if got := a.managed(); got != strings.Join(want, "\n") {
-		a.t.Fatalf("managedFields\n%s\nwant\n%s", got, strings.Join(want, "\n"))
+	if got := r.managed(); got != strings.Join(want, "\n") {
+		r.t.Fatalf("managedFields\n%s\nwant\n%s", got, strings.Join(want, "\n"))
 	}
-	return a
+	return r
 }
 
 const (

@@ -75,38 +75,38 @@ type tokenSource struct {
 }
 
 // token returns the cached token, or requests a new one.
-func (a *tokenSource) token(ctx context.Context) (string, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (s *tokenSource) token(ctx context.Context) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := time.Now()
-	if a.cached != "" && now.Before(a.renewAt) {
-		return a.cached, nil
+	if s.cached != "" && now.Before(s.renewAt) {
+		return s.cached, nil
 	}
-	if err := a.ensureServiceAccount(ctx); err != nil {
-		return "", fmt.Errorf("create service account %s/%s: %w", a.namespace, a.name, err)
+	if err := s.ensureServiceAccount(ctx); err != nil {
+		return "", fmt.Errorf("create service account %s/%s: %w", s.namespace, s.name, err)
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(tokenExpirationSeconds))}}
 	var response authenticationv1.TokenRequest
-	if err := For[*corev1.ServiceAccount](a.client).CreateSubresource(ctx, types.NamespacedName{Namespace: a.namespace, Name: a.name}, "token", request, &response); err != nil {
-		return "", fmt.Errorf("request token of service account %s/%s: %w", a.namespace, a.name, err)
+	if err := For[*corev1.ServiceAccount](s.client).CreateSubresource(ctx, types.NamespacedName{Namespace: s.namespace, Name: s.name}, "token", request, &response); err != nil {
+		return "", fmt.Errorf("request token of service account %s/%s: %w", s.namespace, s.name, err)
 	}
 	lifetime := max(response.Status.ExpirationTimestamp.Sub(now), minTokenLifetime)
-	a.cached, a.renewAt = response.Status.Token, now.Add(lifetime-lifetime/5)
-	return a.cached, nil
+	s.cached, s.renewAt = response.Status.Token, now.Add(lifetime-lifetime/5)
+	return s.cached, nil
 }
 
 // ensureServiceAccount creates the account and its namespace if they do not exist.
-func (a *tokenSource) ensureServiceAccount(ctx context.Context) error {
-	accounts := For[*corev1.ServiceAccount](a.client)
-	if _, err := accounts.Get(ctx, a.namespace, a.name); !apierrors.IsNotFound(err) {
+func (s *tokenSource) ensureServiceAccount(ctx context.Context) error {
+	accounts := For[*corev1.ServiceAccount](s.client)
+	if _, err := accounts.Get(ctx, s.namespace, s.name); !apierrors.IsNotFound(err) {
 		return err
 	}
-	namespaces := For[*corev1.Namespace](a.client)
-	if _, err := namespaces.Get(ctx, "", a.namespace); apierrors.IsNotFound(err) {
+	namespaces := For[*corev1.Namespace](s.client)
+	if _, err := namespaces.Get(ctx, "", s.namespace); apierrors.IsNotFound(err) {
 		// A failure shows in the next create.
-		_, _ = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: a.namespace}}, WriteOptions{})
+		_, _ = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, WriteOptions{})
 	}
-	_, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: a.namespace, Name: a.name}}, WriteOptions{})
+	_, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: s.name}}, WriteOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
@@ -114,10 +114,10 @@ func (a *tokenSource) ensureServiceAccount(ctx context.Context) error {
 }
 
 // invalidate drops a token that the server has rejected.
-func (a *tokenSource) invalidate(token string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.cached == token {
-		a.cached = ""
+func (s *tokenSource) invalidate(token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cached == token {
+		s.cached = ""
 	}
 }

@@ -72,7 +72,7 @@ func (a *Applier) Apply(ctx context.Context, plan Plan) error {
 	}
 	if plan.Status != nil && ctx.Err() == nil {
 		if obj := plan.Status(result); obj != nil {
-			if _, err := a.write(ctx, UpdatingStatus(obj)); err != nil {
+			if _, err := a.write(ctx, NewUpdateStatus(obj)); err != nil {
 				return errors.Join(result.Err, err)
 			}
 		}

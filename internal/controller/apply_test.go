@@ -32,47 +32,47 @@ type fakeWriter struct {
 	gate     chan struct{}
 }
 
-func (s *fakeWriter) request(verb string, obj kind.Object) (kind.Object, error) {
-	s.mu.Lock()
-	s.requests = append(s.requests, verb+" "+obj.GetName())
-	s.under++
-	s.most = max(s.most, s.under)
-	s.mu.Unlock()
-	defer func() { s.mu.Lock(); s.under--; s.mu.Unlock() }()
-	if s.gate != nil {
-		<-s.gate
+func (w *fakeWriter) request(verb string, obj kind.Object) (kind.Object, error) {
+	w.mu.Lock()
+	w.requests = append(w.requests, verb+" "+obj.GetName())
+	w.under++
+	w.most = max(w.most, w.under)
+	w.mu.Unlock()
+	defer func() { w.mu.Lock(); w.under--; w.mu.Unlock() }()
+	if w.gate != nil {
+		<-w.gate
 	}
-	if s.refuse != nil {
-		if err := s.refuse(verb, obj); err != nil {
+	if w.refuse != nil {
+		if err := w.refuse(verb, obj); err != nil {
 			return nil, err
 		}
 	}
 	return obj, nil
 }
 
-func (s *fakeWriter) Create(_ context.Context, obj kind.Object, _ client.WriteOptions) (kind.Object, error) {
-	return s.request("create", obj)
+func (w *fakeWriter) Create(_ context.Context, obj kind.Object, _ client.WriteOptions) (kind.Object, error) {
+	return w.request("create", obj)
 }
-func (s *fakeWriter) Update(_ context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error) {
-	return s.request(strings.TrimSpace("update "+o.Subresource), obj)
+func (w *fakeWriter) Update(_ context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error) {
+	return w.request(strings.TrimSpace("update "+o.Subresource), obj)
 }
-func (s *fakeWriter) Patch(_ context.Context, obj kind.Object, _ client.PatchType, _ []byte, o client.WriteOptions) (kind.Object, error) {
-	return s.request(strings.TrimSpace("patch "+o.Subresource), obj)
+func (w *fakeWriter) Patch(_ context.Context, obj kind.Object, _ client.PatchType, _ []byte, o client.WriteOptions) (kind.Object, error) {
+	return w.request(strings.TrimSpace("patch "+o.Subresource), obj)
 }
-func (s *fakeWriter) Delete(_ context.Context, obj kind.Object, _ metav1.DeleteOptions) error {
-	_, err := s.request("delete", obj)
+func (w *fakeWriter) Delete(_ context.Context, obj kind.Object, _ metav1.DeleteOptions) error {
+	_, err := w.request("delete", obj)
 	return err
 }
-func (s *fakeWriter) GetLive(_ context.Context, obj kind.Object) (kind.Object, error) {
-	if live, ok := s.live[obj.GetName()]; ok {
+func (w *fakeWriter) GetLive(_ context.Context, obj kind.Object) (kind.Object, error) {
+	if live, ok := w.live[obj.GetName()]; ok {
 		return live, nil
 	}
 	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, obj.GetName())
 }
-func (s *fakeWriter) Event(about kind.Object, eventType, reason, message string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.events = append(s.events, fmt.Sprintf("%s %s %s: %s", about.GetName(), eventType, reason, message))
+func (w *fakeWriter) Event(about kind.Object, eventType, reason, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, fmt.Sprintf("%s %s %s: %s", about.GetName(), eventType, reason, message))
 }
 
 func pod(name string) *corev1.Pod {
@@ -81,7 +81,7 @@ func pod(name string) *corev1.Pod {
 
 func creating(names ...string) (writes []Write) {
 	for _, name := range names {
-		writes = append(writes, Creating(pod(name)))
+		writes = append(writes, NewCreate(pod(name)))
 	}
 	return writes
 }
@@ -89,7 +89,7 @@ func creating(names ...string) (writes []Write) {
 func TestApplyKeepsOrder(t *testing.T) {
 	s := &fakeWriter{}
 	plan := Plan{
-		Steps: []Step{{Writes: []Write{Patching(pod("a"), client.MergePatch, nil)}}, {Writes: creating("b")}, {Writes: []Write{Deleting(pod("c"))}}},
+		Steps: []Step{{Writes: []Write{NewPatch(pod("a"), client.MergePatch, nil)}}, {Writes: creating("b")}, {Writes: []Write{NewDelete(pod("c"))}}},
 		Status: func(o ApplyResult) kind.Object {
 			if o.Err != nil || len(o.Written) != 2 || o.Written[0].GetName() != "a" || o.Written[1].GetName() != "b" {
 				t.Errorf("outcome %+v", o)
@@ -117,8 +117,8 @@ func TestApplyStopsAfterFailedStep(t *testing.T) {
 	var told error
 	plan := Plan{
 		Steps: []Step{
-			{Writes: []Write{Deleting(pod("a")), Deleting(pod("b")).OnFailure(Event{Object: pod("owner"), Type: "Warning", Reason: "FailedDelete", Message: "Error deleting: %s"}),
-				Deleting(pod("c")).OnSuccess(Event{Object: pod("owner"), Type: "Normal", Reason: "Killed", Message: "Deleted pod: %s"})}},
+			{Writes: []Write{NewDelete(pod("a")), NewDelete(pod("b")).OnFailure(Event{Object: pod("owner"), Type: "Warning", Reason: "FailedDelete", Message: "Error deleting: %s"}),
+				NewDelete(pod("c")).OnSuccess(Event{Object: pod("owner"), Type: "Normal", Reason: "Killed", Message: "Deleted pod: %s"})}},
 			{Writes: creating("d")},
 		},
 		Status: func(o ApplyResult) kind.Object {
@@ -179,12 +179,12 @@ func TestIgnoredErrors(t *testing.T) {
 		err   error
 		fails bool
 	}{
-		{"a deletion of what is gone", Deleting(pod("a")), notFound, false},
-		{"a creation in a namespace that ends", Creating(pod("a")), terminating, false},
-		{"a patch of what is gone", Patching(pod("a"), client.MergePatch, nil), notFound, true},
-		{"a patch that may find nothing", Patching(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound), notFound, false},
-		{"another refusal than the tolerated one", Patching(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound), invalid, true},
-		{"an update in a namespace that ends", Updating(pod("a")), terminating, true},
+		{"a deletion of what is gone", NewDelete(pod("a")), notFound, false},
+		{"a creation in a namespace that ends", NewCreate(pod("a")), terminating, false},
+		{"a patch of what is gone", NewPatch(pod("a"), client.MergePatch, nil), notFound, true},
+		{"a patch that may find nothing", NewPatch(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound), notFound, false},
+		{"another refusal than the tolerated one", NewPatch(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound), invalid, true},
+		{"an update in a namespace that ends", NewUpdate(pod("a")), terminating, true},
 		{"a plan without a verb", Write{Object: pod("a")}, nil, true},
 	} {
 		wrote := false
@@ -225,7 +225,7 @@ func TestInFlightRequestsAreLimited(t *testing.T) {
 	s := &fakeWriter{gate: make(chan struct{})}
 	var writes []Write
 	for i := range 3 * maxInFlight {
-		writes = append(writes, Deleting(pod(fmt.Sprint(i))))
+		writes = append(writes, NewDelete(pod(fmt.Sprint(i))))
 	}
 	done := make(chan error)
 	go func() { done <- (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}}) }()
@@ -242,7 +242,7 @@ func TestCreatesStopAfterFailure(t *testing.T) {
 	const failing = 5 * maxInFlight
 	var writes []Write
 	for i := range 10 * maxInFlight {
-		writes = append(writes, Creating(pod(fmt.Sprint(i))))
+		writes = append(writes, NewCreate(pod(fmt.Sprint(i))))
 	}
 	s := &fakeWriter{refuse: func(_ string, obj kind.Object) error {
 		if obj.GetName() == fmt.Sprint(failing) {

@@ -29,20 +29,20 @@ type recordedEvents struct {
 	keys []string
 }
 
-func (d *recordedEvents) Sync(_ context.Context, key controller.Key) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.keys = append(d.keys, key.Name)
+func (r *recordedEvents) Sync(_ context.Context, key controller.Key) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keys = append(r.keys, key.Name)
 	return nil
 }
 
 // read returns the keys recorded since the last call, without duplicates, sorted.
-func (d *recordedEvents) read() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	slices.Sort(d.keys)
-	text := strings.Join(slices.Compact(d.keys), " ")
-	d.keys = nil
+func (r *recordedEvents) read() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Sort(r.keys)
+	text := strings.Join(slices.Compact(r.keys), " ")
+	r.keys = nil
 	return text
 }
 

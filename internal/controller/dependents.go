@@ -123,11 +123,11 @@ func Claim[T kind.Object](plan *Plan, claimer Claimer, matches func(T) bool, obj
 			claimed = append(claimed, obj)
 		case deleting:
 		case ref != nil:
-			release = append(release, Patching(obj, client.StrategicPatch, releasePatch(obj, owner, finalizers)).
+			release = append(release, NewPatch(obj, client.StrategicPatch, releasePatch(obj, owner, finalizers)).
 				Ignoring(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid))
 		case matches(obj) && obj.GetDeletionTimestamp() == nil && obj.GetNamespace() == owner.GetNamespace():
 			claimed = append(claimed, obj)
-			adopt = append(adopt, Patching(obj, client.StrategicPatch, adoptPatch(obj, owner, claimer.Kind, finalizers)).
+			adopt = append(adopt, NewPatch(obj, client.StrategicPatch, adoptPatch(obj, owner, claimer.Kind, finalizers)).
 				Ignoring(metav1.StatusReasonNotFound))
 		}
 	}

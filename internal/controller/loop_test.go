@@ -28,23 +28,23 @@ type testEnvironment struct {
 	registry *prometheus.Registry
 }
 
-func (b *testEnvironment) start(d controller.Definition) {
-	b.t.Helper()
-	b.registry = prometheus.NewRegistry()
-	metrics, err := controller.NewMetrics(b.registry)
+func (e *testEnvironment) start(d controller.Definition) {
+	e.t.Helper()
+	e.registry = prometheus.NewRegistry()
+	metrics, err := controller.NewMetrics(e.registry)
 	if err != nil {
-		b.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	informers := client.NewInformers(b.client)
-	loop, err := controller.NewLoop(d, controller.Environment{Client: b.client, Informers: informers, Metrics: metrics, Log: slog.New(slog.DiscardHandler)})
+	informers := client.NewInformers(e.client)
+	loop, err := controller.NewLoop(d, controller.Environment{Client: e.client, Informers: informers, Metrics: metrics, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
-		b.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	go func() { _ = informers.Run(b.ctx) }()
-	if err := informers.WaitForSync(b.ctx); err != nil {
-		b.t.Fatal(err)
+	go func() { _ = informers.Run(e.ctx) }()
+	if err := informers.WaitForSync(e.ctx); err != nil {
+		e.t.Fatal(err)
 	}
-	go func() { _ = loop.Run(b.ctx) }()
+	go func() { _ = loop.Run(e.ctx) }()
 }
 
 // inSynctest runs a test with a server in a synctest bubble.
@@ -63,18 +63,18 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func (b *testEnvironment) configMap(name string) {
-	b.t.Helper()
-	_, err := client.For[*corev1.ConfigMap](b.client).Create(b.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}, client.WriteOptions{})
+func (e *testEnvironment) configMap(name string) {
+	e.t.Helper()
+	_, err := client.For[*corev1.ConfigMap](e.client).Create(e.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}, client.WriteOptions{})
 	if err != nil {
-		b.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 }
 
-func (b *testEnvironment) metric(name string, label string) float64 {
-	families, err := b.registry.Gather()
+func (e *testEnvironment) metric(name string, label string) float64 {
+	families, err := e.registry.Gather()
 	if err != nil {
-		b.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	for _, f := range families {
 		for _, m := range f.Metric {
@@ -88,7 +88,7 @@ func (b *testEnvironment) metric(name string, label string) float64 {
 	return 0
 }
 
-func (b *testEnvironment) watching(sync controller.SyncFunc) controller.Definition {
+func (e *testEnvironment) watching(sync controller.SyncFunc) controller.Definition {
 	return controller.Definition{Name: "test-controller", Workers: 3, New: func(s *controller.Setup) (controller.Syncer, error) {
 		return sync, controller.WatchPrimary[*corev1.ConfigMap](s)
 	}}
@@ -194,7 +194,7 @@ func (e *eagerSyncer) Observe(key controller.Key) (view []*corev1.Pod, ok bool) 
 func (e *eagerSyncer) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
 	for i := len(pods); i < 3; i++ {
 		owner := e.maps.List("default", nil)[0]
-		plan.AddStep(controller.Creating(&corev1.Pod{
+		plan.AddStep(controller.NewCreate(&corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "p-", OwnerReferences: []metav1.OwnerReference{
 				*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("ConfigMap"))}},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},

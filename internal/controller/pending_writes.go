@@ -56,44 +56,44 @@ func newPendingWrites(informers informerCache, server liveGetter) *pendingWrites
 	return &pendingWrites{informers: informers, server: server, byKey: map[Key]*keyWrites{}}
 }
 
-func (l *pendingWrites) recordWrite(key Key, obj kind.Object) {
-	if l.hasObserved(obj) {
+func (p *pendingWrites) recordWrite(key Key, obj kind.Object) {
+	if p.hasObserved(obj) {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	u := l.entry(key)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u := p.entry(key)
 	if last := u.written[reflect.TypeOf(obj)]; last == nil || newer(obj.GetResourceVersion(), last.GetResourceVersion()) {
 		u.written[reflect.TypeOf(obj)] = obj
 	}
 }
 
-func (l *pendingWrites) recordDelete(key Key, obj kind.Object) {
-	if l.hasObservedDelete(obj) {
+func (p *pendingWrites) recordDelete(key Key, obj kind.Object) {
+	if p.hasObservedDelete(obj) {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	u := l.entry(key)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u := p.entry(key)
 	u.deleted = append(u.deleted, obj)
 }
 
 // entry returns the entry of a key. The caller holds mu.
-func (l *pendingWrites) entry(key Key) *keyWrites {
-	u := l.byKey[key]
+func (p *pendingWrites) entry(key Key) *keyWrites {
+	u := p.byKey[key]
 	if u == nil {
 		u = &keyWrites{written: map[reflect.Type]kind.Object{}, since: time.Now(), checked: time.Now()}
-		l.byKey[key] = u
+		p.byKey[key] = u
 	}
 	return u
 }
 
 // observed reports whether the informers have observed all writes of the key; if not, it returns the delay until the next check.
 // Only the worker that processes the key calls it.
-func (l *pendingWrites) observed(ctx context.Context, key Key) (bool, time.Duration) {
-	l.mu.Lock()
-	u := l.byKey[key]
-	l.mu.Unlock()
+func (p *pendingWrites) observed(ctx context.Context, key Key) (bool, time.Duration) {
+	p.mu.Lock()
+	u := p.byKey[key]
+	p.mu.Unlock()
 	if u == nil {
 		return true, 0
 	}
@@ -102,21 +102,21 @@ func (l *pendingWrites) observed(ctx context.Context, key Key) (bool, time.Durat
 		u.checked = time.Now()
 	}
 	for t, obj := range u.written {
-		if l.hasObserved(obj) || recheck && l.isGone(ctx, obj) {
+		if p.hasObserved(obj) || recheck && p.isGone(ctx, obj) {
 			delete(u.written, t)
 		}
 	}
 	var remaining []kind.Object
 	for _, obj := range u.deleted {
-		if !l.hasObservedDelete(obj) && !(recheck && l.isGone(ctx, obj)) {
+		if !p.hasObservedDelete(obj) && !(recheck && p.isGone(ctx, obj)) {
 			remaining = append(remaining, obj)
 		}
 	}
 	u.deleted = remaining
 	if len(u.written) == 0 && len(u.deleted) == 0 {
-		l.mu.Lock()
-		delete(l.byKey, key)
-		l.mu.Unlock()
+		p.mu.Lock()
+		delete(p.byKey, key)
+		p.mu.Unlock()
 		return true, 0
 	}
 	u.delay = min(max(2*u.delay, minWait), maxWait)
@@ -124,8 +124,8 @@ func (l *pendingWrites) observed(ctx context.Context, key Key) (bool, time.Durat
 }
 
 // hasObserved reports whether the informer has an object at least as new as obj. It is true for types without an informer.
-func (l *pendingWrites) hasObserved(obj kind.Object) bool {
-	cached, watched := l.informers.Cached(obj)
+func (p *pendingWrites) hasObserved(obj kind.Object) bool {
+	cached, watched := p.informers.Cached(obj)
 	if !watched || !newer(obj.GetResourceVersion(), cached.ResourceVersion) {
 		return true
 	}
@@ -133,15 +133,15 @@ func (l *pendingWrites) hasObserved(obj kind.Object) bool {
 }
 
 // hasObservedDelete reports whether the informer no longer has obj, or has it with a deletion timestamp.
-func (l *pendingWrites) hasObservedDelete(obj kind.Object) bool {
-	cached, watched := l.informers.Cached(obj)
+func (p *pendingWrites) hasObservedDelete(obj kind.Object) bool {
+	cached, watched := p.informers.Cached(obj)
 	return !watched || cached.Object == nil || cached.Object.GetUID() != obj.GetUID() || cached.Object.GetDeletionTimestamp() != nil
 }
 
 // isGone asks the server whether an object no longer exists. Then the informer may never deliver the pending write. While the object
 // exists, the informer will deliver it eventually, and a sync before that would act on a stale cache.
-func (l *pendingWrites) isGone(ctx context.Context, obj kind.Object) bool {
-	live, err := l.server.GetLive(ctx, obj)
+func (p *pendingWrites) isGone(ctx context.Context, obj kind.Object) bool {
+	live, err := p.server.GetLive(ctx, obj)
 	if err != nil {
 		return apierrors.IsNotFound(err)
 	}

@@ -25,20 +25,20 @@ type fakeCache struct {
 	reads    int
 }
 
-func (g *fakeCache) Cached(obj kind.Object) (client.Cached, bool) {
+func (c *fakeCache) Cached(obj kind.Object) (client.Cached, bool) {
 	if _, ok := obj.(*corev1.Pod); !ok {
 		return client.Cached{}, false
 	}
-	seen := client.Cached{ResourceVersion: g.revision}
-	if p := g.pods[obj.GetName()]; p != nil {
+	seen := client.Cached{ResourceVersion: c.revision}
+	if p := c.pods[obj.GetName()]; p != nil {
 		seen.Object = p
 	}
 	return seen, true
 }
 
-func (g *fakeCache) GetLive(context.Context, kind.Object) (kind.Object, error) {
-	g.reads++
-	return g.live()
+func (c *fakeCache) GetLive(context.Context, kind.Object) (kind.Object, error) {
+	c.reads++
+	return c.live()
 }
 
 func at(revision, name string, uid types.UID) *corev1.Pod {

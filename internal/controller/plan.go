@@ -67,22 +67,22 @@ type ApplyResult struct {
 }
 
 // FailedVerb returns the verb of the write that failed, or "" when no write failed.
-func (o ApplyResult) FailedVerb() Verb {
+func (r ApplyResult) FailedVerb() Verb {
 	var writeErr *WriteError
-	if errors.As(o.Err, &writeErr) {
+	if errors.As(r.Err, &writeErr) {
 		return writeErr.Verb
 	}
 	return ""
 }
 
 // ErrorMessage is the server's message of the failure, as conditions report it.
-func (o ApplyResult) ErrorMessage() string {
+func (r ApplyResult) ErrorMessage() string {
 	var writeErr *WriteError
-	if errors.As(o.Err, &writeErr) {
+	if errors.As(r.Err, &writeErr) {
 		return writeErr.Err.Error()
 	}
-	if o.Err != nil {
-		return o.Err.Error()
+	if r.Err != nil {
+		return r.Err.Error()
 	}
 	return ""
 }
@@ -139,22 +139,22 @@ type Event struct {
 	Type, Reason, Message string
 }
 
-// Creating is a write that creates obj. It counts as successful if the namespace is terminating, since no create can succeed there.
-func Creating(obj kind.Object) Write { return Write{Verb: Create, Object: obj} }
+// NewCreate returns a write that creates obj. It counts as successful if the namespace is terminating, since no create can succeed there.
+func NewCreate(obj kind.Object) Write { return Write{Verb: Create, Object: obj} }
 
-// Updating is a write that replaces an object.
-func Updating(obj kind.Object) Write { return Write{Verb: Update, Object: obj} }
+// NewUpdate returns a write that replaces an object.
+func NewUpdate(obj kind.Object) Write { return Write{Verb: Update, Object: obj} }
 
-// UpdatingStatus is a write that replaces the status of an object.
-func UpdatingStatus(obj kind.Object) Write { return Write{Verb: UpdateStatus, Object: obj} }
+// NewUpdateStatus returns a write that replaces the status of an object.
+func NewUpdateStatus(obj kind.Object) Write { return Write{Verb: UpdateStatus, Object: obj} }
 
-// Patching is a write that patches an object.
-func Patching(obj kind.Object, patchType client.PatchType, patch []byte) Write {
+// NewPatch returns a write that patches an object.
+func NewPatch(obj kind.Object, patchType client.PatchType, patch []byte) Write {
 	return Write{Verb: Patch, Object: obj, PatchType: patchType, Patch: patch}
 }
 
-// Deleting is a write that deletes obj, with its UID as a precondition.
-func Deleting(obj kind.Object) Write {
+// NewDelete returns a write that deletes obj, with its UID as a precondition.
+func NewDelete(obj kind.Object) Write {
 	uid := obj.GetUID()
 	return Write{Verb: Delete, Object: obj, DeleteOptions: metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}}
 }

@@ -92,7 +92,7 @@ func TestRequeue(t *testing.T) {
 
 // TestWritesAreValues: the modifiers of a write return a copy.
 func TestWritesAreValues(t *testing.T) {
-	base := Deleting(pod("a"))
+	base := NewDelete(pod("a"))
 	told := base.OnSuccess(Event{Reason: "Done"}).OnFailure(Event{Reason: "Failed"}).Ignoring(metav1.StatusReasonConflict).WithoutEventOn(metav1.StatusReasonInvalid)
 	if base.SuccessEvent != nil || base.FailureEvent != nil || base.Ignore != nil || base.NoEvent != nil {
 		t.Errorf("%+v", base)
@@ -103,7 +103,7 @@ func TestWritesAreValues(t *testing.T) {
 	for _, test := range []struct {
 		write Write
 		verb  Verb
-	}{{Creating(pod("a")), Create}, {Updating(pod("a")), Update}, {UpdatingStatus(pod("a")), UpdateStatus}, {Patching(pod("a"), client.MergePatch, []byte("{}")), Patch}, {Deleting(pod("a")), Delete}} {
+	}{{NewCreate(pod("a")), Create}, {NewUpdate(pod("a")), Update}, {NewUpdateStatus(pod("a")), UpdateStatus}, {NewPatch(pod("a"), client.MergePatch, []byte("{}")), Patch}, {NewDelete(pod("a")), Delete}} {
 		if test.write.Verb != test.verb || test.write.Object.GetName() != "a" || (test.write.Patch != nil) != (test.verb == Patch) {
 			t.Errorf("%+v", test.write)
 		}
@@ -118,12 +118,12 @@ func TestEveryVerb(t *testing.T) {
 		request        string
 		wrote, deleted string
 	}{
-		{Creating(pod("a")), "create a", "a", ""},
-		{Updating(pod("a")), "update a", "a", ""},
-		{UpdatingStatus(pod("a")), "update status a", "a", ""},
-		{Patching(pod("a"), client.MergePatch, nil), "patch a", "a", ""},
+		{NewCreate(pod("a")), "create a", "a", ""},
+		{NewUpdate(pod("a")), "update a", "a", ""},
+		{NewUpdateStatus(pod("a")), "update status a", "a", ""},
+		{NewPatch(pod("a"), client.MergePatch, nil), "patch a", "a", ""},
 		{Write{Verb: PatchStatus, Object: pod("a")}, "patch status a", "a", ""},
-		{Deleting(pod("a")), "delete a", "", "a"},
+		{NewDelete(pod("a")), "delete a", "", "a"},
 	} {
 		for _, refused := range []bool{false, true} {
 			s := &fakeWriter{}
@@ -143,7 +143,7 @@ func TestEveryVerb(t *testing.T) {
 		}
 	}
 	// The callbacks are optional.
-	if err := (&Applier{Writer: &fakeWriter{}}).Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{Creating(pod("a")).OnSuccess(done), Deleting(pod("b")).OnSuccess(done)}}}, Events: []Event{done}}); err != nil {
+	if err := (&Applier{Writer: &fakeWriter{}}).Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{NewCreate(pod("a")).OnSuccess(done), NewDelete(pod("b")).OnSuccess(done)}}}, Events: []Event{done}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -183,23 +183,23 @@ func TestWriteErrors(t *testing.T) {
 		err         error
 		fails, told bool
 	}{
-		{"a creation that is forbidden", Creating(pod("a")), forbidden, true, true},
-		{"a creation of what is there", Creating(pod("a")), exists, true, true},
-		{"a creation of what is there, tolerated", Creating(pod("a")).Ignoring(metav1.StatusReasonAlreadyExists), exists, false, false},
-		{"a creation of what is there, silent", Creating(pod("a")).WithoutEventOn(metav1.StatusReasonAlreadyExists), exists, true, false},
-		{"a creation that is forbidden, silent of something else", Creating(pod("a")).WithoutEventOn(metav1.StatusReasonAlreadyExists), forbidden, true, true},
-		{"a creation in a namespace that ends", Creating(pod("a")), ending, false, false},
-		{"a patch in a namespace that ends", Patching(pod("a"), client.MergePatch, nil), ending, true, true},
-		{"a deletion of what is gone", Deleting(pod("a")), notFound, false, false},
-		{"a deletion of another of that name", Deleting(pod("a")), conflict, true, true},
-		{"a deletion of another of that name, tolerated", Deleting(pod("a")).Ignoring(metav1.StatusReasonConflict), conflict, false, false},
-		{"an update of what is gone", Updating(pod("a")), notFound, true, true},
-		{"an update of what has changed", Updating(pod("a")), conflict, true, true},
-		{"a status of what has changed", UpdatingStatus(pod("a")), conflict, true, true},
-		{"a patch of what is gone", Patching(pod("a"), client.MergePatch, nil), notFound, true, true},
-		{"a patch of what is gone or invalid, tolerated", Patching(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid), invalid, false, false},
-		{"a server nobody reaches", Updating(pod("a")).Ignoring(metav1.StatusReasonNotFound), errors.New("connection refused"), true, true},
-		{"an unknown reason is not tolerated by chance", Updating(pod("a")).Ignoring(metav1.StatusReasonUnknown), forbidden, true, true},
+		{"a creation that is forbidden", NewCreate(pod("a")), forbidden, true, true},
+		{"a creation of what is there", NewCreate(pod("a")), exists, true, true},
+		{"a creation of what is there, tolerated", NewCreate(pod("a")).Ignoring(metav1.StatusReasonAlreadyExists), exists, false, false},
+		{"a creation of what is there, silent", NewCreate(pod("a")).WithoutEventOn(metav1.StatusReasonAlreadyExists), exists, true, false},
+		{"a creation that is forbidden, silent of something else", NewCreate(pod("a")).WithoutEventOn(metav1.StatusReasonAlreadyExists), forbidden, true, true},
+		{"a creation in a namespace that ends", NewCreate(pod("a")), ending, false, false},
+		{"a patch in a namespace that ends", NewPatch(pod("a"), client.MergePatch, nil), ending, true, true},
+		{"a deletion of what is gone", NewDelete(pod("a")), notFound, false, false},
+		{"a deletion of another of that name", NewDelete(pod("a")), conflict, true, true},
+		{"a deletion of another of that name, tolerated", NewDelete(pod("a")).Ignoring(metav1.StatusReasonConflict), conflict, false, false},
+		{"an update of what is gone", NewUpdate(pod("a")), notFound, true, true},
+		{"an update of what has changed", NewUpdate(pod("a")), conflict, true, true},
+		{"a status of what has changed", NewUpdateStatus(pod("a")), conflict, true, true},
+		{"a patch of what is gone", NewPatch(pod("a"), client.MergePatch, nil), notFound, true, true},
+		{"a patch of what is gone or invalid, tolerated", NewPatch(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid), invalid, false, false},
+		{"a server nobody reaches", NewUpdate(pod("a")).Ignoring(metav1.StatusReasonNotFound), errors.New("connection refused"), true, true},
+		{"an unknown reason is not tolerated by chance", NewUpdate(pod("a")).Ignoring(metav1.StatusReasonUnknown), forbidden, true, true},
 	} {
 		s := &fakeWriter{refuse: func(string, kind.Object) error { return test.err }}
 		var seen ApplyResult
@@ -274,9 +274,9 @@ func TestSlowStartModel(t *testing.T) {
 				refused[name] = true
 			}
 			if random.IntN(8) == 0 {
-				writes, deletes = append(writes, Deleting(pod(name))), append(deletes, name)
+				writes, deletes = append(writes, NewDelete(pod(name))), append(deletes, name)
 			} else {
-				writes, creates = append(writes, Creating(pod(name))), append(creates, name)
+				writes, creates = append(writes, NewCreate(pod(name))), append(creates, name)
 			}
 		}
 		s := &fakeWriter{refuse: func(_ string, obj kind.Object) error {

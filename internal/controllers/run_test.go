@@ -31,8 +31,8 @@ type entry struct {
 }
 
 // of wraps the server for one manager. A disconnected manager gets no responses.
-func (b *writeLog) of(local client.Local, who string, cut *sync.Map) client.Local {
-	return watched{local, b, who, cut}
+func (l *writeLog) of(local client.Local, who string, cut *sync.Map) client.Local {
+	return watched{local, l, who, cut}
 }
 
 type watched struct {

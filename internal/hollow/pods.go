@@ -30,8 +30,8 @@ func (f *fleet) watchPods() error {
 
 // work syncs one pod. It returns false when the queue is shut down.
 func (f *fleet) work(ctx context.Context) bool {
-	key, ended := f.queue.Get()
-	if ended {
+	key, shutdown := f.queue.Get()
+	if shutdown {
 		return false
 	}
 	defer f.queue.Done(key)

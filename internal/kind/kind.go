@@ -133,8 +133,8 @@ type Kind struct {
 
 	// Action makes a kind that is never stored (TokenReview, Binding): create runs Action and responds with its result.
 	Action func(ctx context.Context, client Client, req *Request, obj Object) (runtime.Object, error)
-	// Virtual makes a read-only kind that is computed on each read (componentstatuses).
-	Virtual func(ctx context.Context, client Client) ([]Object, error)
+	// Computed returns the objects of a read-only kind that is not stored but computed on each read (componentstatuses).
+	Computed func(ctx context.Context, client Client) ([]Object, error)
 }
 
 // Version is one served version of a kind.

@@ -70,7 +70,7 @@ type Definition[T Object] struct {
 	ReturnDeleted           bool
 	Subresources            []Subresource
 	Action                  func(ctx context.Context, client Client, req *Request, obj T) (runtime.Object, error)
-	Virtual                 func(ctx context.Context, client Client) ([]T, error)
+	Computed                func(ctx context.Context, client Client) ([]T, error)
 }
 
 // Of makes a Kind from typed functions. It panics on an incomplete definition, because definitions are package variables.
@@ -125,9 +125,9 @@ func Of[T Object](s Definition[T]) *Kind {
 			return s.Action(ctx, client, req, obj.(T))
 		}
 	}
-	if s.Virtual != nil {
-		k.Virtual = func(ctx context.Context, client Client) ([]Object, error) {
-			typed, err := s.Virtual(ctx, client)
+	if s.Computed != nil {
+		k.Computed = func(ctx context.Context, client Client) ([]Object, error) {
+			typed, err := s.Computed(ctx, client)
 			objs := make([]Object, len(typed))
 			for i, obj := range typed {
 				objs[i] = obj
@@ -148,7 +148,7 @@ func (k *Kind) setDefaults() {
 		k.Verbs = AllVerbs
 		if k.Action != nil {
 			k.Verbs = []string{"create"}
-		} else if k.Virtual != nil {
+		} else if k.Computed != nil {
 			k.Verbs = []string{"get", "list"}
 		}
 	}

@@ -174,8 +174,8 @@ func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 			return ctx.Err()
 		}
 		c := start.Container
-		if !start.Ended.IsZero() {
-			w.restarts.restarted(restartKey(c), start.Ended, time.Now())
+		if !start.TerminatedAt.IsZero() {
+			w.restarts.restarted(restartKey(c), start.TerminatedAt, time.Now())
 		}
 		reason := w.startContainer(ctx, starting, start)
 		w.recordContainerStart(start.Kind, reason)

@@ -81,8 +81,8 @@ type Start struct {
 	Container *corev1.Container
 	// Target is the container whose process namespace an ephemeral container shares.
 	Target string
-	// Ended is when the container last terminated; zero for its first start.
-	Ended time.Time
+	// TerminatedAt is when the container last terminated; zero for its first start.
+	TerminatedAt time.Time
 }
 
 // Wait is a container in back-off.
@@ -412,15 +412,15 @@ func (p *planner) starts() {
 }
 
 func (p *planner) start(kind container.Kind, c *corev1.Container) bool {
-	var ended time.Time
+	var terminatedAt time.Time
 	for _, found := range p.Runtime.Containers {
 		if found.Name == c.Name && found.State == cri.Exited {
-			ended = found.FinishedAt
+			terminatedAt = found.FinishedAt
 			break
 		}
 	}
-	if !ended.IsZero() {
-		if until, delay := p.Restarts.until(restartKey(c), ended, p.now); !until.IsZero() {
+	if !terminatedAt.IsZero() {
+		if until, delay := p.Restarts.until(restartKey(c), terminatedAt, p.now); !until.IsZero() {
 			p.Wait = append(p.Wait, Wait{Kind: kind, Container: c, Delay: delay, Until: until})
 			p.wake(until)
 			return false
@@ -429,7 +429,7 @@ func (p *planner) start(kind container.Kind, c *corev1.Container) bool {
 	if actuated, ok := p.Actuated[c.Name]; ok && !equalAmounts(amountsOf(&actuated), amountsOf(&c.Resources)) {
 		p.ResizePod = true
 	}
-	p.Start = append(p.Start, Start{Kind: kind, Container: c, Ended: ended})
+	p.Start = append(p.Start, Start{Kind: kind, Container: c, TerminatedAt: terminatedAt})
 	return true
 }
 

@@ -38,19 +38,19 @@ func restartKey(c *corev1.Container) string {
 }
 
 // until returns when a container that terminated at a time may be restarted, and its current delay. Zero means now.
-func (r *restarts) until(key string, ended, now time.Time) (time.Time, time.Duration) {
+func (r *restarts) until(key string, terminatedAt, now time.Time) (time.Time, time.Duration) {
 	e, ok := r.entries[key]
-	if !ok || r.expired(e, ended) || !now.Before(ended.Add(e.delay)) {
+	if !ok || r.expired(e, terminatedAt) || !now.Before(terminatedAt.Add(e.delay)) {
 		return time.Time{}, 0
 	}
-	return ended.Add(e.delay), e.delay
+	return terminatedAt.Add(e.delay), e.delay
 }
 
 // restarted records that a container that terminated at a time is restarted now.
-func (r *restarts) restarted(key string, ended, now time.Time) {
+func (r *restarts) restarted(key string, terminatedAt, now time.Time) {
 	e, ok := r.entries[key]
 	switch {
-	case !ok || r.expired(e, ended):
+	case !ok || r.expired(e, terminatedAt):
 		e.delay = r.initial
 	default:
 		e.delay = min(2*e.delay, r.maximum)
@@ -59,6 +59,6 @@ func (r *restarts) restarted(key string, ended, now time.Time) {
 	r.entries[key] = e
 }
 
-func (r *restarts) expired(e restartEntry, ended time.Time) bool {
-	return ended.Sub(e.restartedAt) > 2*r.maximum
+func (r *restarts) expired(e restartEntry, terminatedAt time.Time) bool {
+	return terminatedAt.Sub(e.restartedAt) > 2*r.maximum
 }

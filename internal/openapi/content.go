@@ -43,8 +43,8 @@ func (d *Documents) info() *spec.Info {
 
 // operation uses the route itself as the name of the operation.
 func operation(r common.Route) (string, []string, error) {
-	ours := r.(*route)
-	return ours.id, []string{ours.tag}, nil
+	own := r.(*route)
+	return own.id, []string{own.tag}, nil
 }
 
 // stubs are empty definitions of the bodies of routes: kube-openapi requires all of them, and the real ones are added as

@@ -23,7 +23,7 @@ type LimitedResource struct {
 // ForbiddenError is the error of a write that quotas forbid. Other errors mean that it could not be evaluated.
 type ForbiddenError struct{ reason string }
 
-func (r *ForbiddenError) Error() string { return r.reason }
+func (e *ForbiddenError) Error() string { return e.reason }
 
 func forbid(format string, args ...any) error { return &ForbiddenError{fmt.Sprintf(format, args...)} }
 
@@ -65,11 +65,11 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 		// An object that enters the scope of a quota by the update is charged in full.
 		add := used
 		if w.Old != nil {
-			was, err := e.InScopes(quotas[i], w.Old)
+			wasInScope, err := e.InScopes(quotas[i], w.Old)
 			if err != nil {
 				return nil, err
 			}
-			if was {
+			if wasInScope {
 				add = increase
 			}
 		}
@@ -167,10 +167,10 @@ func (e *Evaluator) required(obj runtime.Object, used corev1.ResourceList, limit
 }
 
 // covered rejects what no quota covers.
-func (n *requiredQuota) covered() error {
+func (q *requiredQuota) covered() error {
 	var missing []corev1.ResourceName
-	for _, name := range n.names {
-		if !slices.Contains(n.coveredNames, name) {
+	for _, name := range q.names {
+		if !slices.Contains(q.coveredNames, name) {
 			missing = append(missing, name)
 		}
 	}
@@ -179,8 +179,8 @@ func (n *requiredQuota) covered() error {
 		return forbid("insufficient quota to consume: %s", join(slices.Compact(missing)))
 	}
 	var scopes []corev1.ScopedResourceSelectorRequirement
-	for _, scope := range n.scopes {
-		if !slices.Contains(n.coveredScopes, scope.ScopeName) {
+	for _, scope := range q.scopes {
+		if !slices.Contains(q.coveredScopes, scope.ScopeName) {
 			scopes = append(scopes, scope)
 		}
 	}

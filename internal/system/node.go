@@ -194,7 +194,7 @@ type nodeComponents struct {
 	events    *client.EventBroadcaster
 	recorder  client.EventRecorder
 	informers *client.Informers
-	objects   *objects.Objects
+	objects   *objects.Cache
 	cgroups   *cgroup.Groups
 	host      cri.Host
 	kubelet   *kubelet.Kubelet

@@ -175,18 +175,18 @@ func (s *observations) of(pod string) []string {
 }
 
 // read reads objects with kubectl.
-func (r *deploymentTest) read(into any, args ...string) {
-	r.Helper()
-	if err := json.Unmarshal([]byte(kubectl(r.T, r.c, "", append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
-		r.Fatal(err)
+func (d *deploymentTest) read(into any, args ...string) {
+	d.Helper()
+	if err := json.Unmarshal([]byte(kubectl(d.T, d.c, "", append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
+		d.Fatal(err)
 	}
 }
 
 // pods returns the pods of the Deployment that are not terminating, by name.
-func (r *deploymentTest) pods() map[string]corev1.Pod {
-	r.Helper()
+func (d *deploymentTest) pods() map[string]corev1.Pod {
+	d.Helper()
 	var list corev1.PodList
-	r.read(&list, "pods", "-l", "app=web")
+	d.read(&list, "pods", "-l", "app=web")
 	pods := map[string]corev1.Pod{}
 	for _, pod := range list.Items {
 		if pod.DeletionTimestamp == nil {
@@ -197,11 +197,11 @@ func (r *deploymentTest) pods() map[string]corev1.Pod {
 }
 
 // settle waits until there are exactly count pods, all ready on the node with containers.
-func (r *deploymentTest) settle(count int) map[string]corev1.Pod {
-	r.Helper()
+func (d *deploymentTest) settle(count int) map[string]corev1.Pod {
+	d.Helper()
 	var pods map[string]corev1.Pod
-	eventually(r.T, fmt.Sprint(count, " pods are ready on node-1"), func() bool {
-		pods = r.pods()
+	eventually(d.T, fmt.Sprint(count, " pods are ready on node-1"), func() bool {
+		pods = d.pods()
 		for _, pod := range pods {
 			if condition(pod, corev1.PodReady) == nil || pod.Spec.NodeName != "node-1" {
 				return false
@@ -223,13 +223,13 @@ func condition(pod corev1.Pod, name corev1.PodConditionType) *corev1.PodConditio
 }
 
 // containers returns the running containers of pods, by pod, according to the runtime.
-func (r *deploymentTest) containers() map[string]string {
-	r.Helper()
-	list, err := r.runtime.ListContainers(context.Background(), &runtimeapi.ContainerFilter{
+func (d *deploymentTest) containers() map[string]string {
+	d.Helper()
+	list, err := d.runtime.ListContainers(context.Background(), &runtimeapi.ContainerFilter{
 		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
 	})
 	if err != nil {
-		r.Fatal(err)
+		d.Fatal(err)
 	}
 	containers := map[string]string{}
 	for _, c := range list {
@@ -239,33 +239,33 @@ func (r *deploymentTest) containers() map[string]string {
 }
 
 // checkContainers checks that exactly the pods' containers are running.
-func (r *deploymentTest) checkContainers(pods map[string]corev1.Pod) {
-	r.Helper()
+func (d *deploymentTest) checkContainers(pods map[string]corev1.Pod) {
+	d.Helper()
 	want := map[string]string{}
 	for name, pod := range pods {
 		want[name] = pod.Status.ContainerStatuses[0].ContainerID
 	}
-	eventually(r.T, "the runtime runs what the status says, and nothing else", func() bool { return maps.Equal(r.containers(), want) })
+	eventually(d.T, "the runtime runs what the status says, and nothing else", func() bool { return maps.Equal(d.containers(), want) })
 }
 
 // created returns the store revision at which an object was created.
-func (r *deploymentTest) created(resource, name string) int64 {
-	r.Helper()
+func (d *deploymentTest) created(resource, name string) int64 {
+	d.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	key := "/registry/" + resource + "/default/" + name
-	answer, err := r.store.Get(ctx, key)
+	answer, err := d.store.Get(ctx, key)
 	if err != nil || len(answer.Kvs) != 1 {
-		r.Fatalf("the store has not %s: %v", key, err)
+		d.Fatalf("the store has not %s: %v", key, err)
 	}
 	return answer.Kvs[0].CreateRevision
 }
 
 // replicaSets returns the ReplicaSets of the Deployment, by revision.
-func (r *deploymentTest) replicaSets() map[string]appsv1.ReplicaSet {
-	r.Helper()
+func (d *deploymentTest) replicaSets() map[string]appsv1.ReplicaSet {
+	d.Helper()
 	var list appsv1.ReplicaSetList
-	r.read(&list, "replicasets", "-l", "app=web")
+	d.read(&list, "replicasets", "-l", "app=web")
 	sets := map[string]appsv1.ReplicaSet{}
 	for _, set := range list.Items {
 		sets[set.Annotations["deployment.kubernetes.io/revision"]] = set
@@ -273,37 +273,37 @@ func (r *deploymentTest) replicaSets() map[string]appsv1.ReplicaSet {
 	return sets
 }
 
-func (r *deploymentTest) apply() {
-	image := r.source.Host + "/e2e-test-images/busybox:1.37.0-2"
-	kubectl(r.T, r.c, strings.ReplaceAll(testDeployment, "IMAGE", image), "apply", "-f", "-")
-	stored := r.created("deployments", "web")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
-	sets := r.replicaSets()
+func (d *deploymentTest) apply() {
+	image := d.source.Host + "/e2e-test-images/busybox:1.37.0-2"
+	kubectl(d.T, d.c, strings.ReplaceAll(testDeployment, "IMAGE", image), "apply", "-f", "-")
+	stored := d.created("deployments", "web")
+	kubectl(d.T, d.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
+	sets := d.replicaSets()
 	set, ok := sets["1"]
 	if len(sets) != 1 || !ok || !ownedBy(set.OwnerReferences, "Deployment", "web") {
-		r.Fatalf("the ReplicaSets are %v", sets)
+		d.Fatalf("the ReplicaSets are %v", sets)
 	}
-	pods := r.settle(3)
-	setStored := r.created("replicasets", set.Name)
+	pods := d.settle(3)
+	setStored := d.created("replicasets", set.Name)
 	if stored >= setStored {
-		r.Errorf("the Deployment was stored at %d, its ReplicaSet at %d", stored, setStored)
+		d.Errorf("the Deployment was stored at %d, its ReplicaSet at %d", stored, setStored)
 	}
 	for name, pod := range pods {
-		if !ownedBy(pod.OwnerReferences, "ReplicaSet", set.Name) || r.created("pods", name) <= setStored {
-			r.Errorf("%s was not made by the ReplicaSet: %v", name, pod.OwnerReferences)
+		if !ownedBy(pod.OwnerReferences, "ReplicaSet", set.Name) || d.created("pods", name) <= setStored {
+			d.Errorf("%s was not made by the ReplicaSet: %v", name, pod.OwnerReferences)
 		}
 		want := []string{"/Pending/", "node-1/Pending/", "node-1/Pending/False", "node-1/Running/False", "node-1/Running/True"}
-		if !inOrder(r.observed.of(name), want) {
-			r.Errorf("%s went through %v, want a part of %v in this order", name, r.observed.of(name), want)
+		if !inOrder(d.observed.of(name), want) {
+			d.Errorf("%s went through %v, want a part of %v in this order", name, d.observed.of(name), want)
 		}
-		r.checkTimes(pod)
-		r.checkEvents(pod)
-		r.checkDecision(name)
+		d.checkTimes(pod)
+		d.checkEvents(pod)
+		d.checkDecision(name)
 	}
-	r.checkContainers(pods)
+	d.checkContainers(pods)
 	// Three pods needed the image at the same time. It was pulled once.
-	if requests := r.source.Requests(); len(requests) != 2 || !strings.HasPrefix(requests[0], "HEAD manifest e2e-test-images/busybox:1.37") || !strings.HasPrefix(requests[1], "GET manifest") {
-		r.Errorf("the registry was asked %q", requests)
+	if requests := d.source.Requests(); len(requests) != 2 || !strings.HasPrefix(requests[0], "HEAD manifest e2e-test-images/busybox:1.37") || !strings.HasPrefix(requests[1], "GET manifest") {
+		d.Errorf("the registry was asked %q", requests)
 	}
 }
 
@@ -327,38 +327,38 @@ func inOrder(states, all []string) bool {
 }
 
 // checkTimes checks that a pod's conditions became true one after the other.
-func (r *deploymentTest) checkTimes(pod corev1.Pod) {
-	r.Helper()
+func (d *deploymentTest) checkTimes(pod corev1.Pod) {
+	d.Helper()
 	last := pod.CreationTimestamp.Time
 	for _, name := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
 		c := condition(pod, name)
 		if c == nil || c.LastTransitionTime.Time.Before(last) {
-			r.Errorf("%s: %s is %v, after %v", pod.Name, name, c, last)
+			d.Errorf("%s: %s is %v, after %v", pod.Name, name, c, last)
 			return
 		}
 		last = c.LastTransitionTime.Time
 	}
 	first, main := pod.Status.InitContainerStatuses[0].State.Terminated, pod.Status.ContainerStatuses[0].State.Running
 	if first == nil || main == nil || first.ExitCode != 0 || main.StartedAt.Time.Before(first.FinishedAt.Time) {
-		r.Errorf("%s: the init container is %v, the container %v", pod.Name, first, main)
+		d.Errorf("%s: the init container is %v, the container %v", pod.Name, first, main)
 	}
 }
 
 // checkEvents checks a pod's events.
-func (r *deploymentTest) checkEvents(pod corev1.Pod) {
-	r.Helper()
+func (d *deploymentTest) checkEvents(pod corev1.Pod) {
+	d.Helper()
 	var list corev1.EventList
-	r.read(&list, "events", "--field-selector", "involvedObject.uid="+string(pod.UID))
+	d.read(&list, "events", "--field-selector", "involvedObject.uid="+string(pod.UID))
 	var reasons []string
 	for _, e := range list.Items {
 		if e.Type != corev1.EventTypeNormal {
-			r.Errorf("%s: %s %s", pod.Name, e.Reason, e.Message)
+			d.Errorf("%s: %s %s", pod.Name, e.Reason, e.Message)
 		}
 		if times := pullTimes.FindStringSubmatch(e.Message); times != nil {
 			pull, err := time.ParseDuration(times[1])
 			all, err2 := time.ParseDuration(times[2])
 			if err != nil || err2 != nil || pull > all {
-				r.Errorf("%s: %s", pod.Name, e.Message)
+				d.Errorf("%s: %s", pod.Name, e.Message)
 			}
 		}
 		if e.Reason != "Pulling" { // only recorded by pods that started before the image was present
@@ -370,159 +370,159 @@ func (r *deploymentTest) checkEvents(pod corev1.Pod) {
 	slices.Sort(reasons)
 	slices.Sort(want)
 	if !slices.Equal(reasons, want) {
-		r.Errorf("%s: the events are %q, want %q", pod.Name, reasons, want)
+		d.Errorf("%s: the events are %q, want %q", pod.Name, reasons, want)
 	}
 }
 
 var pullTimes = regexp.MustCompile(`^Successfully pulled image .* in (\S+) \((\S+) including waiting\)`)
 
 // checkDecision checks that the scheduler filtered out one node and chose among the others.
-func (r *deploymentTest) checkDecision(pod string) {
-	r.Helper()
+func (d *deploymentTest) checkDecision(pod string) {
+	d.Helper()
 	root, err := cluster.Root()
 	if err != nil {
-		r.Fatal(err)
+		d.Fatal(err)
 	}
-	out, err := exec.Command(filepath.Join(root, "bin/skiff"), "why", "pod/"+pod, "--kubeconfig="+r.c.Kubeconfig).CombinedOutput()
+	out, err := exec.Command(filepath.Join(root, "bin/skiff"), "why", "pod/"+pod, "--kubeconfig="+d.c.Kubeconfig).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "Pod default/"+pod+" goes to node node-1") || !strings.Contains(string(out), "refused by NodeUnschedulable") {
-		r.Errorf("why: %v\n%s", err, out)
+		d.Errorf("why: %v\n%s", err, out)
 	}
 }
 
-func (r *deploymentTest) update() {
-	before := r.pods()
-	kubectl(r.T, r.c, "", "set", "env", "deployment/web", "VERSION=2")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
-	pods := r.settle(3)
+func (d *deploymentTest) update() {
+	before := d.pods()
+	kubectl(d.T, d.c, "", "set", "env", "deployment/web", "VERSION=2")
+	kubectl(d.T, d.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
+	pods := d.settle(3)
 	for name := range pods {
 		if _, old := before[name]; old {
-			r.Errorf("%s is still there", name)
+			d.Errorf("%s is still there", name)
 		}
-		if output := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); output != "version 2\n" {
-			r.Errorf("%s says %q", name, output)
+		if output := kubectl(d.T, d.c, "", "logs", name, "-c", "c"); output != "version 2\n" {
+			d.Errorf("%s says %q", name, output)
 		}
 	}
-	r.checkSets("2", "1")
-	r.checkContainers(pods)
-	if requests := r.source.Requests(); len(requests) != 0 {
-		r.Errorf("an image that is there was asked for: %q", requests)
+	d.checkSets("2", "1")
+	d.checkContainers(pods)
+	if requests := d.source.Requests(); len(requests) != 0 {
+		d.Errorf("an image that is there was asked for: %q", requests)
 	}
 }
 
 // checkSets checks that the ReplicaSet of one revision has all pods and that of another none.
-func (r *deploymentTest) checkSets(full, empty string) {
-	r.Helper()
-	sets := r.replicaSets()
+func (d *deploymentTest) checkSets(full, empty string) {
+	d.Helper()
+	sets := d.replicaSets()
 	if len(sets) != 2 || *sets[full].Spec.Replicas != 3 || sets[full].Status.ReadyReplicas != 3 || *sets[empty].Spec.Replicas != 0 || sets[empty].Status.Replicas != 0 {
-		r.Errorf("the ReplicaSets are %v", sets)
+		d.Errorf("the ReplicaSets are %v", sets)
 	}
 }
 
-func (r *deploymentTest) rollback() {
-	first := r.replicaSets()["1"].Name
-	kubectl(r.T, r.c, "", "rollout", "undo", "deployment/web")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
-	pods := r.settle(3)
+func (d *deploymentTest) rollback() {
+	first := d.replicaSets()["1"].Name
+	kubectl(d.T, d.c, "", "rollout", "undo", "deployment/web")
+	kubectl(d.T, d.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
+	pods := d.settle(3)
 	for name := range pods {
-		if output := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); output != "version 1\n" {
-			r.Errorf("%s says %q", name, output)
+		if output := kubectl(d.T, d.c, "", "logs", name, "-c", "c"); output != "version 1\n" {
+			d.Errorf("%s says %q", name, output)
 		}
 	}
-	r.checkSets("3", "2")
-	if again := r.replicaSets()["3"].Name; again != first {
-		r.Errorf("the rollback made %s, want %s", again, first)
+	d.checkSets("3", "2")
+	if again := d.replicaSets()["3"].Name; again != first {
+		d.Errorf("the rollback made %s, want %s", again, first)
 	}
-	r.checkContainers(pods)
+	d.checkContainers(pods)
 }
 
 // killContainer kills a container's process directly.
-func (r *deploymentTest) killContainer() {
-	pods := r.pods()
+func (d *deploymentTest) killContainer() {
+	pods := d.pods()
 	name := slices.Sorted(maps.Keys(pods))[0]
 	victim := pods[name]
-	status, err := r.runtime.ContainerStatus(context.Background(), strings.TrimPrefix(victim.Status.ContainerStatuses[0].ContainerID, "containerd://"), true)
+	status, err := d.runtime.ContainerStatus(context.Background(), strings.TrimPrefix(victim.Status.ContainerStatuses[0].ContainerID, "containerd://"), true)
 	if err != nil {
-		r.Fatal(err)
+		d.Fatal(err)
 	}
 	var info struct{ PID int }
 	if err := json.Unmarshal([]byte(status.Info["info"]), &info); err != nil || info.PID == 0 {
-		r.Fatalf("the runtime tells no process: %v %v", err, status.Info)
+		d.Fatalf("the runtime tells no process: %v %v", err, status.Info)
 	}
 	if err := syscall.Kill(info.PID, syscall.SIGKILL); err != nil {
-		r.Fatal(err)
+		d.Fatal(err)
 	}
-	eventually(r.T, "the container runs again", func() bool {
-		s := podNow(r.T, r.c, name).Status.ContainerStatuses[0]
+	eventually(d.T, "the container runs again", func() bool {
+		s := podNow(d.T, d.c, name).Status.ContainerStatuses[0]
 		return s.RestartCount == 1 && s.State.Running != nil && s.Ready
 	})
-	now := podNow(r.T, r.c, name)
+	now := podNow(d.T, d.c, name)
 	s := now.Status.ContainerStatuses[0]
 	if now.UID != victim.UID || s.ContainerID == victim.Status.ContainerStatuses[0].ContainerID || now.Status.PodIP != victim.Status.PodIP {
-		r.Errorf("it is %s %s %s, was %s %s", now.UID, now.Status.PodIP, identity(now), victim.UID, identity(victim))
+		d.Errorf("it is %s %s %s, was %s %s", now.UID, now.Status.PodIP, identity(now), victim.UID, identity(victim))
 	}
 	if last := s.LastTerminationState.Terminated; last == nil || last.ExitCode != 137 || last.Reason != "Error" || last.ContainerID != victim.Status.ContainerStatuses[0].ContainerID {
-		r.Errorf("its last state is %v", s.LastTerminationState)
+		d.Errorf("its last state is %v", s.LastTerminationState)
 	}
-	if started := eventCount(r.T, r.c, name, "Started"); started != 3 {
-		r.Errorf("%d starts, want those of the init container, the container, and its second life", started)
+	if started := eventCount(d.T, d.c, name, "Started"); started != 3 {
+		d.Errorf("%d starts, want those of the init container, the container, and its second life", started)
 	}
-	for other, pod := range r.settle(3) {
+	for other, pod := range d.settle(3) {
 		if other != name && identity(pod) != identity(pods[other]) {
-			r.Errorf("%s is %s, was %s", other, identity(pod), identity(pods[other]))
+			d.Errorf("%s is %s, was %s", other, identity(pod), identity(pods[other]))
 		}
 	}
 }
 
-func (r *deploymentTest) deletePod() {
-	before := r.pods()
+func (d *deploymentTest) deletePod() {
+	before := d.pods()
 	name := slices.Sorted(maps.Keys(before))[0]
-	kubectl(r.T, r.c, "", "delete", "pod", name)
-	pods := r.settle(3)
+	kubectl(d.T, d.c, "", "delete", "pod", name)
+	pods := d.settle(3)
 	fresh := 0
 	for other, pod := range pods {
 		switch old, ok := before[other]; {
 		case other == name:
-			r.Errorf("%s is still there", name)
+			d.Errorf("%s is still there", name)
 		case !ok:
 			fresh++
 		case identity(pod) != identity(old):
-			r.Errorf("%s is %s, was %s", other, identity(pod), identity(old))
+			d.Errorf("%s is %s, was %s", other, identity(pod), identity(old))
 		}
 	}
 	if fresh != 1 {
-		r.Errorf("%d pods are new", fresh)
+		d.Errorf("%d pods are new", fresh)
 	}
-	r.checkContainers(pods)
+	d.checkContainers(pods)
 }
 
 // failNode puts two pods on the second node and stops it.
-func (r *deploymentTest) failNode() {
-	before := r.pods()
-	kubectl(r.T, r.c, "", "cordon", "node-1")
-	kubectl(r.T, r.c, "", "uncordon", "hollow-0")
-	kubectl(r.T, r.c, "", "scale", "deployment/web", "--replicas=5")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=30s")
-	kubectl(r.T, r.c, "", "uncordon", "node-1")
+func (d *deploymentTest) failNode() {
+	before := d.pods()
+	kubectl(d.T, d.c, "", "cordon", "node-1")
+	kubectl(d.T, d.c, "", "uncordon", "hollow-0")
+	kubectl(d.T, d.c, "", "scale", "deployment/web", "--replicas=5")
+	kubectl(d.T, d.c, "", "rollout", "status", "deployment/web", "--timeout=30s")
+	kubectl(d.T, d.c, "", "uncordon", "node-1")
 	var lost []string
-	for name, pod := range r.pods() {
+	for name, pod := range d.pods() {
 		if pod.Spec.NodeName == "hollow-0" {
 			lost = append(lost, name)
 		}
 	}
 	if len(lost) != 2 {
-		r.Fatalf("on the second node are %v, want two pods", lost)
+		d.Fatalf("on the second node are %v, want two pods", lost)
 	}
-	r.hollow.Kill()
-	kubectl(r.T, r.c, "", "wait", "--for=condition=Ready=Unknown", "node/hollow-0", "--timeout=40s")
-	pods := r.settle(5)
+	d.hollow.Kill()
+	kubectl(d.T, d.c, "", "wait", "--for=condition=Ready=Unknown", "node/hollow-0", "--timeout=40s")
+	pods := d.settle(5)
 	for name, old := range before {
 		if identity(pods[name]) != identity(old) {
-			r.Errorf("%s is %s, was %s", name, identity(pods[name]), identity(old))
+			d.Errorf("%s is %s, was %s", name, identity(pods[name]), identity(old))
 		}
 	}
-	r.checkContainers(pods)
+	d.checkContainers(pods)
 	var node corev1.Node
-	r.read(&node, "node", "hollow-0")
+	d.read(&node, "node", "hollow-0")
 	silent := time.Time{}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Reason == "NodeStatusUnknown" {
@@ -530,17 +530,17 @@ func (r *deploymentTest) failNode() {
 		}
 	}
 	for _, name := range lost {
-		pod := podNow(r.T, r.c, name)
+		pod := podNow(d.T, d.c, name)
 		if pod.DeletionTimestamp == nil || silent.IsZero() || pod.DeletionTimestamp.Time.Before(silent) {
-			r.Errorf("%s on the lost node is to go at %v; the node was found silent at %v", name, pod.DeletionTimestamp, silent)
+			d.Errorf("%s on the lost node is to go at %v; the node was found silent at %v", name, pod.DeletionTimestamp, silent)
 		}
-		if eventCount(r.T, r.c, name, "TaintManagerEviction") == 0 || eventCount(r.T, r.c, name, "NodeNotReady") == 0 {
-			r.Errorf("no events say why %s goes", name)
+		if eventCount(d.T, d.c, name, "TaintManagerEviction") == 0 || eventCount(d.T, d.c, name, "NodeNotReady") == 0 {
+			d.Errorf("no events say why %s goes", name)
 		}
 	}
 	for name, pod := range pods {
 		if _, old := before[name]; !old && pod.CreationTimestamp.Time.Before(silent) {
-			r.Errorf("%s replaces a lost pod, but was made at %v, before the node was found silent", name, pod.CreationTimestamp)
+			d.Errorf("%s replaces a lost pod, but was made at %v, before the node was found silent", name, pod.CreationTimestamp)
 		}
 	}
 }

@@ -28,17 +28,17 @@ type fakeRecorder struct {
 	lines []string
 }
 
-func (e *fakeRecorder) EventWithFieldPath(_ kind.Object, _, eventType, reason, message string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.lines = append(e.lines, eventType+" "+reason+" "+message)
+func (r *fakeRecorder) EventWithFieldPath(_ kind.Object, _, eventType, reason, message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, eventType+" "+reason+" "+message)
 }
 
-func (e *fakeRecorder) take() []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	lines := e.lines
-	e.lines = nil
+func (r *fakeRecorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lines := r.lines
+	r.lines = nil
 	return lines
 }
 

@@ -34,7 +34,7 @@ type storageNode struct {
 	t       *testing.T
 	runtime *cri.Runtime
 	client  *client.Client
-	objects *objects.Objects
+	objects *objects.Cache
 	volumes *volume.Volumes
 	host    cri.Host
 	root    string

@@ -26,23 +26,23 @@ func validateParamKind(param *admissionregistrationv1.ParamKind, path *field.Pat
 		return nil
 	}
 	var errs field.ErrorList
-	at := path.Child("apiVersion")
+	fldPath := path.Child("apiVersion")
 	if param.APIVersion == "" {
-		errs = append(errs, field.Required(at, ""))
+		errs = append(errs, field.Required(fldPath, ""))
 	} else if strings.Count(param.APIVersion, "/") > 1 {
-		errs = append(errs, field.Invalid(at, param.APIVersion, fmt.Sprintf("unexpected GroupVersion string: %v", param.APIVersion)))
+		errs = append(errs, field.Invalid(fldPath, param.APIVersion, fmt.Sprintf("unexpected GroupVersion string: %v", param.APIVersion)))
 	} else {
 		group, version, divided := strings.Cut(param.APIVersion, "/")
 		if !divided {
 			group, version = "", param.APIVersion
 		}
 		if messages := utilvalidation.IsDNS1123Subdomain(group); group != "" && len(messages) > 0 {
-			errs = append(errs, field.Invalid(at, group, strings.Join(messages, ",")))
+			errs = append(errs, field.Invalid(fldPath, group, strings.Join(messages, ",")))
 		}
 		if version == "" {
-			errs = append(errs, field.Invalid(at, param.APIVersion, "version must be specified"))
+			errs = append(errs, field.Invalid(fldPath, param.APIVersion, "version must be specified"))
 		} else if messages := utilvalidation.IsDNS1035Label(version); len(messages) > 0 {
-			errs = append(errs, field.Invalid(at, version, strings.Join(messages, ",")))
+			errs = append(errs, field.Invalid(fldPath, version, strings.Join(messages, ",")))
 		}
 	}
 	if param.Kind == "" {
@@ -85,11 +85,11 @@ func validateParamRef(ref *admissionregistrationv1.ParamRef, path *field.Path) f
 	case ref.Name == "" && ref.Selector == nil:
 		errs = append(errs, field.Required(path, "one of name or selector must be specified"))
 	}
-	action, at := ref.ParameterNotFoundAction, path.Child("parameterNotFoundAction")
+	action, fldPath := ref.ParameterNotFoundAction, path.Child("parameterNotFoundAction")
 	if action != nil && *action == "" {
 		action = nil
 	}
-	return append(errs, validateOneOf(action, []admissionregistrationv1.ParameterNotFoundActionType{admissionregistrationv1.DenyAction, admissionregistrationv1.AllowAction}, true, at)...)
+	return append(errs, validateOneOf(action, []admissionregistrationv1.ParameterNotFoundActionType{admissionregistrationv1.DenyAction, admissionregistrationv1.AllowAction}, true, fldPath)...)
 }
 
 func validatePolicyName(name string, path *field.Path) field.ErrorList {

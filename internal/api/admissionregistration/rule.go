@@ -107,12 +107,12 @@ func validateMutable(match *admissionregistrationv1.MatchResources, path *field.
 func validateNamedRule(rule *admissionregistrationv1.NamedRuleWithOperations, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, name := range rule.ResourceNames {
-		at := path.Child("resourceNames").Index(i)
+		idxPath := path.Child("resourceNames").Index(i)
 		for _, message := range content.IsPathSegmentName(name) {
-			errs = append(errs, field.Invalid(at, name, message))
+			errs = append(errs, field.Invalid(idxPath, name, message))
 		}
 		if slices.Contains(rule.ResourceNames[:i], name) {
-			errs = append(errs, field.Duplicate(at, name))
+			errs = append(errs, field.Duplicate(idxPath, name))
 		}
 	}
 	return append(errs, validateRule(&rule.RuleWithOperations, path)...)
@@ -155,9 +155,9 @@ func validateResources(resources []string, path *field.Path) field.ErrorList {
 	allSubresources, allResources := sets.New[string](), sets.New[string]()
 	plainAfterWildcard := false
 	for i, entry := range resources {
-		at := path.Index(i)
+		idxPath := path.Index(i)
 		if entry == "" {
-			errs = append(errs, field.Required(at, ""))
+			errs = append(errs, field.Required(idxPath, ""))
 			continue
 		}
 		resource, subresource, divided := strings.Cut(entry, "/")
@@ -166,10 +166,10 @@ func validateResources(resources []string, path *field.Path) field.ErrorList {
 			continue
 		}
 		if allSubresources.Has(resource) {
-			errs = append(errs, field.Invalid(at, entry, fmt.Sprintf("if '%s/*' is present, must not specify %s", resource, entry)))
+			errs = append(errs, field.Invalid(idxPath, entry, fmt.Sprintf("if '%s/*' is present, must not specify %s", resource, entry)))
 		}
 		if allResources.Has(subresource) {
-			errs = append(errs, field.Invalid(at, entry, fmt.Sprintf("if '*/%s' is present, must not specify %s", subresource, entry)))
+			errs = append(errs, field.Invalid(idxPath, entry, fmt.Sprintf("if '*/%s' is present, must not specify %s", subresource, entry)))
 		}
 		if subresource == "*" {
 			allSubresources.Insert(resource)

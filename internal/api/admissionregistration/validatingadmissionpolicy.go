@@ -138,12 +138,12 @@ func (c *checker) validateValidation(validation *admissionregistrationv1.Validat
 		errs = append(errs, c.check(boolean(validation.Expression), plugincel.OptionalVariableDeclarations{HasParams: c.params, HasAuthorizer: true}, path.Child("expression"))...)
 	}
 	if text := validation.MessageExpression; text != "" {
-		at := path.Child("messageExpression")
+		fldPath := path.Child("messageExpression")
 		if strings.TrimSpace(text) == "" {
-			errs = append(errs, field.Invalid(at, text, "must be non-empty if specified"))
+			errs = append(errs, field.Invalid(fldPath, text, "must be non-empty if specified"))
 		} else {
 			e := &expression{text: text, returns: []*cel.Type{cel.StringType}}
-			errs = append(errs, c.check(e, plugincel.OptionalVariableDeclarations{HasParams: c.params}, at)...)
+			errs = append(errs, c.check(e, plugincel.OptionalVariableDeclarations{HasParams: c.params}, fldPath)...)
 		}
 	}
 	if message := validation.Message; message != "" {
@@ -170,15 +170,15 @@ func (c *checker) validateAuditAnnotation(policy string, annotation *admissionre
 			errs = append(errs, field.Invalid(path.Child("key"), key, message))
 		}
 	}
-	text, at := strings.TrimSpace(annotation.ValueExpression), path.Child("valueExpression")
+	text, fldPath := strings.TrimSpace(annotation.ValueExpression), path.Child("valueExpression")
 	switch {
 	case text == "":
-		errs = append(errs, field.Required(at, "valueExpression is not specified"))
+		errs = append(errs, field.Required(fldPath, "valueExpression is not specified"))
 	case len(text) > maxValueExpression:
-		errs = append(errs, field.Required(at, fmt.Sprintf("must not exceed %d bytes in length", maxValueExpression)))
+		errs = append(errs, field.Required(fldPath, fmt.Sprintf("must not exceed %d bytes in length", maxValueExpression)))
 	default:
 		e := &expression{text: text, returns: []*cel.Type{cel.StringType, cel.NullType}}
-		errs = append(errs, c.check(e, plugincel.OptionalVariableDeclarations{HasParams: c.params, HasAuthorizer: true}, at)...)
+		errs = append(errs, c.check(e, plugincel.OptionalVariableDeclarations{HasParams: c.params, HasAuthorizer: true}, fldPath)...)
 	}
 	return errs
 }
@@ -187,14 +187,14 @@ func validatePolicyStatus(status *admissionregistrationv1.ValidatingAdmissionPol
 	var errs field.ErrorList
 	if status.TypeChecking != nil {
 		for i, warning := range status.TypeChecking.ExpressionWarnings {
-			at := path.Child("typeChecking", "expressionWarnings").Index(i)
+			idxPath := path.Child("typeChecking", "expressionWarnings").Index(i)
 			if warning.Warning == "" {
-				errs = append(errs, field.Required(at.Child("warning"), ""))
+				errs = append(errs, field.Required(idxPath.Child("warning"), ""))
 			}
 			if ref := strings.TrimSpace(warning.FieldRef); ref == "" {
-				errs = append(errs, field.Required(at.Child("fieldRef"), ""))
+				errs = append(errs, field.Required(idxPath.Child("fieldRef"), ""))
 			} else if err := jsonpath.New("spec").Parse("{" + ref + "}"); err != nil {
-				errs = append(errs, field.Invalid(at.Child("fieldRef"), ref, fmt.Sprintf("invalid JSONPath: %v", err)))
+				errs = append(errs, field.Invalid(idxPath.Child("fieldRef"), ref, fmt.Sprintf("invalid JSONPath: %v", err)))
 			}
 		}
 	}

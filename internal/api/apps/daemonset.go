@@ -122,8 +122,8 @@ func validateDaemonSet(_ *kind.Request, set, old *appsv1.DaemonSet) field.ErrorL
 	spec, path := &set.Spec, field.NewPath("spec")
 	var errs field.ErrorList
 	if _, err := templateGeneration(set); err != nil {
-		at := field.NewPath("metadata", "annotations").Key(appsv1.DeprecatedTemplateGeneration)
-		errs = append(errs, field.Invalid(at, set.Annotations[appsv1.DeprecatedTemplateGeneration], err.Error()))
+		idxPath := field.NewPath("metadata", "annotations").Key(appsv1.DeprecatedTemplateGeneration)
+		errs = append(errs, field.Invalid(idxPath, set.Annotations[appsv1.DeprecatedTemplateGeneration], err.Error()))
 	}
 	var options metav1validation.LabelSelectorValidationOptions
 	if old != nil {

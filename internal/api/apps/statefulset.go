@@ -113,11 +113,11 @@ func warnStatefulSet(set, old *appsv1.StatefulSet) []string {
 		warnings = podspec.WarnTemplate(path, &set.Spec.Template, &old.Spec.Template)
 	}
 	for i := range set.Spec.VolumeClaimTemplates {
-		at := claims.Index(i)
+		idxPath := claims.Index(i)
 		if old != nil {
-			at = at.Child("Spec")
+			idxPath = idxPath.Child("Spec")
 		}
-		warnings = append(warnings, warnClaim(&set.Spec.VolumeClaimTemplates[i].Spec, at)...)
+		warnings = append(warnings, warnClaim(&set.Spec.VolumeClaimTemplates[i].Spec, idxPath)...)
 	}
 	if limit := set.Spec.RevisionHistoryLimit; limit != nil && *limit < 0 {
 		warnings = append(warnings, "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is recommended")
@@ -134,8 +134,8 @@ func warnClaim(spec *corev1.PersistentVolumeClaimSpec, path *field.Path) []strin
 	}{{"requests", spec.Resources.Requests}, {"limits", spec.Resources.Limits}} {
 		size := list.resources[corev1.ResourceStorage]
 		if size.MilliValue()%1000 != 0 {
-			at := path.Child("resources", list.field).Key(string(corev1.ResourceStorage))
-			warnings = append(warnings, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer", at, size.String()))
+			idxPath := path.Child("resources", list.field).Key(string(corev1.ResourceStorage))
+			warnings = append(warnings, fmt.Sprintf("%s: fractional byte value %q is invalid, must be an integer", idxPath, size.String()))
 		}
 	}
 	return warnings
@@ -175,9 +175,9 @@ func validateStatefulSetSpec(spec, old *appsv1.StatefulSetSpec, skipTemplate boo
 	}
 	errs = append(errs, validateStatefulSetStrategy(&spec.UpdateStrategy, path.Child("updateStrategy"))...)
 	if policy := spec.PersistentVolumeClaimRetentionPolicy; policy != nil {
-		at := path.Child("persistentVolumeClaimRetentionPolicy")
-		errs = append(errs, validateRetention(policy.WhenDeleted, at.Child("whenDeleted"))...)
-		errs = append(errs, validateRetention(policy.WhenScaled, at.Child("whenScaled"))...)
+		fldPath := path.Child("persistentVolumeClaimRetentionPolicy")
+		errs = append(errs, validateRetention(policy.WhenDeleted, fldPath.Child("whenDeleted"))...)
+		errs = append(errs, validateRetention(policy.WhenScaled, fldPath.Child("whenScaled"))...)
 	}
 	errs = append(errs, validateCounts(path, optionalCount("replicas", spec.Replicas), countOf("minReadySeconds", spec.MinReadySeconds))...)
 	if spec.Ordinals != nil {
@@ -245,12 +245,12 @@ func validateStatefulSetStrategy(strategy *appsv1.StatefulSetUpdateStrategy, pat
 	path = path.Child("rollingUpdate")
 	errs := validateCounts(path, optionalCount("partition", rolling.Partition))
 	if unavailable := rolling.MaxUnavailable; unavailable != nil {
-		at := path.Child("maxUnavailable")
-		errs = append(errs, ValidateIntOrPercent(*unavailable, at)...)
+		fldPath := path.Child("maxUnavailable")
+		errs = append(errs, ValidateIntOrPercent(*unavailable, fldPath)...)
 		if isZero(unavailable) {
-			errs = append(errs, field.Invalid(at, *unavailable, "cannot be 0"))
+			errs = append(errs, field.Invalid(fldPath, *unavailable, "cannot be 0"))
 		}
-		errs = append(errs, ValidateAtMost100Percent(*unavailable, at)...)
+		errs = append(errs, ValidateAtMost100Percent(*unavailable, fldPath)...)
 	}
 	return errs
 }

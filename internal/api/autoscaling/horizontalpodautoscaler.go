@@ -128,8 +128,8 @@ func validateAutoscalerStatus(_ *kind.Request, hpa, _ *autoscalingv2.HorizontalP
 	var errs field.ErrorList
 	for i, condition := range hpa.Status.Conditions {
 		if condition.ObservedGeneration != nil {
-			at := path.Child("conditions").Index(i).Child("observedGeneration")
-			errs = append(errs, validation.ValidateNonnegativeField(*condition.ObservedGeneration, at)...)
+			fldPath := path.Child("conditions").Index(i).Child("observedGeneration")
+			errs = append(errs, validation.ValidateNonnegativeField(*condition.ObservedGeneration, fldPath)...)
 		}
 	}
 	errs = append(errs, validation.ValidateNonnegativeField(int64(hpa.Status.CurrentReplicas), path.Child("currentReplicas"))...)

@@ -262,12 +262,12 @@ func validateRules(rules *autoscalingv2.HPAScalingRules, path *field.Path) field
 	}
 	var errs field.ErrorList
 	if window := rules.StabilizationWindowSeconds; window != nil {
-		at := path.Child("stabilizationWindowSeconds")
+		fldPath := path.Child("stabilizationWindowSeconds")
 		if *window < 0 {
-			errs = append(errs, field.Invalid(at, window, "must be greater than or equal to zero"))
+			errs = append(errs, field.Invalid(fldPath, window, "must be greater than or equal to zero"))
 		}
 		if *window > maxStabilizationSeconds {
-			errs = append(errs, field.Invalid(at, window, fmt.Sprintf("must be less than or equal to %d", maxStabilizationSeconds)))
+			errs = append(errs, field.Invalid(fldPath, window, fmt.Sprintf("must be less than or equal to %d", maxStabilizationSeconds)))
 		}
 	}
 	choices := sets.New(autoscalingv2.MaxChangePolicySelect, autoscalingv2.MinChangePolicySelect, autoscalingv2.DisabledPolicySelect)

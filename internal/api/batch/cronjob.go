@@ -93,12 +93,12 @@ func validateCronJob(_ *kind.Request, cronJob, old *batchv1.CronJob) field.Error
 	if old == nil || !ptr.Equal(old.Spec.TimeZone, spec.TimeZone) {
 		errs = append(errs, validateTimeZone(spec.TimeZone, path.Child("timeZone"))...)
 	}
-	switch policy, at := spec.ConcurrencyPolicy, path.Child("concurrencyPolicy"); policy {
+	switch policy, fldPath := spec.ConcurrencyPolicy, path.Child("concurrencyPolicy"); policy {
 	case batchv1.AllowConcurrent, batchv1.ForbidConcurrent, batchv1.ReplaceConcurrent:
 	case "":
-		errs = append(errs, field.Required(at, ""))
+		errs = append(errs, field.Required(fldPath, ""))
 	default:
-		errs = append(errs, field.NotSupported(at, policy, []batchv1.ConcurrencyPolicy{batchv1.AllowConcurrent, batchv1.ForbidConcurrent, batchv1.ReplaceConcurrent}))
+		errs = append(errs, field.NotSupported(fldPath, policy, []batchv1.ConcurrencyPolicy{batchv1.AllowConcurrent, batchv1.ForbidConcurrent, batchv1.ReplaceConcurrent}))
 	}
 	errs = append(errs, validateJobTemplate(cronJob, old, path.Child("jobTemplate", "spec"))...)
 	for _, limit := range []struct {

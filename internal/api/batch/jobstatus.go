@@ -82,12 +82,12 @@ func (v *statusValidator) uncounted() {
 		uids  []types.UID
 	}{{"succeeded", pods.Succeeded}, {"failed", pods.Failed}} {
 		for i, uid := range list.uids {
-			at := v.path.Child("uncountedTerminatedPods", list.field).Index(i)
+			idxPath := v.path.Child("uncountedTerminatedPods", list.field).Index(i)
 			switch {
 			case uid == "":
-				v.errs = append(v.errs, field.Invalid(at, uid, "must not be empty"))
+				v.errs = append(v.errs, field.Invalid(idxPath, uid, "must not be empty"))
 			case seen.Has(uid):
-				v.errs = append(v.errs, field.Duplicate(at, uid))
+				v.errs = append(v.errs, field.Duplicate(idxPath, uid))
 			}
 			seen.Insert(uid)
 		}

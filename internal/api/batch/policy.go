@@ -143,23 +143,23 @@ func validateSuccessRule(rule *batchv1.SuccessPolicyRule, completions int32, pat
 	var errs field.ErrorList
 	var listed int32
 	if indexes := rule.SucceededIndexes; indexes != nil {
-		at := path.Child("succeededIndexes")
+		fldPath := path.Child("succeededIndexes")
 		if len(*indexes) > maxSucceededIndexSize {
-			errs = append(errs, field.TooLong(at, "", maxSucceededIndexSize))
+			errs = append(errs, field.TooLong(fldPath, "", maxSucceededIndexSize))
 		}
 		var err error
 		if listed, err = countIndexes(*indexes, completions); err != nil {
-			errs = append(errs, field.Invalid(at, *indexes, fmt.Sprintf("error parsing succeededIndexes: %s", err)))
+			errs = append(errs, field.Invalid(fldPath, *indexes, fmt.Sprintf("error parsing succeededIndexes: %s", err)))
 		}
 	}
 	if count := rule.SucceededCount; count != nil {
-		at := path.Child("succeededCount")
-		errs = append(errs, validation.ValidateNonnegativeField(int64(*count), at)...)
+		fldPath := path.Child("succeededCount")
+		errs = append(errs, validation.ValidateNonnegativeField(int64(*count), fldPath)...)
 		if *count > completions {
-			errs = append(errs, field.Invalid(at, *count, fmt.Sprintf("must be less than or equal to %d (the number of specified completions)", completions)))
+			errs = append(errs, field.Invalid(fldPath, *count, fmt.Sprintf("must be less than or equal to %d (the number of specified completions)", completions)))
 		}
 		if rule.SucceededIndexes != nil && *count > listed {
-			errs = append(errs, field.Invalid(at, *count, fmt.Sprintf("must be less than or equal to %d (the number of indexes in the specified succeededIndexes field)", listed)))
+			errs = append(errs, field.Invalid(fldPath, *count, fmt.Sprintf("must be less than or equal to %d (the number of indexes in the specified succeededIndexes field)", listed)))
 		}
 	}
 	return errs

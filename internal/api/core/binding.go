@@ -62,8 +62,8 @@ func validateBinding(binding *corev1.Binding) field.ErrorList {
 	if target.Name == "" {
 		errs = append(errs, field.Required(path.Child("name"), ""))
 	} else if isNode {
-		for _, text := range apivalidation.NameIsDNSSubdomain(target.Name, false) {
-			errs = append(errs, field.Invalid(path.Child("name"), target.Name, text))
+		for _, msg := range apivalidation.NameIsDNSSubdomain(target.Name, false) {
+			errs = append(errs, field.Invalid(path.Child("name"), target.Name, msg))
 		}
 	}
 	return errs

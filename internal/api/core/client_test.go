@@ -51,31 +51,31 @@ func key(resource schema.GroupResource, namespace, name string) string {
 	return resource.String() + "|" + namespace + "|" + name
 }
 
-func (e *memoryClient) put(key string, obj kind.Object) kind.Object {
-	e.revision++
+func (m *memoryClient) put(key string, obj kind.Object) kind.Object {
+	m.revision++
 	obj = obj.DeepCopyObject().(kind.Object)
-	obj.SetResourceVersion(strconv.Itoa(e.revision))
+	obj.SetResourceVersion(strconv.Itoa(m.revision))
 	if obj.GetUID() == "" {
-		obj.SetUID(types.UID("uid-" + strconv.Itoa(e.revision)))
+		obj.SetUID(types.UID("uid-" + strconv.Itoa(m.revision)))
 	}
-	e.objs[key] = obj
+	m.objs[key] = obj
 	return obj
 }
 
-func (e *memoryClient) Get(_ context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if obj, found := e.objs[key(resource, namespace, name)]; found {
+func (m *memoryClient) Get(_ context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if obj, found := m.objs[key(resource, namespace, name)]; found {
 		return obj, nil
 	}
 	return nil, apierrors.NewNotFound(resource, name)
 }
 
-func (e *memoryClient) List(_ context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (m *memoryClient) List(_ context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var keys []string
-	for k, obj := range e.objs {
+	for k, obj := range m.objs {
 		if strings.HasPrefix(k, resource.String()+"|") && (namespace == "" || obj.GetNamespace() == namespace) {
 			keys = append(keys, k)
 		}
@@ -83,24 +83,24 @@ func (e *memoryClient) List(_ context.Context, resource schema.GroupResource, na
 	sort.Strings(keys)
 	var objs []kind.Object
 	for _, k := range keys {
-		objs = append(objs, e.objs[k])
+		objs = append(objs, m.objs[k])
 	}
 	return objs, nil
 }
 
-func (e *memoryClient) Create(_ context.Context, resource schema.GroupResource, obj kind.Object) (kind.Object, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (m *memoryClient) Create(_ context.Context, resource schema.GroupResource, obj kind.Object) (kind.Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	k := key(resource, obj.GetNamespace(), obj.GetName())
-	if _, found := e.objs[k]; found {
+	if _, found := m.objs[k]; found {
 		return nil, apierrors.NewAlreadyExists(resource, obj.GetName())
 	}
-	return e.put(k, obj), nil
+	return m.put(k, obj), nil
 }
 
-func (e *memoryClient) Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(kind.Object) error) (kind.Object, error) {
+func (m *memoryClient) Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(kind.Object) error) (kind.Object, error) {
 	for {
-		stored, err := e.Get(ctx, resource, namespace, name)
+		stored, err := m.Get(ctx, resource, namespace, name)
 		if err != nil {
 			return nil, err
 		}
@@ -108,39 +108,39 @@ func (e *memoryClient) Update(ctx context.Context, resource schema.GroupResource
 		if err := change(changed); err != nil {
 			return nil, err
 		}
-		if interfere := e.interfere; interfere != nil {
-			e.interfere = nil
+		if interfere := m.interfere; interfere != nil {
+			m.interfere = nil
 			interfere()
 		}
-		e.mu.Lock()
+		m.mu.Lock()
 		k := key(resource, namespace, name)
-		if current, found := e.objs[k]; found && current.GetResourceVersion() == stored.GetResourceVersion() {
-			defer e.mu.Unlock()
-			return e.put(k, changed), nil
+		if current, found := m.objs[k]; found && current.GetResourceVersion() == stored.GetResourceVersion() {
+			defer m.mu.Unlock()
+			return m.put(k, changed), nil
 		}
-		e.mu.Unlock()
+		m.mu.Unlock()
 	}
 }
 
-func (e *memoryClient) Delete(_ context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+func (m *memoryClient) Delete(_ context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	k := key(resource, namespace, name)
-	obj, found := e.objs[k]
+	obj, found := m.objs[k]
 	if !found {
 		return apierrors.NewNotFound(resource, name)
 	}
 	if options != nil && options.Preconditions != nil && options.Preconditions.UID != nil && *options.Preconditions.UID != obj.GetUID() {
 		return apierrors.NewConflict(resource, name, fmt.Errorf("UID differs"))
 	}
-	delete(e.objs, k)
+	delete(m.objs, k)
 	return nil
 }
 
 // names lists the stored objects of a resource.
-func (e *memoryClient) names(t *testing.T, resource schema.GroupResource) []string {
+func (m *memoryClient) names(t *testing.T, resource schema.GroupResource) []string {
 	t.Helper()
-	objs, err := e.List(context.Background(), resource, "")
+	objs, err := m.List(context.Background(), resource, "")
 	if err != nil {
 		t.Fatal(err)
 	}

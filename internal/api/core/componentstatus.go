@@ -16,7 +16,7 @@ var ComponentStatus = kind.Of(kind.Definition[*corev1.ComponentStatus]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ComponentStatus"), Plural: "componentstatuses", Short: []string{"cs"},
 	List: &corev1.ComponentStatusList{},
 
-	Virtual: func(ctx context.Context, client kind.Client) ([]*corev1.ComponentStatus, error) {
+	Computed: func(ctx context.Context, client kind.Client) ([]*corev1.ComponentStatus, error) {
 		health, ok := client.(kind.HealthChecker)
 		if !ok {
 			return nil, nil

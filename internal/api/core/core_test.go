@@ -393,10 +393,10 @@ func (healthyEnv) ComponentHealth(context.Context) []kind.ComponentHealth {
 }
 
 func TestComponentStatus(t *testing.T) {
-	if got, err := ComponentStatus.Virtual(context.Background(), newMemoryClient()); err != nil || len(got) != 0 {
+	if got, err := ComponentStatus.Computed(context.Background(), newMemoryClient()); err != nil || len(got) != 0 {
 		t.Errorf("without checks: %v %v", got, err)
 	}
-	got, err := ComponentStatus.Virtual(context.Background(), healthyEnv{})
+	got, err := ComponentStatus.Computed(context.Background(), healthyEnv{})
 	if err != nil || len(got) != 2 {
 		t.Fatalf("%v %v", got, err)
 	}

@@ -54,18 +54,18 @@ func validateEndpoints(_ *kind.Request, obj, old *corev1.Endpoints) (errs field.
 		return nil
 	}
 	for i := range obj.Subsets {
-		subset, at := &obj.Subsets[i], field.NewPath("subsets").Index(i)
+		subset, idxPath := &obj.Subsets[i], field.NewPath("subsets").Index(i)
 		if len(subset.Addresses) == 0 && len(subset.NotReadyAddresses) == 0 {
-			errs = append(errs, field.Required(at, "must specify `addresses` or `notReadyAddresses`"))
+			errs = append(errs, field.Required(idxPath, "must specify `addresses` or `notReadyAddresses`"))
 		}
 		for j := range subset.Addresses {
-			errs = append(errs, validateEndpointAddress(&subset.Addresses[j], at.Child("addresses").Index(j))...)
+			errs = append(errs, validateEndpointAddress(&subset.Addresses[j], idxPath.Child("addresses").Index(j))...)
 		}
 		for j := range subset.NotReadyAddresses {
-			errs = append(errs, validateEndpointAddress(&subset.NotReadyAddresses[j], at.Child("notReadyAddresses").Index(j))...)
+			errs = append(errs, validateEndpointAddress(&subset.NotReadyAddresses[j], idxPath.Child("notReadyAddresses").Index(j))...)
 		}
 		for j := range subset.Ports {
-			errs = append(errs, validateEndpointPort(&subset.Ports[j], len(subset.Ports) > 1, at.Child("ports").Index(j))...)
+			errs = append(errs, validateEndpointPort(&subset.Ports[j], len(subset.Ports) > 1, idxPath.Child("ports").Index(j))...)
 		}
 	}
 	return errs
@@ -128,12 +128,12 @@ func warnEndpoints(obj, _ *corev1.Endpoints) (warnings []string) {
 		return nil
 	}
 	for i, subset := range obj.Subsets {
-		at := field.NewPath("subsets").Index(i)
+		idxPath := field.NewPath("subsets").Index(i)
 		for j, address := range subset.Addresses {
-			warnings = append(warnings, validation.GetWarningsForIP(at.Child("addresses").Index(j).Child("ip"), address.IP)...)
+			warnings = append(warnings, validation.GetWarningsForIP(idxPath.Child("addresses").Index(j).Child("ip"), address.IP)...)
 		}
 		for j, address := range subset.NotReadyAddresses {
-			warnings = append(warnings, validation.GetWarningsForIP(at.Child("notReadyAddresses").Index(j).Child("ip"), address.IP)...)
+			warnings = append(warnings, validation.GetWarningsForIP(idxPath.Child("notReadyAddresses").Index(j).Child("ip"), address.IP)...)
 		}
 	}
 	return warnings

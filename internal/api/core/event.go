@@ -142,9 +142,9 @@ func validateEventLegacy(obj *corev1.Event, strict bool) (errs field.ErrorList) 
 			errs = append(errs, field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %v characters", most)))
 		}
 	}
-	for _, text := range []struct{ name, value string }{{"reportingInstance", obj.ReportingInstance}, {"action", obj.Action}, {"reason", obj.Reason}} {
-		errs = append(errs, required(field.NewPath(text.name), text.value)...)
-		atMost(text.name, text.value, 128)
+	for _, msg := range []struct{ name, value string }{{"reportingInstance", obj.ReportingInstance}, {"action", obj.Action}, {"reason", obj.Reason}} {
+		errs = append(errs, required(field.NewPath(msg.name), msg.value)...)
+		atMost(msg.name, msg.value, 128)
 	}
 	atMost("message", obj.Message, 1024)
 	return errs

@@ -64,13 +64,13 @@ var limitTypes = sets.New(corev1.LimitTypePod, corev1.LimitTypeContainer, corev1
 func validateLimitRange(_ *kind.Request, obj, _ *corev1.LimitRange) (errs field.ErrorList) {
 	seen := sets.New[corev1.LimitType]()
 	for i := range obj.Spec.Limits {
-		item, at := &obj.Spec.Limits[i], field.NewPath("spec", "limits").Index(i)
-		errs = append(errs, validateLimitType(item.Type, at.Child("type"))...)
+		item, idxPath := &obj.Spec.Limits[i], field.NewPath("spec", "limits").Index(i)
+		errs = append(errs, validateLimitType(item.Type, idxPath.Child("type"))...)
 		if seen.Has(item.Type) {
-			errs = append(errs, field.Duplicate(at.Child("type"), item.Type))
+			errs = append(errs, field.Duplicate(idxPath.Child("type"), item.Type))
 		}
 		seen.Insert(item.Type)
-		errs = append(errs, validateLimitItem(item, at)...)
+		errs = append(errs, validateLimitItem(item, idxPath)...)
 	}
 	return errs
 }
@@ -90,11 +90,11 @@ func validateLimitItem(item *corev1.LimitRangeItem, path *field.Path) (errs fiel
 	validateNames := func(list corev1.ResourceList, child string) {
 		for name := range list {
 			names.Insert(name)
-			at := path.Child(child).Key(string(name))
+			idxPath := path.Child(child).Key(string(name))
 			if item.Type == corev1.LimitTypePod || item.Type == corev1.LimitTypeContainer {
-				errs = append(errs, podspec.ValidateContainerResourceName(name, at)...)
+				errs = append(errs, podspec.ValidateContainerResourceName(name, idxPath)...)
 			} else {
-				errs = append(errs, validateResourceName(name, at)...)
+				errs = append(errs, validateResourceName(name, idxPath)...)
 			}
 		}
 	}

@@ -149,20 +149,20 @@ func validateTaints(taints []corev1.Taint, path *field.Path) (errs field.ErrorLi
 	}
 	seen := map[identity]bool{}
 	for i, taint := range taints {
-		at := path.Index(i)
-		errs = append(errs, metavalidation.ValidateLabelName(taint.Key, at.Child("key"))...)
+		idxPath := path.Index(i)
+		errs = append(errs, metavalidation.ValidateLabelName(taint.Key, idxPath.Child("key"))...)
 		if messages := validation.IsValidLabelValue(taint.Value); len(messages) > 0 {
-			errs = append(errs, field.Invalid(at.Child("value"), taint.Value, strings.Join(messages, ";")))
+			errs = append(errs, field.Invalid(idxPath.Child("value"), taint.Value, strings.Join(messages, ";")))
 		}
 		switch taint.Effect {
 		case corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute:
 		case "":
-			errs = append(errs, field.Required(at.Child("effect"), ""))
+			errs = append(errs, field.Required(idxPath.Child("effect"), ""))
 		default:
-			errs = append(errs, field.NotSupported(at.Child("effect"), taint.Effect, []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}))
+			errs = append(errs, field.NotSupported(idxPath.Child("effect"), taint.Effect, []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}))
 		}
 		if id := (identity{taint.Effect, taint.Key}); seen[id] {
-			duplicate := field.Duplicate(at, taint)
+			duplicate := field.Duplicate(idxPath, taint)
 			duplicate.Detail = "taints must be unique by key and effect pair"
 			errs = append(errs, duplicate)
 		} else {
@@ -187,11 +187,11 @@ func validateNodeAnnotations(annotations map[string]string, path *field.Path) (e
 			return append(errs, field.Invalid(path.Child("AvoidPods"), preferAvoidPodsAnnotation, err.Error()))
 		}
 		for i, entry := range avoid.PreferAvoidPods {
-			at := path.Child(preferAvoidPodsAnnotation).Index(i).Child("PodSignature")
+			fldPath := path.Child(preferAvoidPodsAnnotation).Index(i).Child("PodSignature")
 			if owner := entry.PodSignature.PodController; owner == nil {
-				errs = append(errs, field.Required(at, ""))
+				errs = append(errs, field.Required(fldPath, ""))
 			} else if owner.Controller == nil || !*owner.Controller {
-				errs = append(errs, field.Invalid(at.Child("PodController", "Controller"), false, "must point to a controller"))
+				errs = append(errs, field.Invalid(fldPath.Child("PodController", "Controller"), false, "must point to a controller"))
 			}
 		}
 	}

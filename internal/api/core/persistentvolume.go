@@ -133,10 +133,10 @@ func warnPersistentVolume(obj, _ *corev1.PersistentVolume) (warnings []string) {
 	}
 	if affinity := obj.Spec.NodeAffinity; affinity != nil && affinity.Required != nil {
 		for i, term := range affinity.Required.NodeSelectorTerms {
-			at := spec.Child("nodeAffinity", "required", "nodeSelectorTerms").Index(i)
+			idxPath := spec.Child("nodeAffinity", "required", "nodeSelectorTerms").Index(i)
 			for j, expression := range term.MatchExpressions {
 				if message, deprecated := podspec.DeprecatedNodeLabels[expression.Key]; deprecated {
-					warn(at.Child("matchExpressions").Index(j).Child("key"), expression.Key+" is "+message)
+					warn(idxPath.Child("matchExpressions").Index(j).Child("key"), expression.Key+" is "+message)
 				}
 			}
 		}

@@ -74,8 +74,8 @@ type restarts struct {
 
 func (r *restarts) add(c *corev1.ContainerStatus) {
 	r.count += int(c.RestartCount)
-	if ended := c.LastTerminationState.Terminated; ended != nil && r.last.Before(&ended.FinishedAt) {
-		r.last = ended.FinishedAt
+	if terminated := c.LastTerminationState.Terminated; terminated != nil && r.last.Before(&terminated.FinishedAt) {
+		r.last = terminated.FinishedAt
 	}
 }
 
@@ -124,17 +124,17 @@ func (s *podSummary) initContainers(obj *corev1.Pod, sidecars map[string]bool) (
 		if sidecars[c.Name] {
 			lasting.add(c)
 		}
-		ended, waiting := c.State.Terminated, c.State.Waiting
+		terminated, waiting := c.State.Terminated, c.State.Waiting
 		switch {
-		case ended != nil && ended.ExitCode == 0:
+		case terminated != nil && terminated.ExitCode == 0:
 			continue
 		case sidecars[c.Name] && c.Started != nil && *c.Started:
 			if c.Ready {
 				s.ready++
 			}
 			continue
-		case ended != nil:
-			s.status = "Init:" + endReason(ended)
+		case terminated != nil:
+			s.status = "Init:" + terminatedReason(terminated)
 		case waiting != nil && waiting.Reason != "" && waiting.Reason != "PodInitializing":
 			s.status = "Init:" + waiting.Reason
 		default:
@@ -155,7 +155,7 @@ func (s *podSummary) containers(obj *corev1.Pod) {
 		case c.State.Waiting != nil && c.State.Waiting.Reason != "":
 			s.status = c.State.Waiting.Reason
 		case c.State.Terminated != nil:
-			s.status = endReason(c.State.Terminated)
+			s.status = terminatedReason(c.State.Terminated)
 			if c.State.Terminated.ExitCode != 0 {
 				failure = s.status
 			}
@@ -177,12 +177,12 @@ func (s *podSummary) containers(obj *corev1.Pod) {
 	}
 }
 
-func endReason(ended *corev1.ContainerStateTerminated) string {
+func terminatedReason(terminated *corev1.ContainerStateTerminated) string {
 	switch {
-	case ended.Reason != "":
-		return ended.Reason
-	case ended.Signal != 0:
-		return fmt.Sprintf("Signal:%d", ended.Signal)
+	case terminated.Reason != "":
+		return terminated.Reason
+	case terminated.Signal != 0:
+		return fmt.Sprintf("Signal:%d", terminated.Signal)
 	}
-	return fmt.Sprintf("ExitCode:%d", ended.ExitCode)
+	return fmt.Sprintf("ExitCode:%d", terminated.ExitCode)
 }

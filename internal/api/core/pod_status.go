@@ -41,33 +41,33 @@ func eachContainerStatus(status *corev1.PodStatus, visit func(s *corev1.Containe
 
 // preparePodStatus keeps fields that older clients would clear, and drops those of disabled features.
 func preparePodStatus(_ *kind.Request, obj, old *corev1.Pod) {
-	now, was := &obj.Status, &old.Status
-	if now.QOSClass == "" {
-		now.QOSClass = was.QOSClass
+	newStatus, oldStatus := &obj.Status, &old.Status
+	if newStatus.QOSClass == "" {
+		newStatus.QOSClass = oldStatus.QOSClass
 	}
-	if now.ResourceClaimStatuses == nil {
-		now.ResourceClaimStatuses = was.ResourceClaimStatuses
+	if newStatus.ResourceClaimStatuses == nil {
+		newStatus.ResourceClaimStatuses = oldStatus.ResourceClaimStatuses
 	}
-	if now.ExtendedResourceClaimStatus == nil {
-		now.ExtendedResourceClaimStatus = was.ExtendedResourceClaimStatus
+	if newStatus.ExtendedResourceClaimStatus == nil {
+		newStatus.ExtendedResourceClaimStatus = oldStatus.ExtendedResourceClaimStatus
 	}
-	if now.NodeAllocatableResourceClaimStatuses == nil {
-		now.NodeAllocatableResourceClaimStatuses = was.NodeAllocatableResourceClaimStatuses
+	if newStatus.NodeAllocatableResourceClaimStatuses == nil {
+		newStatus.NodeAllocatableResourceClaimStatuses = oldStatus.NodeAllocatableResourceClaimStatuses
 	}
-	keepObservedGenerations(now, was)
+	keepObservedGenerations(newStatus, oldStatus)
 
-	if len(was.NodeAllocatableResourceClaimStatuses) == 0 {
-		now.NodeAllocatableResourceClaimStatuses = nil
+	if len(oldStatus.NodeAllocatableResourceClaimStatuses) == 0 {
+		newStatus.NodeAllocatableResourceClaimStatuses = nil
 	}
-	if len(was.VolumeHealth) == 0 {
-		now.VolumeHealth = nil
+	if len(oldStatus.VolumeHealth) == 0 {
+		newStatus.VolumeHealth = nil
 	}
 	hasVolumeStatus := false
-	eachContainerStatus(was, func(s *corev1.ContainerStatus, _ *field.Path) {
+	eachContainerStatus(oldStatus, func(s *corev1.ContainerStatus, _ *field.Path) {
 		hasVolumeStatus = hasVolumeStatus || slices.ContainsFunc(s.VolumeMounts, func(m corev1.VolumeMountStatus) bool { return m.VolumeStatus != nil })
 	})
 	if !hasVolumeStatus {
-		eachContainerStatus(now, func(s *corev1.ContainerStatus, _ *field.Path) {
+		eachContainerStatus(newStatus, func(s *corev1.ContainerStatus, _ *field.Path) {
 			for i := range s.VolumeMounts {
 				s.VolumeMounts[i].VolumeStatus = nil
 			}
@@ -77,16 +77,16 @@ func preparePodStatus(_ *kind.Request, obj, old *corev1.Pod) {
 
 // keepObservedGenerations keeps the observed generations that the client left out: of the status, and of each condition, paired by
 // type and order.
-func keepObservedGenerations(now, was *corev1.PodStatus) {
-	if now.ObservedGeneration == 0 {
-		now.ObservedGeneration = was.ObservedGeneration
+func keepObservedGenerations(newStatus, oldStatus *corev1.PodStatus) {
+	if newStatus.ObservedGeneration == 0 {
+		newStatus.ObservedGeneration = oldStatus.ObservedGeneration
 	}
 	generations := map[corev1.PodConditionType][]int64{}
-	for _, condition := range was.Conditions {
+	for _, condition := range oldStatus.Conditions {
 		generations[condition.Type] = append(generations[condition.Type], condition.ObservedGeneration)
 	}
-	for i := range now.Conditions {
-		condition := &now.Conditions[i]
+	for i := range newStatus.Conditions {
+		condition := &newStatus.Conditions[i]
 		known := generations[condition.Type]
 		if len(known) == 0 {
 			continue
@@ -110,72 +110,72 @@ func warnPodStatus(obj, _ *corev1.Pod) (warnings []string) {
 
 func validatePodStatus(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
 	path := field.NewPath("status")
-	now, was := &obj.Status, &old.Status
+	newStatus, oldStatus := &obj.Status, &old.Status
 	errs := append(podspec.ValidateAnnotations(obj, old), validatePodAnnotationChange(obj, old)...)
-	for i, condition := range now.Conditions {
+	for i, condition := range newStatus.Conditions {
 		path := path.Child("conditions").Index(i)
 		if condition.ObservedGeneration < 0 {
 			errs = append(errs, field.Invalid(path.Child("observedGeneration"), condition.ObservedGeneration, "must be a non-negative integer"))
 		}
-		for _, text := range validation.IsQualifiedName(string(condition.Type)) {
-			errs = append(errs, field.Invalid(path.Child("Type"), string(condition.Type), text))
+		for _, msg := range validation.IsQualifiedName(string(condition.Type)) {
+			errs = append(errs, field.Invalid(path.Child("Type"), string(condition.Type), msg))
 		}
 	}
-	if now.NominatedNodeName != "" && now.NominatedNodeName != was.NominatedNodeName {
+	if newStatus.NominatedNodeName != "" && newStatus.NominatedNodeName != oldStatus.NominatedNodeName {
 		path := path.Child("nominatedNodeName")
-		for _, text := range apivalidation.NameIsDNSSubdomain(now.NominatedNodeName, false) {
-			errs = append(errs, field.Invalid(path, now.NominatedNodeName, text))
+		for _, msg := range apivalidation.NameIsDNSSubdomain(newStatus.NominatedNodeName, false) {
+			errs = append(errs, field.Invalid(path, newStatus.NominatedNodeName, msg))
 		}
 		if old.Spec.NodeName != "" {
 			errs = append(errs, field.Forbidden(path, "may not be set on pods that are already bound to a node"))
 		}
 	}
-	if now.ObservedGeneration < 0 {
-		errs = append(errs, field.Invalid(path.Child("observedGeneration"), now.ObservedGeneration, "must be a non-negative integer"))
+	if newStatus.ObservedGeneration < 0 {
+		errs = append(errs, field.Invalid(path.Child("observedGeneration"), newStatus.ObservedGeneration, "must be a non-negative integer"))
 	}
-	errs = append(errs, apivalidation.ValidateImmutableField(now.QOSClass, was.QOSClass, path.Child("qosClass"))...)
-	errs = append(errs, validateStateChanges(now, was, &old.Spec)...)
+	errs = append(errs, apivalidation.ValidateImmutableField(newStatus.QOSClass, oldStatus.QOSClass, path.Child("qosClass"))...)
+	errs = append(errs, validateStateTransitions(newStatus, oldStatus, &old.Spec)...)
 	errs = append(errs, validateClaimStatuses(obj, path)...)
 	errs = append(errs, validateVolumeHealth(obj, path.Child("volumeHealth"))...)
-	errs = append(errs, validateStatusIPs(now, was, path)...)
-	eachContainerStatus(now, func(s *corev1.ContainerStatus, path *field.Path) {
+	errs = append(errs, validateStatusIPs(newStatus, oldStatus, path)...)
+	eachContainerStatus(newStatus, func(s *corev1.ContainerStatus, path *field.Path) {
 		errs = append(errs, validateContainerUser(s, obj.Spec.OS, path.Child("user", "linux"))...)
 	})
 	errs = append(errs, validateAllocatedResources(obj)...)
 	return errs
 }
 
-// validateStateChanges refuses to restart a container that has terminated and will not be restarted.
-func validateStateChanges(now, was *corev1.PodStatus, spec *corev1.PodSpec) field.ErrorList {
+// validateStateTransitions rejects a status in which a container runs again that has terminated and may not be restarted.
+func validateStateTransitions(newStatus, oldStatus *corev1.PodStatus, spec *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	restartsAll := slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(c corev1.Container) bool {
 		return slices.ContainsFunc(c.RestartPolicyRules, func(r corev1.ContainerRestartRule) bool {
 			return r.Action == corev1.ContainerRestartRuleActionRestartAllContainers
 		})
 	})
-	validate := func(now, was []corev1.ContainerStatus, name string, mayRestart func(s *corev1.ContainerStatus) bool) {
-		for i := range was {
-			ended := &was[i]
-			if ended.State.Terminated == nil {
+	validate := func(statuses, oldStatuses []corev1.ContainerStatus, name string, mayRestart func(s *corev1.ContainerStatus) bool) {
+		for i := range oldStatuses {
+			terminated := &oldStatuses[i]
+			if terminated.State.Terminated == nil {
 				continue
 			}
-			k := slices.IndexFunc(now, func(s corev1.ContainerStatus) bool { return s.Name == ended.Name })
-			if k >= 0 && now[k].State.Terminated == nil && !mayRestart(ended) {
+			j := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == terminated.Name })
+			if j >= 0 && statuses[j].State.Terminated == nil && !mayRestart(terminated) {
 				errs = append(errs, field.Forbidden(field.NewPath("status", name).Index(i).Child("state"), "may not be transitioned to non-terminated state"))
 			}
 		}
 	}
-	among := func(containers []corev1.Container) func(s *corev1.ContainerStatus) bool {
+	restartableIn := func(containers []corev1.Container) func(s *corev1.ContainerStatus) bool {
 		return func(s *corev1.ContainerStatus) bool {
-			k := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
-			return k >= 0 && restartsAfter(&containers[k], spec.RestartPolicy, s.State.Terminated.ExitCode)
+			j := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
+			return j >= 0 && restartsAfter(&containers[j], spec.RestartPolicy, s.State.Terminated.ExitCode)
 		}
 	}
 	if !restartsAll {
-		validate(now.ContainerStatuses, was.ContainerStatuses, "containerStatuses", among(spec.Containers))
-		validate(now.InitContainerStatuses, was.InitContainerStatuses, "initContainerStatuses", among(spec.InitContainers))
+		validate(newStatus.ContainerStatuses, oldStatus.ContainerStatuses, "containerStatuses", restartableIn(spec.Containers))
+		validate(newStatus.InitContainerStatuses, oldStatus.InitContainerStatuses, "initContainerStatuses", restartableIn(spec.InitContainers))
 	}
-	validate(now.EphemeralContainerStatuses, was.EphemeralContainerStatuses, "ephemeralContainerStatuses",
+	validate(newStatus.EphemeralContainerStatuses, oldStatus.EphemeralContainerStatuses, "ephemeralContainerStatuses",
 		func(*corev1.ContainerStatus) bool { return false })
 	return errs
 }
@@ -217,8 +217,8 @@ func validateClaimStatuses(obj *corev1.Pod, path *field.Path) field.ErrorList {
 		}
 		seen.Insert(status.Name)
 		if name := status.ResourceClaimName; name != nil {
-			for _, text := range apivalidation.NameIsDNSSubdomain(*name, false) {
-				errs = append(errs, field.Invalid(path.Child("resourceClaimName"), *name, text))
+			for _, msg := range apivalidation.NameIsDNSSubdomain(*name, false) {
+				errs = append(errs, field.Invalid(path.Child("resourceClaimName"), *name, msg))
 			}
 		}
 	}
@@ -236,28 +236,28 @@ func validateExtendedClaim(status *corev1.PodExtendedResourceClaimStatus, spec *
 	}
 	seen := sets.New[corev1.ContainerExtendedResourceRequest]()
 	for i, mapping := range status.RequestMappings {
-		at := path.Child("requestMappings").Index(i)
+		idxPath := path.Child("requestMappings").Index(i)
 		if c := findContainer(slices.Concat(spec.InitContainers, spec.Containers), mapping.ContainerName); c == nil {
-			errs = append(errs, field.Invalid(at.Child("containerName"), mapping.ContainerName,
+			errs = append(errs, field.Invalid(idxPath.Child("containerName"), mapping.ContainerName,
 				"must match the name of an entry in spec.initContainers.name or spec.containers.name"))
 		} else if _, set := c.Resources.Requests[corev1.ResourceName(mapping.ResourceName)]; !set {
-			errs = append(errs, field.Invalid(at.Child("resourceName"), mapping.ResourceName,
+			errs = append(errs, field.Invalid(idxPath.Child("resourceName"), mapping.ResourceName,
 				"must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests"))
 		}
-		for _, text := range validation.IsDNS1123Label(mapping.RequestName) {
-			errs = append(errs, field.Invalid(path.Child("requestName"), mapping.RequestName, text))
+		for _, msg := range validation.IsDNS1123Label(mapping.RequestName) {
+			errs = append(errs, field.Invalid(path.Child("requestName"), mapping.RequestName, msg))
 		}
 		if seen.Has(mapping) {
-			errs = append(errs, field.Duplicate(at.Child("containerName"), mapping.ContainerName),
-				field.Duplicate(at.Child("resourceName"), mapping.ResourceName), field.Duplicate(at.Child("requestName"), mapping.RequestName))
+			errs = append(errs, field.Duplicate(idxPath.Child("containerName"), mapping.ContainerName),
+				field.Duplicate(idxPath.Child("resourceName"), mapping.ResourceName), field.Duplicate(idxPath.Child("requestName"), mapping.RequestName))
 		}
 		seen.Insert(mapping)
 	}
 	if status.ResourceClaimName == "" {
 		return append(errs, field.Required(path.Child("resourceClaimName"), ""))
 	}
-	for _, text := range apivalidation.NameIsDNSSubdomain(status.ResourceClaimName, false) {
-		errs = append(errs, field.Invalid(path.Child("resourceClaimName"), status.ResourceClaimName, text))
+	for _, msg := range apivalidation.NameIsDNSSubdomain(status.ResourceClaimName, false) {
+		errs = append(errs, field.Invalid(path.Child("resourceClaimName"), status.ResourceClaimName, msg))
 	}
 	return errs
 }
@@ -271,7 +271,7 @@ func findContainer(containers []corev1.Container, name string) *corev1.Container
 	return nil
 }
 
-// validateNodeAllocatable validates the node's own resources that claims use.
+// validateNodeAllocatable validates the node allocatable resources (CPU, memory, huge pages) that claims use.
 func validateNodeAllocatable(obj *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	claims := sets.New[string]()
@@ -303,13 +303,13 @@ func validateNodeAllocatable(obj *corev1.Pod, path *field.Path) field.ErrorList 
 		if !claims.Has(status.ResourceClaimName) {
 			errs = append(errs, field.Invalid(path.Child("resourceClaimName"), status.ResourceClaimName, "no mapping found in pod reference"))
 		}
-		for k, mapping := range status.Mapping {
-			path := path.Child("mapping").Index(k)
+		for j, mapping := range status.Mapping {
+			path := path.Child("mapping").Index(j)
 			name(path.Child("name"), mapping.Name)
 			amount(path.Child("quantity"), mapping.Quantity)
 		}
-		for k, overhead := range status.Overhead {
-			path := path.Child("overhead").Index(k)
+		for j, overhead := range status.Overhead {
+			path := path.Child("overhead").Index(j)
 			name(path.Child("name"), overhead.Name)
 			if overhead.PerPod == nil && overhead.PerContainer == nil {
 				errs = append(errs, field.Invalid(path, "", "at least one of perPod or perContainer must be set"))
@@ -329,19 +329,19 @@ func validateVolumeHealth(obj *corev1.Pod, path *field.Path) field.ErrorList {
 		if health.Name != "" && !known {
 			errs = append(errs, field.NotFound(path.Child("name"), health.Name))
 		}
-		for k, condition := range health.HealthConditions {
+		for j, condition := range health.HealthConditions {
 			if condition.Reason == "" {
 				continue
 			}
-			for _, text := range metavalidation.IsValidConditionReason(condition.Reason) {
-				errs = append(errs, field.Invalid(path.Child("healthConditions").Index(k).Child("reason"), condition.Reason, text))
+			for _, msg := range metavalidation.IsValidConditionReason(condition.Reason) {
+				errs = append(errs, field.Invalid(path.Child("healthConditions").Index(j).Child("reason"), condition.Reason, msg))
 			}
 		}
 	}
 	return errs
 }
 
-func validateStatusIPs(now, was *corev1.PodStatus, path *field.Path) field.ErrorList {
+func validateStatusIPs(newStatus, oldStatus *corev1.PodStatus, path *field.Path) field.ErrorList {
 	ips := func(status *corev1.PodStatus) (pod, host []string) {
 		for _, ip := range status.PodIPs {
 			pod = append(pod, ip.IP)
@@ -351,24 +351,24 @@ func validateStatusIPs(now, was *corev1.PodStatus, path *field.Path) field.Error
 		}
 		return pod, host
 	}
-	pod, host := ips(now)
-	oldPod, oldHost := ips(was)
+	pod, host := ips(newStatus)
+	oldPod, oldHost := ips(oldStatus)
 	podPath, hostPath := path.Child("podIPs"), path.Child("hostIPs")
-	errs := validateIPList(pod, oldPod, podPath, now.PodIPs)
+	errs := validateIPList(pod, oldPod, podPath, newStatus.PodIPs)
 	switch {
-	case (now.PodIP != "") != (len(pod) > 0):
-		errs = append(errs, field.Invalid(podPath, now.PodIPs, "podIP and podIPs must either both be set or both be unset"))
-	case len(pod) > 0 && now.PodIP != pod[0]:
+	case (newStatus.PodIP != "") != (len(pod) > 0):
+		errs = append(errs, field.Invalid(podPath, newStatus.PodIPs, "podIP and podIPs must either both be set or both be unset"))
+	case len(pod) > 0 && newStatus.PodIP != pod[0]:
 		errs = append(errs, field.Invalid(podPath.Index(0).Child("ip"), pod[0], "must be equal to `podIP`"))
 	}
-	if len(host) > 0 && now.HostIP != host[0] {
+	if len(host) > 0 && newStatus.HostIP != host[0] {
 		errs = append(errs, field.Invalid(hostPath.Index(0).Child("ip"), host[0], "must be equal to `hostIP`"))
 	}
-	return append(errs, validateIPList(host, oldHost, hostPath, now.HostIPs)...)
+	return append(errs, validateIPList(host, oldHost, hostPath, newStatus.HostIPs)...)
 }
 
 // validateIPList allows one address of each family.
-func validateIPList(ips, old []string, path *field.Path, shown any) field.ErrorList {
+func validateIPList(ips, old []string, path *field.Path, value any) field.ErrorList {
 	var errs field.ErrorList
 	for i, ip := range ips {
 		errs = append(errs, validation.IsValidIPForLegacyField(path.Index(i), ip, true, old)...)
@@ -379,7 +379,7 @@ func validateIPList(ips, old []string, path *field.Path, shown any) field.ErrorL
 			errs = append(errs, field.InternalError(path, fmt.Errorf("failed to check for dual stack with error:%v", err)))
 		}
 		if !dual || len(ips) > 2 {
-			errs = append(errs, field.Invalid(path, shown, "may specify no more than one IP for each IP family"))
+			errs = append(errs, field.Invalid(path, value, "may specify no more than one IP for each IP family"))
 		}
 	}
 	return errs
@@ -398,8 +398,8 @@ func validateContainerUser(s *corev1.ContainerStatus, os *corev1.PodOS, path *fi
 		errs = append(errs, field.Invalid(path.Child("uid"), user.UID, fmt.Sprintf("must be between 0 and %d, inclusive", int64(math.MaxUint32))))
 	}
 	group := func(path *field.Path, id int64) {
-		for _, text := range validation.IsValidGroupID(id) {
-			errs = append(errs, field.Invalid(path, id, text))
+		for _, msg := range validation.IsValidGroupID(id) {
+			errs = append(errs, field.Invalid(path, id, msg))
 		}
 	}
 	group(path.Child("gid"), user.GID)
@@ -437,7 +437,7 @@ func validateAllocatedResources(obj *corev1.Pod) field.ErrorList {
 func unrequestedResource(name corev1.ResourceName, c *corev1.Container, extended *corev1.PodExtendedResourceClaimStatus) string {
 	reference, isClaim := strings.CutPrefix(string(name), "claim:")
 	if !isClaim {
-		if _, asked := c.Resources.Requests[name]; !asked {
+		if _, requested := c.Resources.Requests[name]; !requested {
 			return "must match one of the container's resource requests"
 		}
 		return ""

@@ -34,12 +34,12 @@ func validateEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) field.Er
 	errs := podspec.ValidatePod(obj, old)
 	path := field.NewPath("spec", "ephemeralContainers")
 	for i := range old.Spec.EphemeralContainers {
-		was := &old.Spec.EphemeralContainers[i]
-		k := slices.IndexFunc(obj.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == was.Name })
-		if k < 0 {
-			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", was.Name)))
-		} else if now := &obj.Spec.EphemeralContainers[k]; !equality.Semantic.DeepEqual(was, now) {
-			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, diff.Diff(*was, *now))))
+		oldContainer := &old.Spec.EphemeralContainers[i]
+		j := slices.IndexFunc(obj.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == oldContainer.Name })
+		if j < 0 {
+			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", oldContainer.Name)))
+		} else if container := &obj.Spec.EphemeralContainers[j]; !equality.Semantic.DeepEqual(oldContainer, container) {
+			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", oldContainer.Name, diff.Diff(*oldContainer, *container))))
 		}
 	}
 	return errs
@@ -67,15 +67,15 @@ func prepareResize(_ *kind.Request, obj, old *corev1.Pod) {
 	podspec.DropDisabled(&obj.Spec, &old.Spec)
 }
 
-func resizedContainers(now, was []corev1.Container) []corev1.Container {
-	same := slices.EqualFunc(now, was, func(a, b corev1.Container) bool { return a.Name == b.Name })
+func resizedContainers(containers, old []corev1.Container) []corev1.Container {
+	same := slices.EqualFunc(containers, old, func(a, b corev1.Container) bool { return a.Name == b.Name })
 	if !same {
-		return now
+		return containers
 	}
-	resized := slices.Clone(was)
+	resized := slices.Clone(old)
 	for i := range resized {
-		resized[i] = *was[i].DeepCopy()
-		resized[i].Resources, resized[i].ResizePolicy = now[i].Resources, now[i].ResizePolicy
+		resized[i] = *old[i].DeepCopy()
+		resized[i].Resources, resized[i].ResizePolicy = containers[i].Resources, containers[i].ResizePolicy
 	}
 	return resized
 }
@@ -131,25 +131,25 @@ func validatePodResourcesResize(spec, old *corev1.PodSpec, path *field.Path) fie
 	if !set(old) && !set(spec) {
 		return nil
 	}
-	at := path.Child("resources")
+	fldPath := path.Child("resources")
 	var errs field.ErrorList
 	if old.Resources != nil {
 		if spec.Resources == nil {
-			return field.ErrorList{field.Forbidden(at, "pod-level resources cannot be removed")}
+			return field.ErrorList{field.Forbidden(fldPath, "pod-level resources cannot be removed")}
 		}
 		if resourceRemoved(spec.Resources.Requests, old.Resources.Requests) {
-			errs = append(errs, field.Forbidden(at.Child("requests"), "pod-level resource requests cannot be removed"))
+			errs = append(errs, field.Forbidden(fldPath.Child("requests"), "pod-level resource requests cannot be removed"))
 		}
 		if resourceRemoved(spec.Resources.Limits, old.Resources.Limits) {
-			errs = append(errs, field.Forbidden(at.Child("limits"), "pod-level resource limits cannot be removed"))
+			errs = append(errs, field.Forbidden(fldPath.Child("limits"), "pod-level resource limits cannot be removed"))
 		}
 	}
-	was := corev1.ResourceRequirements{}
+	oldResources := corev1.ResourceRequirements{}
 	if old.Resources != nil {
-		was = *old.Resources
+		oldResources = *old.Resources
 	}
 	if spec.Resources != nil {
-		restoreCPUAndMemory(spec.Resources, &was)
+		restoreCPUAndMemory(spec.Resources, &oldResources)
 		if empty := len(spec.Resources.Requests)+len(spec.Resources.Limits)+len(spec.Resources.Claims) == 0; empty && old.Resources == nil {
 			spec.Resources = nil
 		}
@@ -162,13 +162,13 @@ func validatePodResourcesResize(spec, old *corev1.PodSpec, path *field.Path) fie
 
 func validateResizeOrder(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	validate := func(name string, now, was []corev1.Container) {
-		if len(now) != len(was) {
+	validate := func(name string, containers, oldContainers []corev1.Container) {
+		if len(containers) != len(oldContainers) {
 			errs = append(errs, field.Forbidden(path.Child(name), name+" may not be added or removed on resize"))
 			return
 		}
-		for i := range was {
-			if now[i].Name != was[i].Name {
+		for i := range oldContainers {
+			if containers[i].Name != oldContainers[i].Name {
 				errs = append(errs, field.Forbidden(path.Child(name).Index(i).Child("name"), name+" may not be renamed or reordered on resize"))
 			}
 		}
@@ -181,28 +181,28 @@ func validateResizeOrder(obj, old *corev1.Pod, path *field.Path) field.ErrorList
 // validateContainersResize validates the resources of the containers and resets cpu and memory.
 func validateContainersResize(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	validate := func(name string, now, was *corev1.Container, i int) {
-		at := path.Child(name).Index(i)
-		if resourceRemoved(now.Resources.Requests, was.Resources.Requests) {
-			errs = append(errs, field.Forbidden(at.Child("resources", "requests"), "resource requests cannot be removed"))
+	validate := func(name string, container, oldContainer *corev1.Container, i int) {
+		idxPath := path.Child(name).Index(i)
+		if resourceRemoved(container.Resources.Requests, oldContainer.Resources.Requests) {
+			errs = append(errs, field.Forbidden(idxPath.Child("resources", "requests"), "resource requests cannot be removed"))
 		}
-		if resourceRemoved(now.Resources.Limits, was.Resources.Limits) {
-			errs = append(errs, field.Forbidden(at.Child("resources", "limits"), "resource limits cannot be removed"))
+		if resourceRemoved(container.Resources.Limits, oldContainer.Resources.Limits) {
+			errs = append(errs, field.Forbidden(idxPath.Child("resources", "limits"), "resource limits cannot be removed"))
 		}
-		changed := !equality.Semantic.DeepEqual(now, was)
-		restoreCPUAndMemory(&now.Resources, &was.Resources)
+		changed := !equality.Semantic.DeepEqual(container, oldContainer)
+		restoreCPUAndMemory(&container.Resources, &oldContainer.Resources)
 		isInit := name == "initContainers"
-		if !equality.Semantic.DeepEqual(now, was) {
+		if !equality.Semantic.DeepEqual(container, oldContainer) {
 			if isInit {
-				errs = append(errs, field.Forbidden(at, "only cpu and memory resources for init or sidecar containers are mutable"))
+				errs = append(errs, field.Forbidden(idxPath, "only cpu and memory resources for init or sidecar containers are mutable"))
 			} else {
 				errs = append(errs, field.Forbidden(path, onlyCPUAndMemory))
 			}
 		}
-		if isInit && changed && !podspec.Restartable(now) {
-			for _, policy := range now.ResizePolicy {
+		if isInit && changed && !podspec.Restartable(container) {
+			for _, policy := range container.ResizePolicy {
 				if policy.RestartPolicy == corev1.RestartContainer {
-					errs = append(errs, field.Forbidden(at, "non-sidecar init containers with a resize policy of RestartContainer cannot be resized"))
+					errs = append(errs, field.Forbidden(idxPath, "non-sidecar init containers with a resize policy of RestartContainer cannot be resized"))
 				}
 			}
 		}
@@ -216,9 +216,9 @@ func validateContainersResize(spec, old *corev1.PodSpec, path *field.Path) field
 	return errs
 }
 
-func resourceRemoved(now, was corev1.ResourceList) bool {
-	for name := range was {
-		if _, kept := now[name]; !kept {
+func resourceRemoved(list, old corev1.ResourceList) bool {
+	for name := range old {
+		if _, kept := list[name]; !kept {
 			return true
 		}
 	}
@@ -226,12 +226,12 @@ func resourceRemoved(now, was corev1.ResourceList) bool {
 }
 
 // restoreCPUAndMemory resets what a resize may change.
-func restoreCPUAndMemory(now, was *corev1.ResourceRequirements) {
-	restore := func(now, was corev1.ResourceList) corev1.ResourceList {
-		list := now.DeepCopy()
+func restoreCPUAndMemory(resources, old *corev1.ResourceRequirements) {
+	restore := func(resources, old corev1.ResourceList) corev1.ResourceList {
+		list := resources.DeepCopy()
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 			delete(list, name)
-			if quantity, set := was[name]; set {
+			if quantity, set := old[name]; set {
 				if list == nil {
 					list = corev1.ResourceList{}
 				}
@@ -240,6 +240,6 @@ func restoreCPUAndMemory(now, was *corev1.ResourceRequirements) {
 		}
 		return list
 	}
-	now.Requests = restore(now.Requests, was.Requests)
-	now.Limits = restore(now.Limits, was.Limits)
+	resources.Requests = restore(resources.Requests, old.Requests)
+	resources.Limits = restore(resources.Limits, old.Limits)
 }

@@ -36,13 +36,13 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	errs := podspec.ValidatePod(obj, old)
 	errs = append(errs, validatePodAnnotationChange(obj, old)...)
 	for _, list := range []struct {
-		name     string
-		now, was int
+		name            string
+		count, oldCount int
 	}{
 		{"containers", len(obj.Spec.Containers), len(old.Spec.Containers)},
 		{"initContainers", len(obj.Spec.InitContainers), len(old.Spec.InitContainers)},
 	} {
-		if list.now != list.was {
+		if list.count != list.oldCount {
 			return append(errs, field.Forbidden(path.Child(list.name), "pod updates may not add or remove containers"))
 		}
 	}
@@ -103,24 +103,24 @@ func validatePodAnnotationChange(obj, old *corev1.Pod) field.ErrorList {
 
 // validateDeadlineChange: a deadline may be set or decreased.
 func validateDeadlineChange(obj, old *corev1.Pod, path *field.Path) *field.Error {
-	now, was := obj.Spec.ActiveDeadlineSeconds, old.Spec.ActiveDeadlineSeconds
+	deadline, oldDeadline := obj.Spec.ActiveDeadlineSeconds, old.Spec.ActiveDeadlineSeconds
 	switch {
-	case now != nil && (*now < 0 || *now > math.MaxInt32):
-		return field.Invalid(path, *now, validation.InclusiveRangeError(0, math.MaxInt32))
-	case now != nil && was != nil && *was < *now:
-		return field.Invalid(path, *now, "must be less than or equal to previous value")
-	case now == nil && was != nil:
-		return field.Invalid(path, now, "must not update from a positive integer to nil value")
+	case deadline != nil && (*deadline < 0 || *deadline > math.MaxInt32):
+		return field.Invalid(path, *deadline, validation.InclusiveRangeError(0, math.MaxInt32))
+	case deadline != nil && oldDeadline != nil && *oldDeadline < *deadline:
+		return field.Invalid(path, *deadline, "must be less than or equal to previous value")
+	case deadline == nil && oldDeadline != nil:
+		return field.Invalid(path, deadline, "must not update from a positive integer to nil value")
 	}
 	return nil
 }
 
 // validateTolerationsChange: tolerations may be added, and tolerationSeconds may be changed.
 func validateTolerationsChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
-	for _, was := range old.Spec.Tolerations {
-		kept := slices.ContainsFunc(obj.Spec.Tolerations, func(now corev1.Toleration) bool {
-			now.TolerationSeconds = was.TolerationSeconds
-			return now == was
+	for _, oldToleration := range old.Spec.Tolerations {
+		kept := slices.ContainsFunc(obj.Spec.Tolerations, func(toleration corev1.Toleration) bool {
+			toleration.TolerationSeconds = oldToleration.TolerationSeconds
+			return toleration == oldToleration
 		})
 		if !kept {
 			return field.ErrorList{field.Forbidden(path, "existing toleration can not be modified except its tolerationSeconds")}
@@ -147,7 +147,7 @@ func validateGatesChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList
 func validateGatedChange(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for key, value := range old.NodeSelector {
-		if now, kept := spec.NodeSelector[key]; !kept || now != value {
+		if newValue, kept := spec.NodeSelector[key]; !kept || newValue != value {
 			errs = append(errs, field.Invalid(path.Child("nodeSelector"), spec.NodeSelector,
 				"only additions to spec.nodeSelector are allowed (no mutations or deletions)"))
 			break
@@ -155,18 +155,18 @@ func validateGatedChange(spec, old *corev1.PodSpec, path *field.Path) field.Erro
 	}
 	spec.NodeSelector = old.NodeSelector
 
-	now, was := nodeAffinity(spec), nodeAffinity(old)
-	if equality.Semantic.DeepEqual(now, was) {
+	affinity, oldAffinity := nodeAffinity(spec), nodeAffinity(old)
+	if equality.Semantic.DeepEqual(affinity, oldAffinity) {
 		return errs
 	}
-	errs = append(errs, validateNodeAffinityChange(now, was, path.Child("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"))...)
+	errs = append(errs, validateNodeAffinityChange(affinity, oldAffinity, path.Child("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"))...)
 	switch {
 	case spec.Affinity == nil:
-		spec.Affinity = &corev1.Affinity{NodeAffinity: was}
+		spec.Affinity = &corev1.Affinity{NodeAffinity: oldAffinity}
 	case old.Affinity == nil && spec.Affinity.PodAffinity == nil && spec.Affinity.PodAntiAffinity == nil:
 		spec.Affinity = nil
 	default:
-		spec.Affinity.NodeAffinity = was
+		spec.Affinity.NodeAffinity = oldAffinity
 	}
 	return errs
 }
@@ -186,9 +186,9 @@ func requiredTerms(affinity *corev1.NodeAffinity) []corev1.NodeSelectorTerm {
 }
 
 // validateNodeAffinityChange allows each term to become narrower. Terms are alternatives, so their number must not change.
-func validateNodeAffinityChange(now, was *corev1.NodeAffinity, path *field.Path) field.ErrorList {
+func validateNodeAffinityChange(affinity, oldAffinity *corev1.NodeAffinity, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	terms, oldTerms := requiredTerms(now), requiredTerms(was)
+	terms, oldTerms := requiredTerms(affinity), requiredTerms(oldAffinity)
 	if len(oldTerms) > 0 && len(terms) != len(oldTerms) {
 		return field.ErrorList{field.Invalid(path, terms, "no additions/deletions to non-empty NodeSelectorTerms list are allowed")}
 	}
@@ -205,8 +205,8 @@ func narrows(term, old *corev1.NodeSelectorTerm) bool {
 	if len(old.MatchExpressions) == 0 && len(old.MatchFields) == 0 {
 		return len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0
 	}
-	begins := func(now, was []corev1.NodeSelectorRequirement) bool {
-		return len(now) >= len(was) && equality.Semantic.DeepEqual(now[:len(was)], was)
+	hasPrefix := func(requirements, oldRequirements []corev1.NodeSelectorRequirement) bool {
+		return len(requirements) >= len(oldRequirements) && equality.Semantic.DeepEqual(requirements[:len(oldRequirements)], oldRequirements)
 	}
-	return begins(term.MatchExpressions, old.MatchExpressions) && begins(term.MatchFields, old.MatchFields)
+	return hasPrefix(term.MatchExpressions, old.MatchExpressions) && hasPrefix(term.MatchFields, old.MatchFields)
 }

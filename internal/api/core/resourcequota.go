@@ -75,9 +75,9 @@ func validateResourceQuota(_ *kind.Request, obj, old *corev1.ResourceQuota) fiel
 
 func validateHard(list corev1.ResourceList, path *field.Path) (errs field.ErrorList) {
 	for name, quantity := range list {
-		at := path.Key(string(name))
-		errs = append(errs, validateQuotaResourceName(name, at)...)
-		errs = append(errs, validateQuantity(name, quantity, at)...)
+		idxPath := path.Key(string(name))
+		errs = append(errs, validateQuotaResourceName(name, idxPath)...)
+		errs = append(errs, validateQuantity(name, quantity, idxPath)...)
 	}
 	return errs
 }

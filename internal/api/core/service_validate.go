@@ -422,22 +422,22 @@ func validateLoadBalancerStatus(obj *corev1.Service, old *corev1.LoadBalancerSta
 		}
 	}
 	for i, ingress := range status.Ingress {
-		at := path.Index(i)
+		idxPath := path.Index(i)
 		if ingress.IP != "" {
-			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), ingress.IP, true, stored)...)
+			errs = append(errs, validation.IsValidIPForLegacyField(idxPath.Child("ip"), ingress.IP, true, stored)...)
 		}
 		switch mode := ingress.IPMode; {
 		case mode == nil && ingress.IP != "":
-			errs = append(errs, field.Required(at.Child("ipMode"), "must be specified when `ip` is set"))
+			errs = append(errs, field.Required(idxPath.Child("ipMode"), "must be specified when `ip` is set"))
 		case mode != nil && ingress.IP == "":
-			errs = append(errs, field.Forbidden(at.Child("ipMode"), "may not be specified when `ip` is not set"))
+			errs = append(errs, field.Forbidden(idxPath.Child("ipMode"), "may not be specified when `ip` is not set"))
 		case mode != nil && !loadBalancerIPModes.Has(*mode):
-			errs = append(errs, field.NotSupported(at.Child("ipMode"), mode, sets.List(loadBalancerIPModes)))
+			errs = append(errs, field.NotSupported(idxPath.Child("ipMode"), mode, sets.List(loadBalancerIPModes)))
 		}
 		if ingress.Hostname != "" {
-			errs = append(errs, kind.Invalid(at.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
+			errs = append(errs, kind.Invalid(idxPath.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
 			if netutils.ParseIPSloppy(ingress.Hostname) != nil {
-				errs = append(errs, field.Invalid(at.Child("hostname"), ingress.Hostname, "must be a DNS name, not an IP address"))
+				errs = append(errs, field.Invalid(idxPath.Child("hostname"), ingress.Hostname, "must be a DNS name, not an IP address"))
 			}
 		}
 	}

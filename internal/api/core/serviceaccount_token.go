@@ -62,8 +62,8 @@ func requestToken(ctx context.Context, client kind.Client, req *kind.Request, pa
 	if err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("failed to generate token: %w", err))
 	}
-	if asked := claims.ExpirationSeconds; seconds < asked && req.Warn != nil {
-		req.Warn(fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds", asked, seconds))
+	if requested := claims.ExpirationSeconds; seconds < requested && req.Warn != nil {
+		req.Warn(fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds", requested, seconds))
 	}
 	request.Spec.ExpirationSeconds = &seconds
 	request.Status = authenticationv1.TokenRequestStatus{

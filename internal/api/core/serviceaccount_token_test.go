@@ -19,10 +19,10 @@ type issuingClient struct {
 	issued kind.TokenClaims
 }
 
-func (e *issuingClient) Audiences() []string { return []string{"https://api"} }
+func (c *issuingClient) Audiences() []string { return []string{"https://api"} }
 
-func (e *issuingClient) IssueToken(_ context.Context, claims kind.TokenClaims) (string, int64, error) {
-	e.issued = claims
+func (c *issuingClient) IssueToken(_ context.Context, claims kind.TokenClaims) (string, int64, error) {
+	c.issued = claims
 	return "token", min(claims.ExpirationSeconds, 7200), nil
 }
 

@@ -208,7 +208,7 @@ func requestedNodePort(ports []corev1.ServicePort, number int32) int32 {
 }
 
 func assignChangedPorts(m *portMap, obj, old *corev1.Service) error {
-	mine := nodePorts(old)
+	oldPorts := nodePorts(old)
 	for i := range obj.Spec.Ports {
 		port := &obj.Spec.Ports[i]
 		switch {
@@ -219,11 +219,11 @@ func assignChangedPorts(m *portMap, obj, old *corev1.Service) error {
 				return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 			}
 			port.NodePort = next
-		case !mine.Has(port.NodePort):
+		case !oldPorts.Has(port.NodePort):
 			if err := m.take(port.NodePort); err != nil {
 				return invalidPort(obj, i, port.NodePort, err)
 			}
-			mine.Insert(port.NodePort)
+			oldPorts.Insert(port.NodePort)
 		}
 	}
 	return nil

@@ -143,15 +143,15 @@ func validateDisk(id, idName string, partition int32, at *field.Path) field.Erro
 	return errs
 }
 
-func validateGlusterfs(source *corev1.GlusterfsPersistentVolumeSource, at *field.Path) field.ErrorList {
-	errs := required(at.Child("endpoints"), source.EndpointsName)
-	errs = append(errs, required(at.Child("path"), source.Path)...)
+func validateGlusterfs(source *corev1.GlusterfsPersistentVolumeSource, fldPath *field.Path) field.ErrorList {
+	errs := required(fldPath.Child("endpoints"), source.EndpointsName)
+	errs = append(errs, required(fldPath.Child("path"), source.Path)...)
 	if namespace := source.EndpointsNamespace; namespace != nil {
-		at := at.Child("endpointsNamespace")
+		fldPath := fldPath.Child("endpointsNamespace")
 		if *namespace == "" {
-			errs = append(errs, field.Invalid(at, *namespace, "if the endpointnamespace is set, it must be a valid namespace name"))
+			errs = append(errs, field.Invalid(fldPath, *namespace, "if the endpointnamespace is set, it must be a valid namespace name"))
 		} else {
-			errs = append(errs, kind.Invalid(at, *namespace, apivalidation.ValidateNamespaceName(*namespace, false))...)
+			errs = append(errs, kind.Invalid(fldPath, *namespace, apivalidation.ValidateNamespaceName(*namespace, false))...)
 		}
 	}
 	return errs
@@ -317,9 +317,9 @@ func validateStorageOS(source *corev1.StorageOSPersistentVolumeSource, at *field
 	return errs
 }
 
-func validateCSI(source *corev1.CSIPersistentVolumeSource, at *field.Path) field.ErrorList {
-	errs := validateDriverName(source.Driver, at.Child("driver"))
-	errs = append(errs, required(at.Child("volumeHandle"), source.VolumeHandle)...)
+func validateCSI(source *corev1.CSIPersistentVolumeSource, fldPath *field.Path) field.ErrorList {
+	errs := validateDriverName(source.Driver, fldPath.Child("driver"))
+	errs = append(errs, required(fldPath.Child("volumeHandle"), source.VolumeHandle)...)
 	for _, secret := range []struct {
 		name string
 		ref  *corev1.SecretReference
@@ -332,12 +332,12 @@ func validateCSI(source *corev1.CSIPersistentVolumeSource, at *field.Path) field
 		if secret.ref == nil {
 			continue
 		}
-		at := at.Child(secret.name)
-		if errs = append(errs, requiredRef(secret.ref.Name, secret.ref.Namespace, at)...); secret.ref.Name != "" {
-			errs = append(errs, kind.Invalid(at.Child("name"), secret.ref.Name, validation.IsDNS1123Subdomain(secret.ref.Name))...)
+		fldPath := fldPath.Child(secret.name)
+		if errs = append(errs, requiredRef(secret.ref.Name, secret.ref.Namespace, fldPath)...); secret.ref.Name != "" {
+			errs = append(errs, kind.Invalid(fldPath.Child("name"), secret.ref.Name, validation.IsDNS1123Subdomain(secret.ref.Name))...)
 		}
 		if secret.ref.Namespace != "" {
-			errs = append(errs, kind.Invalid(at.Child("namespace"), secret.ref.Namespace, validation.IsDNS1123Label(secret.ref.Namespace))...)
+			errs = append(errs, kind.Invalid(fldPath.Child("namespace"), secret.ref.Namespace, validation.IsDNS1123Label(secret.ref.Namespace))...)
 		}
 	}
 	return errs

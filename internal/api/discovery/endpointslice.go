@@ -271,11 +271,11 @@ func validateHints(hints *discoveryv1.EndpointHints, path *field.Path) (errs fie
 			return append(errs, field.TooMany(list.path, len(list.names), maxHints))
 		}
 		for i, name := range list.names {
-			at := list.path.Index(i).Child("name")
+			fldPath := list.path.Index(i).Child("name")
 			if slices.Contains(list.names[:i], name) {
-				errs = append(errs, field.Duplicate(at, name))
+				errs = append(errs, field.Duplicate(fldPath, name))
 			}
-			errs = append(errs, kind.Invalid(at, name, list.validate(name))...)
+			errs = append(errs, kind.Invalid(fldPath, name, list.validate(name))...)
 		}
 	}
 	return errs

@@ -9,24 +9,24 @@ import (
 )
 
 // ReviseFlowSchema returns the update of a bootstrap flow schema, or false when it is up to date. A mandatory one always gets the
-// wanted spec, a suggested one only if mayAutoUpdate allows it.
-func ReviseFlowSchema(current, wanted *flowcontrolv1.FlowSchema, mandatory bool) (*flowcontrolv1.FlowSchema, bool) {
-	wanted, revised := wanted.DeepCopy(), current.DeepCopy()
-	FlowSchema.Default(wanted)
+// bootstrap spec, a suggested one only if mayAutoUpdate allows it.
+func ReviseFlowSchema(current, bootstrap *flowcontrolv1.FlowSchema, mandatory bool) (*flowcontrolv1.FlowSchema, bool) {
+	bootstrap, revised := bootstrap.DeepCopy(), current.DeepCopy()
+	FlowSchema.Default(bootstrap)
 	autoUpdate := mandatory || mayAutoUpdate(current)
-	changed := autoUpdate && !equality.Semantic.DeepEqual(wanted.Spec, current.Spec)
+	changed := autoUpdate && !equality.Semantic.DeepEqual(bootstrap.Spec, current.Spec)
 	if changed {
-		revised.Spec = wanted.Spec
+		revised.Spec = bootstrap.Spec
 	}
 	return revised, setAutoUpdate(revised, autoUpdate) || changed
 }
 
 // RevisePriorityLevel returns the update of a bootstrap priority level, or false when it is up to date. Differences in
 // nominalConcurrencyShares and lendablePercent of the exempt level are ignored, because administrators may change them.
-func RevisePriorityLevel(current, wanted *flowcontrolv1.PriorityLevelConfiguration, mandatory bool) (*flowcontrolv1.PriorityLevelConfiguration, bool) {
-	wanted, revised := wanted.DeepCopy(), current.DeepCopy()
-	PriorityLevelConfiguration.Default(wanted)
-	expected := wanted.Spec.DeepCopy()
+func RevisePriorityLevel(current, bootstrap *flowcontrolv1.PriorityLevelConfiguration, mandatory bool) (*flowcontrolv1.PriorityLevelConfiguration, bool) {
+	bootstrap, revised := bootstrap.DeepCopy(), current.DeepCopy()
+	PriorityLevelConfiguration.Default(bootstrap)
+	expected := bootstrap.Spec.DeepCopy()
 	if expected.Exempt != nil && current.Spec.Exempt != nil {
 		expected.Exempt.NominalConcurrencyShares = current.Spec.Exempt.NominalConcurrencyShares
 		expected.Exempt.LendablePercent = current.Spec.Exempt.LendablePercent
@@ -34,7 +34,7 @@ func RevisePriorityLevel(current, wanted *flowcontrolv1.PriorityLevelConfigurati
 	autoUpdate := mandatory || mayAutoUpdate(current)
 	changed := autoUpdate && !equality.Semantic.DeepEqual(*expected, current.Spec)
 	if changed {
-		revised.Spec = wanted.Spec
+		revised.Spec = bootstrap.Spec
 	}
 	return revised, setAutoUpdate(revised, autoUpdate) || changed
 }
@@ -62,8 +62,8 @@ func setAutoUpdate(obj metav1.Object, autoUpdate bool) bool {
 	return true
 }
 
-// AutoUpdates reports whether the auto-update annotation is "true". Only bootstrap objects have the annotation.
-func AutoUpdates(obj metav1.Object) bool {
+// HasAutoUpdateAnnotation reports whether the auto-update annotation is "true". Only bootstrap objects have the annotation.
+func HasAutoUpdateAnnotation(obj metav1.Object) bool {
 	update, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && update
 }

@@ -79,7 +79,7 @@ func TestAutoUpdates(t *testing.T) {
 		if value != "" {
 			s.Annotations = map[string]string{flowcontrolv1.AutoUpdateAnnotationKey: value}
 		}
-		if AutoUpdates(s) != want {
+		if HasAutoUpdateAnnotation(s) != want {
 			t.Errorf("%q: %t", value, !want)
 		}
 	}

@@ -33,7 +33,7 @@ func columns() []metav1.TableColumnDefinition {
 func nodeMetrics(s Source) *kind.Kind {
 	return kind.Of(kind.Definition[*metricsv1beta1.NodeMetrics]{
 		GVK: metricsv1beta1.SchemeGroupVersion.WithKind("NodeMetrics"), Plural: "nodes", List: &metricsv1beta1.NodeMetricsList{},
-		Virtual: func(ctx context.Context, _ kind.Client) ([]*metricsv1beta1.NodeMetrics, error) {
+		Computed: func(ctx context.Context, _ kind.Client) ([]*metricsv1beta1.NodeMetrics, error) {
 			return s.NodeMetrics(ctx)
 		},
 		Columns: columns(),
@@ -46,7 +46,7 @@ func nodeMetrics(s Source) *kind.Kind {
 func podMetrics(s Source) *kind.Kind {
 	return kind.Of(kind.Definition[*metricsv1beta1.PodMetrics]{
 		GVK: metricsv1beta1.SchemeGroupVersion.WithKind("PodMetrics"), Plural: "pods", Namespaced: true, List: &metricsv1beta1.PodMetricsList{},
-		Virtual: func(ctx context.Context, _ kind.Client) ([]*metricsv1beta1.PodMetrics, error) {
+		Computed: func(ctx context.Context, _ kind.Client) ([]*metricsv1beta1.PodMetrics, error) {
 			return s.PodMetrics(ctx)
 		},
 		Columns: columns(),

@@ -131,25 +131,25 @@ func validateIngressSpec(spec *networkingv1.IngressSpec, excused ingressRules, p
 		errs = append(errs, validateBackend(spec.DefaultBackend, path.Child("defaultBackend"))...)
 	}
 	for i, rule := range spec.Rules {
-		at := path.Child("rules").Index(i)
+		idxPath := path.Child("rules").Index(i)
 		wildcard := strings.Contains(rule.Host, "*")
 		if rule.Host != "" {
 			if netutils.ParseIPSloppy(rule.Host) != nil {
-				errs = append(errs, field.Invalid(at.Child("host"), rule.Host, "must be a DNS name, not an IP address"))
+				errs = append(errs, field.Invalid(idxPath.Child("host"), rule.Host, "must be a DNS name, not an IP address"))
 			}
-			errs = append(errs, kind.Invalid(at.Child("host"), rule.Host, validateHost(rule.Host))...)
+			errs = append(errs, kind.Invalid(idxPath.Child("host"), rule.Host, validateHost(rule.Host))...)
 		}
 		if !wildcard || !excused.uncheckedWildcards {
-			errs = append(errs, validateHTTP(rule.HTTP, at.Child("http"))...)
+			errs = append(errs, validateHTTP(rule.HTTP, idxPath.Child("http"))...)
 		}
 	}
 	for i, tls := range spec.TLS {
-		at := path.Child("tls").Index(i)
+		idxPath := path.Child("tls").Index(i)
 		for j, host := range tls.Hosts {
-			errs = append(errs, kind.Invalid(at.Child("hosts").Index(j), host, validateHost(host))...)
+			errs = append(errs, kind.Invalid(idxPath.Child("hosts").Index(j), host, validateHost(host))...)
 		}
 		if !excused.anySecretName {
-			errs = append(errs, kind.Invalid(at.Child("secretName"), tls.SecretName, validateSecretName(tls.SecretName))...)
+			errs = append(errs, kind.Invalid(idxPath.Child("secretName"), tls.SecretName, validateSecretName(tls.SecretName))...)
 		}
 	}
 	if class := spec.IngressClassName; class != nil {
@@ -262,14 +262,14 @@ func validateIngressStatus(_ *kind.Request, obj, old *networkingv1.Ingress) (err
 		}
 	}
 	for i, ingress := range obj.Status.LoadBalancer.Ingress {
-		at := field.NewPath("status", "loadBalancer", "ingress").Index(i)
+		idxPath := field.NewPath("status", "loadBalancer", "ingress").Index(i)
 		if ingress.IP != "" {
-			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), ingress.IP, true, stored)...)
+			errs = append(errs, validation.IsValidIPForLegacyField(idxPath.Child("ip"), ingress.IP, true, stored)...)
 		}
 		if ingress.Hostname != "" {
-			errs = append(errs, kind.Invalid(at.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
+			errs = append(errs, kind.Invalid(idxPath.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
 			if netutils.ParseIPSloppy(ingress.Hostname) != nil {
-				errs = append(errs, field.Invalid(at.Child("hostname"), ingress.Hostname, "must be a DNS name, not an IP address"))
+				errs = append(errs, field.Invalid(idxPath.Child("hostname"), ingress.Hostname, "must be a DNS name, not an IP address"))
 			}
 		}
 	}

@@ -70,10 +70,10 @@ func warnNetworkPolicy(obj, _ *networkingv1.NetworkPolicy) (warnings []string) {
 			if peer.IPBlock == nil {
 				continue
 			}
-			at := path.Index(i).Child("ipBlock")
-			warnings = append(warnings, validation.GetWarningsForCIDR(at.Child("cidr"), peer.IPBlock.CIDR)...)
+			fldPath := path.Index(i).Child("ipBlock")
+			warnings = append(warnings, validation.GetWarningsForCIDR(fldPath.Child("cidr"), peer.IPBlock.CIDR)...)
 			for j, except := range peer.IPBlock.Except {
-				warnings = append(warnings, validation.GetWarningsForCIDR(at.Child("except").Index(j), except)...)
+				warnings = append(warnings, validation.GetWarningsForCIDR(fldPath.Child("except").Index(j), except)...)
 			}
 		}
 	})
@@ -185,14 +185,14 @@ func validateIPBlock(block *networkingv1.IPBlock, allow allowances, path *field.
 	}
 	wholeBits, _ := whole.Mask.Size()
 	for i, text := range block.Except {
-		at := path.Child("except").Index(i)
-		errs = append(errs, validation.IsValidCIDRForLegacyField(at, text, true, allow.cidrs)...)
+		idxPath := path.Child("except").Index(i)
+		errs = append(errs, validation.IsValidCIDRForLegacyField(idxPath, text, true, allow.cidrs)...)
 		_, except, err := netutils.ParseCIDRSloppy(text)
 		if err != nil {
 			continue
 		}
 		if bits, _ := except.Mask.Size(); !whole.Contains(except.IP) || wholeBits >= bits {
-			errs = append(errs, field.Invalid(at, text, "must be a strict subset of `cidr`"))
+			errs = append(errs, field.Invalid(idxPath, text, "must be a strict subset of `cidr`"))
 		}
 	}
 	return errs

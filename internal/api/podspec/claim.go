@@ -43,7 +43,7 @@ func (val *validator) claimSpec(spec *corev1.PersistentVolumeClaimSpec, path *fi
 	if ref != nil {
 		val.dataSource(ref.Name, ref.Kind, ref.APIGroup, path.Child("dataSourceRef"))
 		if namespace := ptr.Deref(ref.Namespace, ""); namespace != "" {
-			val.messages(path.Child("dataSourceRef", "namespace"), namespace, validation.ValidateNamespaceName(namespace, false))
+			val.invalidEach(path.Child("dataSourceRef", "namespace"), namespace, validation.ValidateNamespaceName(namespace, false))
 		}
 	}
 	if source != nil && ref != nil {

@@ -193,7 +193,7 @@ func (val *validator) ports(ports []corev1.ContainerPort, path *field.Path) {
 		path := path.Index(i)
 		if port.Name != "" {
 			if texts := utilvalidation.IsValidPortName(port.Name); len(texts) > 0 {
-				val.messages(path.Child("name"), port.Name, texts)
+				val.invalidEach(path.Child("name"), port.Name, texts)
 			} else if names.Has(port.Name) {
 				val.duplicate(path.Child("name"), port.Name)
 			} else {
@@ -203,10 +203,10 @@ func (val *validator) ports(ports []corev1.ContainerPort, path *field.Path) {
 		if port.ContainerPort == 0 {
 			val.required(path.Child("containerPort"), "")
 		} else {
-			val.messages(path.Child("containerPort"), port.ContainerPort, utilvalidation.IsValidPortNum(int(port.ContainerPort)))
+			val.invalidEach(path.Child("containerPort"), port.ContainerPort, utilvalidation.IsValidPortNum(int(port.ContainerPort)))
 		}
 		if port.HostPort != 0 {
-			val.messages(path.Child("hostPort"), port.HostPort, utilvalidation.IsValidPortNum(int(port.HostPort)))
+			val.invalidEach(path.Child("hostPort"), port.HostPort, utilvalidation.IsValidPortNum(int(port.HostPort)))
 		}
 		requiredOneOf(val, path.Child("protocol"), port.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
 	}

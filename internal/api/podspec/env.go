@@ -29,7 +29,7 @@ func (val *validator) env(vars []corev1.EnvVar, path *field.Path) {
 		if v.Name == "" {
 			val.required(path.Child("name"), "")
 		} else {
-			val.messages(path.Child("name"), v.Name, utilvalidation.IsRelaxedEnvVarName(v.Name))
+			val.invalidEach(path.Child("name"), v.Name, utilvalidation.IsRelaxedEnvVarName(v.Name))
 		}
 		if v.ValueFrom != nil {
 			val.envSource(v.ValueFrom, v.Value, path.Child("valueFrom"))
@@ -74,7 +74,7 @@ func (val *validator) keyRef(name, key string, path *field.Path) {
 	if key == "" {
 		val.required(path.Child("key"), "")
 	} else {
-		val.messages(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
+		val.invalidEach(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
 	}
 }
 
@@ -82,7 +82,7 @@ func (val *validator) fileKeyRef(ref *corev1.FileKeySelector, path *field.Path) 
 	if ref.Key == "" {
 		val.required(path.Child("key"), "")
 	} else {
-		val.messages(path.Child("key"), ref.Key, utilvalidation.IsRelaxedEnvVarName(ref.Key))
+		val.invalidEach(path.Child("key"), ref.Key, utilvalidation.IsRelaxedEnvVarName(ref.Key))
 	}
 	val.requiredLabel(path.Child("volumeName"), ref.VolumeName)
 	if ref.Path == "" {
@@ -116,18 +116,18 @@ func (val *validator) fileKeyVolumes(path *field.Path) {
 
 func (val *validator) envFrom(sources []corev1.EnvFromSource, path *field.Path) {
 	for i, source := range sources {
-		at := path.Index(i)
+		idxPath := path.Index(i)
 		if source.Prefix != "" {
-			val.messages(at.Child("prefix"), source.Prefix, utilvalidation.IsRelaxedEnvVarName(source.Prefix))
+			val.invalidEach(idxPath.Child("prefix"), source.Prefix, utilvalidation.IsRelaxedEnvVarName(source.Prefix))
 		}
 		count := 0
 		if source.ConfigMapRef != nil {
 			count++
-			val.envFromName(at.Child("configMapRef", "name"), source.ConfigMapRef.Name)
+			val.envFromName(idxPath.Child("configMapRef", "name"), source.ConfigMapRef.Name)
 		}
 		if source.SecretRef != nil {
 			count++
-			val.envFromName(at.Child("secretRef", "name"), source.SecretRef.Name)
+			val.envFromName(idxPath.Child("secretRef", "name"), source.SecretRef.Name)
 		}
 		switch {
 		case count == 0:
@@ -142,7 +142,7 @@ func (val *validator) envFromName(path *field.Path, name string) {
 	if name == "" {
 		val.required(path, "")
 	} else {
-		val.messages(path, name, validation.NameIsDNSSubdomain(name, true))
+		val.invalidEach(path, name, validation.NameIsDNSSubdomain(name, true))
 	}
 }
 

@@ -15,22 +15,22 @@ func (val *validator) mounts(c *corev1.Container, path *field.Path) {
 	}
 	seen := sets.New[string]()
 	for i := range c.VolumeMounts {
-		mount, at := &c.VolumeMounts[i], path.Index(i)
+		mount, idxPath := &c.VolumeMounts[i], path.Index(i)
 		source := val.volumes[mount.Name]
-		val.nonEmpty(at.Child("name"), mount.Name)
+		val.nonEmpty(idxPath.Child("name"), mount.Name)
 		if source == nil {
-			val.add(field.NotFound(at.Child("name"), mount.Name))
+			val.add(field.NotFound(idxPath.Child("name"), mount.Name))
 		}
-		val.nonEmpty(at.Child("mountPath"), mount.MountPath)
+		val.nonEmpty(idxPath.Child("mountPath"), mount.MountPath)
 		if seen.Has(mount.MountPath) {
-			val.invalid(at.Child("mountPath"), mount.MountPath, "must be unique")
+			val.invalid(idxPath.Child("mountPath"), mount.MountPath, "must be unique")
 		}
 		seen.Insert(mount.MountPath)
 		if devices[mount.Name] {
-			val.invalid(at.Child("name"), mount.Name, "must not already exist in volumeDevices")
+			val.invalid(idxPath.Child("name"), mount.Name, "must not already exist in volumeDevices")
 		}
 		if devicePaths[mount.MountPath] {
-			val.invalid(at.Child("mountPath"), mount.MountPath, "must not already exist as a path in volumeDevices")
+			val.invalid(idxPath.Child("mountPath"), mount.MountPath, "must not already exist as a path in volumeDevices")
 		}
 		// Errors about the fields below have the path of the list.
 		if mount.SubPath != "" {
@@ -38,13 +38,13 @@ func (val *validator) mounts(c *corev1.Container, path *field.Path) {
 		}
 		if mount.SubPathExpr != "" {
 			if mount.SubPath != "" {
-				val.invalid(at.Child("subPathExpr"), mount.SubPathExpr, "subPathExpr and subPath are mutually exclusive")
+				val.invalid(idxPath.Child("subPathExpr"), mount.SubPathExpr, "subPathExpr and subPath are mutually exclusive")
 			}
 			val.localPath(path.Child("subPathExpr"), mount.SubPathExpr)
 		}
 		val.mountPropagation(mount, c, path.Child("mountPropagation"))
 		val.recursiveReadOnly(mount, path.Child("recursiveReadOnly"))
-		val.bindOptions(mount, source, at.Child("bindMountOptions"))
+		val.bindOptions(mount, source, idxPath.Child("bindMountOptions"))
 	}
 }
 

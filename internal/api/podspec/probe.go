@@ -70,7 +70,7 @@ func (val *validator) lifecycle(lifecycle *corev1.Lifecycle, path *field.Path) {
 // handler requires exactly one action and validates the first.
 func (val *validator) handler(h handler, path *field.Path) {
 	count := 0
-	one := func(set bool, name string, validate func(path *field.Path)) {
+	action := func(set bool, name string, validate func(path *field.Path)) {
 		if !set {
 			return
 		}
@@ -80,18 +80,18 @@ func (val *validator) handler(h handler, path *field.Path) {
 		}
 		validate(path.Child(name))
 	}
-	one(h.exec != nil, "exec", func(path *field.Path) {
+	action(h.exec != nil, "exec", func(path *field.Path) {
 		if len(h.exec.Command) == 0 {
 			val.required(path.Child("command"), "")
 		}
 	})
-	one(h.http != nil, "httpGet", func(path *field.Path) { val.httpGet(h.http, path) })
-	one(h.tcp != nil, "tcpSocket", func(path *field.Path) { val.portNumberOrName(path.Child("port"), h.tcp.Port) })
-	one(h.grpc != nil, "grpc", func(path *field.Path) {
+	action(h.http != nil, "httpGet", func(path *field.Path) { val.httpGet(h.http, path) })
+	action(h.tcp != nil, "tcpSocket", func(path *field.Path) { val.portNumberOrName(path.Child("port"), h.tcp.Port) })
+	action(h.grpc != nil, "grpc", func(path *field.Path) {
 		val.portNumberOrName(path.Child("port"), intstr.FromInt32(h.grpc.Port))
 		optionalOneOf(val, path.Child("mode"), h.grpc.Mode, corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)
 	})
-	one(h.sleep != nil, "sleep", func(path *field.Path) {
+	action(h.sleep != nil, "sleep", func(path *field.Path) {
 		if grace := val.spec.TerminationGracePeriodSeconds; grace != nil && (h.sleep.Seconds < 0 || h.sleep.Seconds > *grace) {
 			val.invalid(path, h.sleep.Seconds, fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace))
 		}
@@ -106,7 +106,7 @@ func (val *validator) httpGet(get *corev1.HTTPGetAction, path *field.Path) {
 	val.portNumberOrName(path.Child("port"), get.Port)
 	oneOf(val, path.Child("scheme"), get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
 	for _, header := range get.HTTPHeaders {
-		val.messages(path.Child("httpHeaders"), header.Name, utilvalidation.IsHTTPHeaderName(header.Name))
+		val.invalidEach(path.Child("httpHeaders"), header.Name, utilvalidation.IsHTTPHeaderName(header.Name))
 	}
 	switch {
 	case get.Protocol == nil || *get.Protocol == corev1.HTTPProtocolHTTP1:
@@ -121,13 +121,13 @@ func (val *validator) httpGet(get *corev1.HTTPGetAction, path *field.Path) {
 
 func (val *validator) portNumberOrName(path *field.Path, port intstr.IntOrString) {
 	if port.Type == intstr.Int {
-		val.messages(path, port.IntValue(), utilvalidation.IsValidPortNum(port.IntValue()))
+		val.invalidEach(path, port.IntValue(), utilvalidation.IsValidPortNum(port.IntValue()))
 	} else {
-		val.messages(path, port.StrVal, utilvalidation.IsValidPortName(port.StrVal))
+		val.invalidEach(path, port.StrVal, utilvalidation.IsValidPortName(port.StrVal))
 	}
 }
 
-// stopSignal requires a signal of the pod's operating system; it is not allowed if the specification has no os.
+// stopSignal requires a signal of the pod's operating system; it is not allowed if the pod spec has no os.
 func (val *validator) stopSignal(signal corev1.Signal, path *field.Path) {
 	switch os := val.spec.OS; {
 	case os == nil:

@@ -97,8 +97,8 @@ func (val *validator) projectedTrustBundle(s *corev1.ClusterTrustBundleProjectio
 		if *s.Name == "" {
 			val.required(path.Child("name"), "must be a valid object name")
 		}
-		for _, text := range trustBundleName(*s.Name) {
-			val.invalid(path.Child("name"), *s.Name, fmt.Sprintf("not a valid clustertrustbundlename: %v", text))
+		for _, msg := range trustBundleName(*s.Name) {
+			val.invalid(path.Child("name"), *s.Name, fmt.Sprintf("not a valid clustertrustbundlename: %v", msg))
 		}
 		if s.LabelSelector != nil {
 			val.invalid(path.Child("labelSelector"), s.LabelSelector, "labelSelector must be unset if name is specified")
@@ -209,8 +209,8 @@ func (val *validator) signerName(path *field.Path, name string) {
 func (val *validator) eachLabel(path *field.Path, name string, validate func(string) []string) {
 	for _, label := range strings.Split(name, ".") {
 		if texts := validate(label); len(texts) > 0 {
-			for _, text := range texts {
-				val.invalid(path, name, fmt.Sprintf("validating label %q: %s", label, text))
+			for _, msg := range texts {
+				val.invalid(path, name, fmt.Sprintf("validating label %q: %s", label, msg))
 			}
 			return
 		}

@@ -66,7 +66,7 @@ func isPageMultiple(name corev1.ResourceName, quantity resource.Quantity) bool {
 // resourceName validates the name of any resource and reports whether it is valid.
 func (val *validator) resourceName(name corev1.ResourceName, path *field.Path) bool {
 	if texts := utilvalidation.IsQualifiedName(string(name)); len(texts) > 0 {
-		val.messages(path, name, texts)
+		val.invalidEach(path, name, texts)
 		return false
 	}
 	if !strings.Contains(string(name), "/") && !standardResources.Has(name) && !IsHugePages(name) &&

@@ -96,7 +96,7 @@ func (val *validator) nodeLabel(r corev1.NodeSelectorRequirement, allowInvalidVa
 	val.labelName(path.Child("key"), r.Key)
 	if !allowInvalidValues {
 		for i, value := range r.Values {
-			val.messages(values.Index(i), value, utilvalidation.IsValidLabelValue(value))
+			val.invalidEach(values.Index(i), value, utilvalidation.IsValidLabelValue(value))
 		}
 	}
 }
@@ -134,7 +134,7 @@ func (val *validator) podAffinity(requiredTerms []corev1.PodAffinityTerm, prefer
 func (val *validator) podAffinityTerm(term *corev1.PodAffinityTerm, path *field.Path) {
 	val.affinitySelectors(term, val.allow.affinityValues, path)
 	for _, name := range term.Namespaces {
-		val.messages(path.Child("namespace"), name, validation.ValidateNamespaceName(name, false))
+		val.invalidEach(path.Child("namespace"), name, validation.ValidateNamespaceName(name, false))
 	}
 	val.labelKeys(term.MatchLabelKeys, term.MismatchLabelKeys, term.LabelSelector, path)
 	if term.TopologyKey == "" {
@@ -292,7 +292,7 @@ func (val *validator) tolerationValue(t *corev1.Toleration, path *field.Path) {
 				corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpLt, corev1.TolerationOpGt}))
 			return
 		}
-		val.messages(path.Child("value"), t.Value, content.IsDecimalInteger(t.Value))
+		val.invalidEach(path.Child("value"), t.Value, content.IsDecimalInteger(t.Value))
 		if _, err := strconv.ParseInt(t.Value, 10, 64); err != nil {
 			val.invalid(path.Child("value"), t.Value, err.Error())
 		}

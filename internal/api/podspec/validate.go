@@ -141,7 +141,7 @@ func (val *validator) podSpec(path *field.Path) {
 	val.hostProcess(path)
 	val.hostUsers(path)
 	if spec.ServiceAccountName != "" {
-		val.messages(path.Child("serviceAccountName"), spec.ServiceAccountName, validation.ValidateServiceAccountName(spec.ServiceAccountName, false))
+		val.invalidEach(path.Child("serviceAccountName"), spec.ServiceAccountName, validation.ValidateServiceAccountName(spec.ServiceAccountName, false))
 	}
 	if seconds := spec.ActiveDeadlineSeconds; seconds != nil && (*seconds < 1 || *seconds > math.MaxInt32) {
 		val.invalid(path.Child("activeDeadlineSeconds"), *seconds, utilvalidation.InclusiveRangeError(1, math.MaxInt32))
@@ -263,7 +263,7 @@ func (val *validator) dnsConfig(path *field.Path) {
 	for i, search := range config.Searches {
 		if search != "." {
 			search = strings.TrimSuffix(search, ".")
-			val.messages(searches.Index(i), search, utilvalidation.IsDNS1123SubdomainWithUnderscore(search))
+			val.invalidEach(searches.Index(i), search, utilvalidation.IsDNS1123SubdomainWithUnderscore(search))
 		}
 	}
 	for i, option := range config.Options {

@@ -43,9 +43,9 @@ func (val *validator) forbidden(path *field.Path, detail string) {
 func (val *validator) duplicate(path *field.Path, value any) { val.add(field.Duplicate(path, value)) }
 
 // messages adds an invalid value error for each text.
-func (val *validator) messages(path *field.Path, value any, texts []string) {
-	for _, text := range texts {
-		val.invalid(path, value, text)
+func (val *validator) invalidEach(path *field.Path, value any, texts []string) {
+	for _, msg := range texts {
+		val.invalid(path, value, msg)
 	}
 }
 
@@ -62,12 +62,12 @@ func (val *validator) nonNegative(path *field.Path, value int64) {
 
 // label requires a DNS label.
 func (val *validator) label(path *field.Path, value string) {
-	val.messages(path, value, utilvalidation.IsDNS1123Label(value))
+	val.invalidEach(path, value, utilvalidation.IsDNS1123Label(value))
 }
 
 // subdomain requires a DNS subdomain, the form of most names.
 func (val *validator) subdomain(path *field.Path, value string) {
-	val.messages(path, value, utilvalidation.IsDNS1123Subdomain(value))
+	val.invalidEach(path, value, utilvalidation.IsDNS1123Subdomain(value))
 }
 
 // requiredLabel requires a value, and that it is a DNS label.
@@ -80,7 +80,7 @@ func (val *validator) requiredLabel(path *field.Path, value string) {
 }
 
 func (val *validator) qualifiedName(path *field.Path, value string) {
-	val.messages(path, value, utilvalidation.IsQualifiedName(value))
+	val.invalidEach(path, value, utilvalidation.IsQualifiedName(value))
 }
 
 func (val *validator) labelName(path *field.Path, value string) {

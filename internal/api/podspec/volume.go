@@ -152,7 +152,7 @@ func (val *validator) csiDriver(path *field.Path, driver string) {
 	if len(driver) > 63 {
 		val.add(field.TooLong(path, "", 63))
 	}
-	val.messages(path, driver, utilvalidation.IsDNS1123Subdomain(strings.ToLower(driver)))
+	val.invalidEach(path, driver, utilvalidation.IsDNS1123Subdomain(strings.ToLower(driver)))
 }
 
 // ephemeralVolume validates a generic ephemeral volume. at is the volume's own path.
@@ -164,8 +164,8 @@ func (val *validator) ephemeralVolume(v *corev1.Volume, at, path *field.Path) {
 	}
 	if val.meta != nil && val.meta.Name != "" && v.Name != "" {
 		name := val.meta.Name + "-" + v.Name
-		for _, text := range validation.NameIsDNSSubdomain(name, false) {
-			val.invalid(at.Child("name"), v.Name, fmt.Sprintf("PVC name %q: %v", name, text))
+		for _, msg := range validation.NameIsDNSSubdomain(name, false) {
+			val.invalid(at.Child("name"), v.Name, fmt.Sprintf("PVC name %q: %v", name, msg))
 		}
 	}
 }
@@ -236,13 +236,13 @@ func (val *validator) fileMode(path *field.Path, mode *int32) {
 
 func (val *validator) userID(path *field.Path, id *int64) {
 	if id != nil {
-		val.messages(path, *id, utilvalidation.IsValidUserID(*id))
+		val.invalidEach(path, *id, utilvalidation.IsValidUserID(*id))
 	}
 }
 
 func (val *validator) groupID(path *field.Path, id *int64) {
 	if id != nil {
-		val.messages(path, *id, utilvalidation.IsValidGroupID(*id))
+		val.invalidEach(path, *id, utilvalidation.IsValidGroupID(*id))
 	}
 }
 

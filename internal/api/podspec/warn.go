@@ -114,8 +114,8 @@ func (w *warner) nodeSelectorTerm(term corev1.NodeSelectorTerm, checkValues bool
 		}
 		if checkValues {
 			for k, value := range expression.Values {
-				for _, text := range utilvalidation.IsValidLabelValue(value) {
-					w.add(path.Child("values").Index(k), "%s is invalid, %s", value, text)
+				for _, msg := range utilvalidation.IsValidLabelValue(value) {
+					w.add(path.Child("values").Index(k), "%s is invalid, %s", value, msg)
 				}
 			}
 		}

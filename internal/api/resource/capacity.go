@@ -89,14 +89,14 @@ func validateRange(valid *resourcev1.CapacityRequestPolicyRange, normal, whole r
 	if !exact || valid.Step == nil {
 		return errs
 	}
-	at := path.Child("step")
+	fldPath := path.Child("step")
 	if valid.Step.Sign() <= 0 {
-		return append(errs, field.Invalid(at, valid.Step.String(), "must be greater than zero"))
+		return append(errs, field.Invalid(fldPath, valid.Step.String(), "must be greater than zero"))
 	}
 	first := valid.Min.DeepCopy()
 	first.Add(*valid.Step)
 	if first.Cmp(whole) > 0 {
-		errs = append(errs, field.Invalid(at, valid.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", first.String(), whole.String())))
+		errs = append(errs, field.Invalid(fldPath, valid.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", first.String(), whole.String())))
 	}
 	for _, number := range numbers {
 		if fractional || number.value == nil {
@@ -110,9 +110,9 @@ func validateRange(valid *resourcev1.CapacityRequestPolicyRange, normal, whole r
 	if !exact {
 		return errs
 	}
-	errs = append(errs, validateOnStep(normal, *valid.Min, *valid.Step, fractional, at)...)
+	errs = append(errs, validateOnStep(normal, *valid.Min, *valid.Step, fractional, fldPath)...)
 	if valid.Max != nil {
-		errs = append(errs, validateOnStep(*valid.Max, *valid.Min, *valid.Step, fractional, at)...)
+		errs = append(errs, validateOnStep(*valid.Max, *valid.Min, *valid.Step, fractional, fldPath)...)
 	}
 	return errs
 }

@@ -112,18 +112,18 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 	// Each term has an empty set from the start, so that an empty term is refused as a duplicate.
 	seen := make([]map[string]sets.Set[string], len(terms))
 	for i, term := range terms {
-		at := path.Index(i).Child("matchLabelExpressions")
+		fldPath := path.Index(i).Child("matchLabelExpressions")
 		values := map[string]sets.Set[string]{}
 		for j, requirement := range term.MatchLabelExpressions {
-			errs = append(errs, validateTopologyRequirement(requirement, at.Index(j))...)
+			errs = append(errs, validateTopologyRequirement(requirement, fldPath.Index(j))...)
 			if _, exists := values[requirement.Key]; exists {
-				errs = append(errs, field.Duplicate(at.Index(j).Child("key"), requirement.Key))
+				errs = append(errs, field.Duplicate(fldPath.Index(j).Child("key"), requirement.Key))
 			}
 			values[requirement.Key] = sets.New(requirement.Values...)
 		}
 		for _, other := range seen {
 			if equality.Semantic.DeepEqual(values, other) {
-				errs = append(errs, field.Duplicate(at, ""))
+				errs = append(errs, field.Duplicate(fldPath, ""))
 			}
 		}
 		seen = append(seen, values)
@@ -151,8 +151,8 @@ func warnTopologies(terms []corev1.TopologySelectorTerm) []string {
 	for i, term := range terms {
 		for j, requirement := range term.MatchLabelExpressions {
 			if advice, deprecated := podspec.DeprecatedNodeLabels[requirement.Key]; deprecated {
-				at := field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child("key")
-				warnings = append(warnings, fmt.Sprintf("%s: %s", at, advice))
+				fldPath := field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child("key")
+				warnings = append(warnings, fmt.Sprintf("%s: %s", fldPath, advice))
 			}
 		}
 	}

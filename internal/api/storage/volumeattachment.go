@@ -219,11 +219,11 @@ func validateAttachmentStatus(status *storagev1.VolumeAttachmentStatus, path *fi
 		if problem.err == nil {
 			continue
 		}
-		at := path.Child(problem.field)
+		fldPath := path.Child(problem.field)
 		if len(problem.err.Message) > maxVolumeErrorMessage {
-			errs = append(errs, field.TooLong(at.Child("message"), "", maxVolumeErrorMessage))
+			errs = append(errs, field.TooLong(fldPath.Child("message"), "", maxVolumeErrorMessage))
 		}
-		errs = append(errs, validateErrorCode(problem.err.ErrorCode, at.Child("errorCode"))...)
+		errs = append(errs, validateErrorCode(problem.err.ErrorCode, fldPath.Child("errorCode"))...)
 	}
 	return errs
 }

@@ -25,13 +25,13 @@ func (certificateApproval) Handles(a *Attributes) bool {
 	return a.Operation == Update && a.Subresource == "approval" && a.is(signingRequests)
 }
 
-func (r certificateApproval) Validate(ctx context.Context, a *Attributes) error {
+func (p certificateApproval) Validate(ctx context.Context, a *Attributes) error {
 	// The stored signer is authorized, not that of the update.
 	request, err := oldOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
 		return forbidden(a, err)
 	}
-	if !r.allow(ctx, a.User, "approve", request.Spec.SignerName) {
+	if !p.allow(ctx, a.User, "approve", request.Spec.SignerName) {
 		return forbid(a, "user not permitted to approve requests with signerName %q", request.Spec.SignerName)
 	}
 	return nil

@@ -18,7 +18,7 @@ func (certificateSigning) Handles(a *Attributes) bool {
 	return a.Operation == Update && a.Subresource == "status" && a.is(signingRequests)
 }
 
-func (r certificateSigning) Validate(ctx context.Context, a *Attributes) error {
+func (p certificateSigning) Validate(ctx context.Context, a *Attributes) error {
 	old, err := oldOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
 		return forbidden(a, err)
@@ -31,7 +31,7 @@ func (r certificateSigning) Validate(ctx context.Context, a *Attributes) error {
 		equality.Semantic.DeepEqual(old.Status.Conditions, request.Status.Conditions) {
 		return nil
 	}
-	if !r.allow(ctx, a.User, "sign", old.Spec.SignerName) {
+	if !p.allow(ctx, a.User, "sign", old.Spec.SignerName) {
 		return forbid(a, "user not permitted to sign requests with signerName %q", old.Spec.SignerName)
 	}
 	return nil

@@ -15,7 +15,7 @@ type persistentVolumeClaimResize struct{ client lazyClient }
 func (*persistentVolumeClaimResize) Name() string { return "PersistentVolumeClaimResize" }
 
 func (*persistentVolumeClaimResize) Handles(a *Attributes) bool {
-	return a.Operation == Update && a.isPlain(volumeClaims)
+	return a.Operation == Update && a.isPlain(persistentVolumeClaims)
 }
 
 func (r *persistentVolumeClaimResize) Validate(ctx context.Context, a *Attributes) error {

@@ -32,7 +32,7 @@ func (*nodeDeclaredFeatureValidator) Handles(a *Attributes) bool {
 	return a.Operation == Update && a.is(pods) && (a.Subresource == "" || a.Subresource == "resize")
 }
 
-func (r *nodeDeclaredFeatureValidator) Validate(ctx context.Context, a *Attributes) error {
+func (p *nodeDeclaredFeatureValidator) Validate(ctx context.Context, a *Attributes) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
@@ -47,14 +47,14 @@ func (r *nodeDeclaredFeatureValidator) Validate(ctx context.Context, a *Attribut
 	framework := nodedeclaredfeatures.DefaultFramework
 	requirements, err := framework.InferForPodUpdate(
 		&nodedeclaredfeatures.PodInfo{Spec: &old.Spec, Status: &old.Status},
-		&nodedeclaredfeatures.PodInfo{Spec: &pod.Spec, Status: &pod.Status}, r.version)
+		&nodedeclaredfeatures.PodInfo{Spec: &pod.Spec, Status: &pod.Status}, p.version)
 	if err != nil {
 		return forbid(a, "failed to infer pod capability requirements: %w", err)
 	}
 	if requirements.IsEmpty() {
 		return nil
 	}
-	node, err := nodeOf(ctx, r.client, a, pod)
+	node, err := nodeOf(ctx, p.client, a, pod)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ func (*defaultIngressClass) Handles(a *Attributes) bool {
 	return a.Operation == Create && a.isPlain(ingresses)
 }
 
-func (r *defaultIngressClass) Mutate(ctx context.Context, a *Attributes) error {
+func (p *defaultIngressClass) Mutate(ctx context.Context, a *Attributes) error {
 	ingress, err := objectOf[*networkingv1.Ingress](a)
 	if err != nil {
 		return err
@@ -26,7 +26,7 @@ func (r *defaultIngressClass) Mutate(ctx context.Context, a *Attributes) error {
 	if _, annotated := ingress.Annotations[ingressClassAnnotation]; annotated || ingress.Spec.IngressClassName != nil {
 		return nil
 	}
-	classes, err := list[*networkingv1.IngressClass](ctx, r.client, ingressClasses, "")
+	classes, err := list[*networkingv1.IngressClass](ctx, p.client, ingressClasses, "")
 	if err != nil {
 		return forbidden(a, err)
 	}

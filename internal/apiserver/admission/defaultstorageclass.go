@@ -13,10 +13,10 @@ type defaultStorageClass struct{ client lazyClient }
 func (*defaultStorageClass) Name() string { return "DefaultStorageClass" }
 
 func (*defaultStorageClass) Handles(a *Attributes) bool {
-	return a.Operation == Create && a.isPlain(volumeClaims)
+	return a.Operation == Create && a.isPlain(persistentVolumeClaims)
 }
 
-func (r *defaultStorageClass) Mutate(ctx context.Context, a *Attributes) error {
+func (p *defaultStorageClass) Mutate(ctx context.Context, a *Attributes) error {
 	claim, err := objectOf[*corev1.PersistentVolumeClaim](a)
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func (r *defaultStorageClass) Mutate(ctx context.Context, a *Attributes) error {
 	if _, annotated := claim.Annotations[corev1.BetaStorageClassAnnotation]; annotated || claim.Spec.StorageClassName != nil {
 		return nil
 	}
-	classes, err := list[*storagev1.StorageClass](ctx, r.client, storageClasses, "")
+	classes, err := list[*storagev1.StorageClass](ctx, p.client, storageClasses, "")
 	if err != nil {
 		return forbidden(a, err)
 	}

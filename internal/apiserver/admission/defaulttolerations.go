@@ -22,7 +22,7 @@ func (*defaultTolerationSeconds) Name() string { return "DefaultTolerationSecond
 
 func (*defaultTolerationSeconds) Handles(a *Attributes) bool { return a.changes() && a.isPlain(pods) }
 
-func (r *defaultTolerationSeconds) Mutate(_ context.Context, a *Attributes) error {
+func (p *defaultTolerationSeconds) Mutate(_ context.Context, a *Attributes) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func (r *defaultTolerationSeconds) Mutate(_ context.Context, a *Attributes) erro
 	for _, taint := range []struct {
 		key     string
 		seconds int64
-	}{{corev1.TaintNodeNotReady, r.notReady}, {corev1.TaintNodeUnreachable, r.unreachable}} {
+	}{{corev1.TaintNodeNotReady, p.notReady}, {corev1.TaintNodeUnreachable, p.unreachable}} {
 		tolerated := slices.ContainsFunc(existing, func(t corev1.Toleration) bool {
 			return (t.Key == taint.key || t.Key == "") && (t.Effect == corev1.TaintEffectNoExecute || t.Effect == "")
 		})

@@ -82,21 +82,21 @@ func (c *eventLimitConfig) validate() error {
 	var errs field.ErrorList
 	var types []string
 	for i, l := range c.Limits {
-		at := path.Index(i)
+		idxPath := path.Index(i)
 		if eventKeys[l.Type] == nil {
-			errs = append(errs, field.NotSupported(at.Child("type"), l.Type, []string{"Server", "Namespace", "User", "SourceAndObject"}))
+			errs = append(errs, field.NotSupported(idxPath.Child("type"), l.Type, []string{"Server", "Namespace", "User", "SourceAndObject"}))
 		} else if slices.Contains(types, l.Type) {
-			errs = append(errs, field.Duplicate(at.Child("type"), l.Type))
+			errs = append(errs, field.Duplicate(idxPath.Child("type"), l.Type))
 		}
 		types = append(types, l.Type)
 		if l.Burst <= 0 {
-			errs = append(errs, field.Invalid(at.Child("burst"), l.Burst, "must be positive"))
+			errs = append(errs, field.Invalid(idxPath.Child("burst"), l.Burst, "must be positive"))
 		}
 		if l.QPS <= 0 {
-			errs = append(errs, field.Invalid(at.Child("qps"), l.QPS, "must be positive"))
+			errs = append(errs, field.Invalid(idxPath.Child("qps"), l.QPS, "must be positive"))
 		}
 		if l.CacheSize < 0 {
-			errs = append(errs, field.Invalid(at.Child("cacheSize"), l.CacheSize, "must not be negative"))
+			errs = append(errs, field.Invalid(idxPath.Child("cacheSize"), l.CacheSize, "must not be negative"))
 		}
 	}
 	return errs.ToAggregate()

@@ -137,9 +137,9 @@ func resourceOf(obj runtime.Object) (schema.GroupResource, string) {
 	case *corev1.ResourceQuota:
 		return resourceQuotas, "ResourceQuota"
 	case *corev1.PersistentVolume:
-		return volumes, "PersistentVolume"
+		return persistentVolumes, "PersistentVolume"
 	case *corev1.PersistentVolumeClaim:
-		return volumeClaims, "PersistentVolumeClaim"
+		return persistentVolumeClaims, "PersistentVolumeClaim"
 	case *corev1.Event:
 		return events, "Event"
 	case *corev1.ConfigMap:
@@ -149,7 +149,7 @@ func resourceOf(obj runtime.Object) (schema.GroupResource, string) {
 	case *storagev1.StorageClass:
 		return storageClasses, "StorageClass"
 	case *storagev1.VolumeAttributesClass:
-		return attributesClasses, "VolumeAttributesClass"
+		return volumeAttributesClasses, "VolumeAttributesClass"
 	case *storagev1.CSIDriver:
 		return csiDrivers, "CSIDriver"
 	case *storagev1.CSINode:

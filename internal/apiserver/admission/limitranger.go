@@ -29,7 +29,7 @@ func (*limitRanger) Handles(a *Attributes) bool {
 	switch {
 	case a.is(pods):
 		return a.Operation == Create && a.Subresource == "" || a.Operation == Update && a.Subresource == "resize"
-	case a.isPlain(volumeClaims):
+	case a.isPlain(persistentVolumeClaims):
 		return a.changes()
 	}
 	return false

@@ -34,14 +34,14 @@ func (*namespaceLifecycle) Handles(a *Attributes) bool {
 	return false
 }
 
-func (r *namespaceLifecycle) Mutate(ctx context.Context, a *Attributes) error {
+func (p *namespaceLifecycle) Mutate(ctx context.Context, a *Attributes) error {
 	if a.Operation == Delete {
 		if slices.Contains(immortalNamespaces, a.Name) {
 			return apierrors.NewForbidden(namespaces, a.Name, errors.New("this namespace may not be deleted"))
 		}
 		return nil
 	}
-	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", a.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, p.client, namespaces, "", a.Namespace)
 	switch {
 	case err == nil && namespace.Status.Phase != corev1.NamespaceTerminating:
 		return nil

@@ -61,7 +61,7 @@ func (r *nodeRestriction) Mutate(ctx context.Context, a *Attributes) error {
 		return forbid(a, "unexpected pod subresource %q, only 'status' and 'eviction' are allowed", a.Subresource)
 	case nodes:
 		return admitNode(a, node)
-	case volumeClaims:
+	case persistentVolumeClaims:
 		if a.Subresource == "status" {
 			return admitClaimStatus(a, node)
 		}

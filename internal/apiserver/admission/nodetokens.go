@@ -113,11 +113,11 @@ func (r *nodeRestriction) driverOf(ctx context.Context, pod *corev1.Pod, volume 
 		return migrated{v.AWSElasticBlockStore != nil, v.AzureDisk != nil, v.AzureFile != nil, v.Cinder != nil,
 			v.GCEPersistentDisk != nil, v.PortworxVolume != nil, v.VsphereVolume != nil}.driver(), nil
 	}
-	claim, err := get[*corev1.PersistentVolumeClaim](ctx, r.client, volumeClaims, pod.Namespace, claimName)
+	claim, err := get[*corev1.PersistentVolumeClaim](ctx, r.client, persistentVolumeClaims, pod.Namespace, claimName)
 	if err != nil {
 		return "", err
 	}
-	bound, err := get[*corev1.PersistentVolume](ctx, r.client, volumes, "", claim.Spec.VolumeName)
+	bound, err := get[*corev1.PersistentVolume](ctx, r.client, persistentVolumes, "", claim.Spec.VolumeName)
 	if err != nil {
 		return "", err
 	}

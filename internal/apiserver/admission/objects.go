@@ -14,31 +14,31 @@ import (
 
 // The resources that plugins handle or read.
 var (
-	pods              = schema.GroupResource{Resource: "pods"}
-	nodes             = schema.GroupResource{Resource: "nodes"}
-	namespaces        = schema.GroupResource{Resource: "namespaces"}
-	services          = schema.GroupResource{Resource: "services"}
-	serviceAccounts   = schema.GroupResource{Resource: "serviceaccounts"}
-	limitRanges       = schema.GroupResource{Resource: "limitranges"}
-	resourceQuotas    = schema.GroupResource{Resource: "resourcequotas"}
-	events            = schema.GroupResource{Resource: "events"}
-	volumes           = schema.GroupResource{Resource: "persistentvolumes"}
-	volumeClaims      = schema.GroupResource{Resource: "persistentvolumeclaims"}
-	storageClasses    = schema.GroupResource{Group: "storage.k8s.io", Resource: "storageclasses"}
-	attributesClasses = schema.GroupResource{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}
-	csiDrivers        = schema.GroupResource{Group: "storage.k8s.io", Resource: "csidrivers"}
-	csiNodes          = schema.GroupResource{Group: "storage.k8s.io", Resource: "csinodes"}
-	priorityClasses   = schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}
-	runtimeClasses    = schema.GroupResource{Group: "node.k8s.io", Resource: "runtimeclasses"}
-	ingresses         = schema.GroupResource{Group: "networking.k8s.io", Resource: "ingresses"}
-	ingressClasses    = schema.GroupResource{Group: "networking.k8s.io", Resource: "ingressclasses"}
-	leases            = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
-	signingRequests   = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
-	trustBundles      = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
-	podCertificates   = schema.GroupResource{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}
-	resourceSlices    = schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}
-	resourceClaims    = schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
-	deviceClasses     = schema.GroupResource{Group: "resource.k8s.io", Resource: "deviceclasses"}
+	pods                    = schema.GroupResource{Resource: "pods"}
+	nodes                   = schema.GroupResource{Resource: "nodes"}
+	namespaces              = schema.GroupResource{Resource: "namespaces"}
+	services                = schema.GroupResource{Resource: "services"}
+	serviceAccounts         = schema.GroupResource{Resource: "serviceaccounts"}
+	limitRanges             = schema.GroupResource{Resource: "limitranges"}
+	resourceQuotas          = schema.GroupResource{Resource: "resourcequotas"}
+	events                  = schema.GroupResource{Resource: "events"}
+	persistentVolumes       = schema.GroupResource{Resource: "persistentvolumes"}
+	persistentVolumeClaims  = schema.GroupResource{Resource: "persistentvolumeclaims"}
+	storageClasses          = schema.GroupResource{Group: "storage.k8s.io", Resource: "storageclasses"}
+	volumeAttributesClasses = schema.GroupResource{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}
+	csiDrivers              = schema.GroupResource{Group: "storage.k8s.io", Resource: "csidrivers"}
+	csiNodes                = schema.GroupResource{Group: "storage.k8s.io", Resource: "csinodes"}
+	priorityClasses         = schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}
+	runtimeClasses          = schema.GroupResource{Group: "node.k8s.io", Resource: "runtimeclasses"}
+	ingresses               = schema.GroupResource{Group: "networking.k8s.io", Resource: "ingresses"}
+	ingressClasses          = schema.GroupResource{Group: "networking.k8s.io", Resource: "ingressclasses"}
+	leases                  = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+	signingRequests         = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+	trustBundles            = schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
+	podCertificates         = schema.GroupResource{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}
+	resourceSlices          = schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}
+	resourceClaims          = schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
+	deviceClasses           = schema.GroupResource{Group: "resource.k8s.io", Resource: "deviceclasses"}
 )
 
 // lazyClient returns the client that plugins read other objects with. It is called on every use, because plugins are made before

@@ -31,12 +31,12 @@ func (*podNodeSelector) Name() string { return "PodNodeSelector" }
 
 func (*podNodeSelector) Handles(a *Attributes) bool { return a.Operation == Create && a.isPlain(pods) }
 
-func (r *podNodeSelector) Mutate(ctx context.Context, a *Attributes) error {
+func (p *podNodeSelector) Mutate(ctx context.Context, a *Attributes) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
 	}
-	wanted, err := r.selectorOf(ctx, a.Namespace)
+	wanted, err := p.selectorOf(ctx, a.Namespace)
 	if err != nil {
 		return err
 	}
@@ -49,22 +49,22 @@ func (r *podNodeSelector) Mutate(ctx context.Context, a *Attributes) error {
 		}
 		maps.Copy(pod.Spec.NodeSelector, wanted)
 	}
-	return r.Validate(ctx, a)
+	return p.Validate(ctx, a)
 }
 
-func (r *podNodeSelector) Validate(ctx context.Context, a *Attributes) error {
+func (p *podNodeSelector) Validate(ctx context.Context, a *Attributes) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
 	}
-	wanted, err := r.selectorOf(ctx, a.Namespace)
+	wanted, err := p.selectorOf(ctx, a.Namespace)
 	if err != nil {
 		return err
 	}
 	if labels.Conflicts(wanted, pod.Spec.NodeSelector) {
 		return errSelector(pod, "pod node label selector conflicts with its namespace node label selector")
 	}
-	allowed, err := labels.ConvertSelectorToLabelsMap(r.selectors[a.Namespace])
+	allowed, err := labels.ConvertSelectorToLabelsMap(p.selectors[a.Namespace])
 	if err != nil || len(allowed) == 0 {
 		return err
 	}
@@ -80,14 +80,14 @@ func errSelector(pod *corev1.Pod, text string) error {
 	return apierrors.NewForbidden(pods, pod.Name, fmt.Errorf("%s", text))
 }
 
-func (r *podNodeSelector) selectorOf(ctx context.Context, name string) (labels.Set, error) {
-	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", name)
+func (p *podNodeSelector) selectorOf(ctx context.Context, name string) (labels.Set, error) {
+	namespace, err := get[*corev1.Namespace](ctx, p.client, namespaces, "", name)
 	if err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("namespace %s does not exist", name))
 	}
 	text, ok := namespace.Annotations[nodeSelectorAnnotation]
 	if !ok {
-		text = r.selectors[clusterDefaultSelector]
+		text = p.selectors[clusterDefaultSelector]
 	}
 	return labels.ConvertSelectorToLabelsMap(text)
 }

@@ -176,14 +176,14 @@ func template(obj runtime.Object) (*metav1.ObjectMeta, *corev1.PodSpec, error) {
 	return &t.ObjectMeta, &t.Spec, nil
 }
 
-func (r *podSecurity) Validate(ctx context.Context, a *Attributes) error {
+func (p *podSecurity) Validate(ctx context.Context, a *Attributes) error {
 	switch {
 	case a.is(namespaces):
-		return r.validateNamespace(ctx, a)
+		return p.validateNamespace(ctx, a)
 	case a.is(pods):
-		return r.validatePod(ctx, a)
+		return p.validatePod(ctx, a)
 	}
-	return r.validatePodController(ctx, a)
+	return p.validatePodController(ctx, a)
 }
 
 // annotatePodSecurity adds an audit annotation of this plugin.
@@ -192,11 +192,11 @@ func annotatePodSecurity(a *Attributes, key, value string) {
 }
 
 // exempt reports whether the write is exempt by its namespace or its user.
-func (r *podSecurity) exempt(a *Attributes) bool {
+func (p *podSecurity) exempt(a *Attributes) bool {
 	switch {
-	case a.Namespace != "" && slices.Contains(r.config.Exemptions.Namespaces, a.Namespace):
+	case a.Namespace != "" && slices.Contains(p.config.Exemptions.Namespaces, a.Namespace):
 		annotatePodSecurity(a, psapi.ExemptionReasonAnnotationKey, "namespace")
-	case a.User.Username != "" && slices.Contains(r.config.Exemptions.Usernames, a.User.Username):
+	case a.User.Username != "" && slices.Contains(p.config.Exemptions.Usernames, a.User.Username):
 		annotatePodSecurity(a, psapi.ExemptionReasonAnnotationKey, "user")
 	default:
 		return false
@@ -204,19 +204,19 @@ func (r *podSecurity) exempt(a *Attributes) bool {
 	return true
 }
 
-func (r *podSecurity) exemptClass(name *string) bool {
-	return name != nil && *name != "" && slices.Contains(r.config.Exemptions.RuntimeClasses, *name)
+func (p *podSecurity) exemptClass(name *string) bool {
+	return name != nil && *name != "" && slices.Contains(p.config.Exemptions.RuntimeClasses, *name)
 }
 
-func (r *podSecurity) validatePod(ctx context.Context, a *Attributes) error {
-	if r.exempt(a) {
+func (p *podSecurity) validatePod(ctx context.Context, a *Attributes) error {
+	if p.exempt(a) {
 		return nil
 	}
-	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", a.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, p.client, namespaces, "", a.Namespace)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("failed to lookup namespace %q", a.Namespace))
 	}
-	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, r.config.policy)
+	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, p.config.policy)
 	if len(errs) == 0 && wanted.FullyPrivileged() {
 		annotatePodSecurity(a, psapi.EnforcedPolicyAnnotationKey, "privileged:latest")
 		return nil
@@ -234,7 +234,7 @@ func (r *podSecurity) validatePod(ctx context.Context, a *Attributes) error {
 			return nil
 		}
 	}
-	return r.evaluate(a, podCheck{wanted, errs.ToAggregate(), &pod.ObjectMeta, &pod.Spec, true})
+	return p.evaluate(a, podCheck{wanted, errs.ToAggregate(), &pod.ObjectMeta, &pod.Spec, true})
 }
 
 // newImages reports whether an update adds a container or an image. Nothing else that the standards check can be changed.
@@ -259,16 +259,16 @@ func newImages(pod, old *corev1.Pod) bool {
 }
 
 // validatePodController only warns; pods are rejected when they are created.
-func (r *podSecurity) validatePodController(ctx context.Context, a *Attributes) error {
-	if r.exempt(a) {
+func (p *podSecurity) validatePodController(ctx context.Context, a *Attributes) error {
+	if p.exempt(a) {
 		return nil
 	}
-	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", a.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, p.client, namespaces, "", a.Namespace)
 	if err != nil {
 		annotatePodSecurity(a, "error", fmt.Sprintf("failed to lookup namespace %q: %v", a.Namespace, err))
 		return nil
 	}
-	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, r.config.policy)
+	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, p.config.policy)
 	if len(errs) == 0 && wanted.Warn.Level == psapi.LevelPrivileged && wanted.Audit.Level == psapi.LevelPrivileged {
 		return nil
 	}
@@ -280,7 +280,7 @@ func (r *podSecurity) validatePodController(ctx context.Context, a *Attributes) 
 	if spec == nil {
 		return nil
 	}
-	return r.evaluate(a, podCheck{wanted, errs.ToAggregate(), metadata, spec, false})
+	return p.evaluate(a, podCheck{wanted, errs.ToAggregate(), metadata, spec, false})
 }
 
 // podCheck is a pod or pod template to be checked.
@@ -293,70 +293,70 @@ type podCheck struct {
 }
 
 // evaluate runs the checks of each mode. Modes with the same level and version share the result.
-func (r *podSecurity) evaluate(a *Attributes, p podCheck) error {
-	if r.exemptClass(p.spec.RuntimeClassName) {
+func (p *podSecurity) evaluate(a *Attributes, check podCheck) error {
+	if p.exemptClass(check.spec.RuntimeClassName) {
 		annotatePodSecurity(a, psapi.ExemptionReasonAnnotationKey, "runtimeClass")
 		return nil
 	}
-	if p.labelErr != nil {
-		annotatePodSecurity(a, "error", fmt.Sprintf("Failed to parse policy: %v", p.labelErr))
+	if check.labelErr != nil {
+		annotatePodSecurity(a, "error", fmt.Sprintf("Failed to parse policy: %v", check.labelErr))
 	}
 	results := map[psapi.LevelVersion]policy.AggregateCheckResult{}
-	check := func(level psapi.LevelVersion) policy.AggregateCheckResult {
+	evaluateLevel := func(level psapi.LevelVersion) policy.AggregateCheckResult {
 		result, ok := results[level]
 		if !ok {
-			result = policy.AggregateCheckResults(r.evaluator.EvaluatePod(level, p.metadata, p.spec))
+			result = policy.AggregateCheckResults(p.evaluator.EvaluatePod(level, check.metadata, check.spec))
 			results[level] = result
 		}
 		return result
 	}
 	var violation error
-	if p.enforce {
-		annotatePodSecurity(a, psapi.EnforcedPolicyAnnotationKey, p.policy.Enforce.String())
-		if result := check(p.policy.Enforce); !result.Allowed {
+	if check.enforce {
+		annotatePodSecurity(a, psapi.EnforcedPolicyAnnotationKey, check.policy.Enforce.String())
+		if result := evaluateLevel(check.policy.Enforce); !result.Allowed {
 			violation = apierrors.NewForbidden(a.Resource.GroupResource(), a.Name,
-				fmt.Errorf("violates PodSecurity %q: %s", p.policy.Enforce.String(), result.ForbiddenDetail()))
+				fmt.Errorf("violates PodSecurity %q: %s", check.policy.Enforce.String(), result.ForbiddenDetail()))
 		}
 	}
-	if result := check(p.policy.Audit); !result.Allowed {
-		annotatePodSecurity(a, psapi.AuditViolationsAnnotationKey, fmt.Sprintf("would violate PodSecurity %q: %s", p.policy.Audit.String(), result.ForbiddenDetail()))
+	if result := evaluateLevel(check.policy.Audit); !result.Allowed {
+		annotatePodSecurity(a, psapi.AuditViolationsAnnotationKey, fmt.Sprintf("would violate PodSecurity %q: %s", check.policy.Audit.String(), result.ForbiddenDetail()))
 	}
 	if violation != nil {
 		return violation
 	}
-	if result := check(p.policy.Warn); !result.Allowed {
-		a.warn(fmt.Sprintf("would violate PodSecurity %q: %s", p.policy.Warn.String(), result.ForbiddenDetail()))
+	if result := evaluateLevel(check.policy.Warn); !result.Allowed {
+		a.warn(fmt.Sprintf("would violate PodSecurity %q: %s", check.policy.Warn.String(), result.ForbiddenDetail()))
 	}
 	return nil
 }
 
 // validateNamespace rejects invalid labels. When the enforced level is raised, it warns of the pods that violate it.
-func (r *podSecurity) validateNamespace(ctx context.Context, a *Attributes) error {
+func (p *podSecurity) validateNamespace(ctx context.Context, a *Attributes) error {
 	namespace, err := objectOf[*corev1.Namespace](a)
 	if err != nil {
 		return apierrors.NewBadRequest("failed to decode namespace")
 	}
-	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, r.config.policy)
+	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, p.config.policy)
 	if a.Operation == Create {
 		if len(errs) > 0 {
 			return invalidLabels(a, errs)
 		}
-		r.warnExempt(a, namespace, wanted)
+		p.warnExempt(a, namespace, wanted)
 		return nil
 	}
 	old, err := oldOf[*corev1.Namespace](a)
 	if err != nil {
 		return apierrors.NewBadRequest("failed to decode  old namespace")
 	}
-	before, oldErrs := psapi.PolicyToEvaluate(old.Labels, r.config.policy)
+	before, oldErrs := psapi.PolicyToEvaluate(old.Labels, p.config.policy)
 	if len(errs) > 0 && (len(oldErrs) == 0 || !reflect.DeepEqual(errs, oldErrs)) {
 		return invalidLabels(a, errs)
 	}
 	relaxed := wanted.Enforce.Version == before.Enforce.Version && psapi.CompareLevels(wanted.Enforce.Level, before.Enforce.Level) < 1
-	if wanted.Enforce == before.Enforce || wanted.Enforce.Level == psapi.LevelPrivileged || relaxed || r.warnExempt(a, namespace, wanted) {
+	if wanted.Enforce == before.Enforce || wanted.Enforce.Level == psapi.LevelPrivileged || relaxed || p.warnExempt(a, namespace, wanted) {
 		return nil
 	}
-	for _, text := range r.violations(ctx, namespace.Name, wanted.Enforce) {
+	for _, text := range p.violations(ctx, namespace.Name, wanted.Enforce) {
 		a.warn(text)
 	}
 	return nil
@@ -369,11 +369,11 @@ func invalidLabels(a *Attributes, errs field.ErrorList) error {
 }
 
 // warnExempt warns that the labels of an exempt namespace are ignored. It reports whether the namespace is exempt.
-func (r *podSecurity) warnExempt(a *Attributes, namespace *corev1.Namespace, wanted psapi.Policy) bool {
-	if !slices.Contains(r.config.Exemptions.Namespaces, a.Namespace) {
+func (p *podSecurity) warnExempt(a *Attributes, namespace *corev1.Namespace, wanted psapi.Policy) bool {
+	if !slices.Contains(p.config.Exemptions.Namespaces, a.Namespace) {
 		return false
 	}
-	if wanted.FullyPrivileged() || wanted.Equivalent(&r.config.policy) {
+	if wanted.FullyPrivileged() || wanted.Equivalent(&p.config.policy) {
 		return true
 	}
 	var modes []string
@@ -403,17 +403,17 @@ const (
 )
 
 // violations describes the pods of a namespace that violate a level, as warnings.
-func (r *podSecurity) violations(ctx context.Context, namespace string, level psapi.LevelVersion) (warnings []string) {
+func (p *podSecurity) violations(ctx context.Context, namespace string, level psapi.LevelVersion) (warnings []string) {
 	limit := maxPodsCheckTime
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)/2)
 	}
 	until := time.Now().Add(limit)
-	all, err := list[*corev1.Pod](ctx, r.client, pods, namespace)
+	all, err := list[*corev1.Pod](ctx, p.client, pods, namespace)
 	if err != nil {
 		return []string{"failed to list pods while checking new PodSecurity enforce level"}
 	}
-	order := r.prioritize(all)
+	order := p.prioritize(all)
 	total := len(order)
 	order = order[:min(total, maxPodsChecked)]
 	type group struct {
@@ -423,7 +423,7 @@ func (r *podSecurity) violations(ctx context.Context, namespace string, level ps
 	groups := map[string]*group{}
 	checked := 0
 	for _, pod := range order {
-		result := policy.AggregateCheckResults(r.evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
+		result := policy.AggregateCheckResults(p.evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
 		checked++
 		if !result.Allowed {
 			g := groups[result.ForbiddenReason()]
@@ -459,11 +459,11 @@ func (r *podSecurity) violations(ctx context.Context, namespace string, level ps
 }
 
 // prioritize sorts one pod of each controller before its others, which are alike, and drops exempt pods.
-func (r *podSecurity) prioritize(all []*corev1.Pod) (order []*corev1.Pod) {
+func (p *podSecurity) prioritize(all []*corev1.Pod) (order []*corev1.Pod) {
 	var others []*corev1.Pod
 	seen := map[types.UID]bool{}
 	for _, pod := range all {
-		if r.exemptClass(pod.Spec.RuntimeClassName) {
+		if p.exemptClass(pod.Spec.RuntimeClassName) {
 			continue
 		}
 		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {

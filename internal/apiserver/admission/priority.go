@@ -18,7 +18,7 @@ func (*priority) Handles(a *Attributes) bool {
 	return a.changes() && (a.isPlain(pods) || a.isPlain(priorityClasses))
 }
 
-func (r *priority) Mutate(ctx context.Context, a *Attributes) error {
+func (p *priority) Mutate(ctx context.Context, a *Attributes) error {
 	if !a.is(pods) {
 		return nil
 	}
@@ -40,13 +40,13 @@ func (r *priority) Mutate(ctx context.Context, a *Attributes) error {
 		}
 		return nil
 	}
-	class, err := r.classOf(ctx, a, pod)
+	class, err := p.classOf(ctx, a, pod)
 	if err != nil {
 		return err
 	}
 	pod.Spec.PriorityClassName = class.Name
-	if p := pod.Spec.Priority; p != nil && *p != class.Value {
-		return forbid(a, "the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *p, class.Value)
+	if given := pod.Spec.Priority; given != nil && *given != class.Value {
+		return forbid(a, "the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *given, class.Value)
 	}
 	value := class.Value
 	pod.Spec.Priority = &value
@@ -54,18 +54,18 @@ func (r *priority) Mutate(ctx context.Context, a *Attributes) error {
 		return nil
 	}
 	policy := *class.PreemptionPolicy
-	if p := pod.Spec.PreemptionPolicy; p != nil && *p != policy {
-		return forbid(a, "the string value of PreemptionPolicy (%s) must not be provided in pod spec; priority admission controller computed %s from the given PriorityClass name", *p, policy)
+	if given := pod.Spec.PreemptionPolicy; given != nil && *given != policy {
+		return forbid(a, "the string value of PreemptionPolicy (%s) must not be provided in pod spec; priority admission controller computed %s from the given PriorityClass name", *given, policy)
 	}
 	pod.Spec.PreemptionPolicy = &policy
 	return nil
 }
 
 // classOf is the PriorityClass of a pod, or the default one. Without either it has no name and the value zero.
-func (r *priority) classOf(ctx context.Context, a *Attributes, pod *corev1.Pod) (*schedulingv1.PriorityClass, error) {
+func (p *priority) classOf(ctx context.Context, a *Attributes, pod *corev1.Pod) (*schedulingv1.PriorityClass, error) {
 	name := pod.Spec.PriorityClassName
 	if name != "" {
-		class, err := get[*schedulingv1.PriorityClass](ctx, r.client, priorityClasses, "", name)
+		class, err := get[*schedulingv1.PriorityClass](ctx, p.client, priorityClasses, "", name)
 		if apierrors.IsNotFound(err) {
 			return nil, forbid(a, "no PriorityClass with name %v was found", name)
 		}
@@ -74,7 +74,7 @@ func (r *priority) classOf(ctx context.Context, a *Attributes, pod *corev1.Pod) 
 		}
 		return class, nil
 	}
-	class, err := r.defaultClass(ctx)
+	class, err := p.defaultClass(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("error occurred while retrieving default priority class: %w", err)
 	}
@@ -87,8 +87,8 @@ func (r *priority) classOf(ctx context.Context, a *Attributes, pod *corev1.Pod) 
 
 // defaultClass is the global default, nil without one. Of several, which are possible by a race, it is the one with the lowest
 // value.
-func (r *priority) defaultClass(ctx context.Context) (*schedulingv1.PriorityClass, error) {
-	classes, err := list[*schedulingv1.PriorityClass](ctx, r.client, priorityClasses, "")
+func (p *priority) defaultClass(ctx context.Context) (*schedulingv1.PriorityClass, error) {
+	classes, err := list[*schedulingv1.PriorityClass](ctx, p.client, priorityClasses, "")
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (r *priority) defaultClass(ctx context.Context) (*schedulingv1.PriorityClas
 	return found, nil
 }
 
-func (r *priority) Validate(ctx context.Context, a *Attributes) error {
+func (p *priority) Validate(ctx context.Context, a *Attributes) error {
 	if !a.is(priorityClasses) {
 		return nil
 	}
@@ -109,7 +109,7 @@ func (r *priority) Validate(ctx context.Context, a *Attributes) error {
 	if err != nil || !class.GlobalDefault {
 		return err
 	}
-	other, err := r.defaultClass(ctx)
+	other, err := p.defaultClass(ctx)
 	if err != nil {
 		return fmt.Errorf("failed to get default priority class: %w", err)
 	}

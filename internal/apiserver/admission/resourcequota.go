@@ -93,7 +93,7 @@ func (*resourceQuota) Handles(a *Attributes) bool {
 	case a.Operation == Create:
 		return a.Subresource == "" && !quota.IsIgnored(a.Resource.GroupResource())
 	case a.Operation == Update:
-		return a.is(pods) || a.is(services) || a.is(volumeClaims) || a.is(resourceClaims)
+		return a.is(pods) || a.is(services) || a.is(persistentVolumeClaims) || a.is(resourceClaims)
 	}
 	return false
 }

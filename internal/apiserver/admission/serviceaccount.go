@@ -41,7 +41,7 @@ func (*serviceAccount) Handles(a *Attributes) bool {
 	return a.is(pods) && (a.Operation == Create && a.Subresource == "" || a.Operation == Update && a.Subresource == "ephemeralcontainers")
 }
 
-func (r *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
+func (p *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
 	if a.Operation != Create {
 		return nil
 	}
@@ -57,7 +57,7 @@ func (r *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
 		pod.Spec.ServiceAccountName = defaultAccount
 		pod.Spec.DeprecatedServiceAccount = defaultAccount
 	}
-	account, err := r.account(ctx, a, pod)
+	account, err := p.account(ctx, a, pod)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (r *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
+func (p *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 	if pod.Spec.ServiceAccountName == "" {
 		return forbid(a, "no service account specified for pod %s/%s", a.Namespace, pod.Name)
 	}
-	account, err := r.account(ctx, a, pod)
+	account, err := p.account(ctx, a, pod)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 }
 
 // account gets the pod's account. It waits for the default account of a new namespace.
-func (r *serviceAccount) account(ctx context.Context, a *Attributes, pod *corev1.Pod) (*corev1.ServiceAccount, error) {
+func (p *serviceAccount) account(ctx context.Context, a *Attributes, pod *corev1.Pod) (*corev1.ServiceAccount, error) {
 	name := pod.Spec.ServiceAccountName
 	attempts := 1
 	if name == defaultAccount {
@@ -114,7 +114,7 @@ func (r *serviceAccount) account(ctx context.Context, a *Attributes, pod *corev1
 			case <-time.After(pause):
 			}
 		}
-		account, err := get[*corev1.ServiceAccount](ctx, r.client, serviceAccounts, a.Namespace, name)
+		account, err := get[*corev1.ServiceAccount](ctx, p.client, serviceAccounts, a.Namespace, name)
 		if err == nil {
 			return account, nil
 		}

@@ -14,7 +14,7 @@ type storageObjectInUseProtection struct{}
 func (storageObjectInUseProtection) Name() string { return "StorageObjectInUseProtection" }
 
 func (storageObjectInUseProtection) Handles(a *Attributes) bool {
-	return a.Operation == Create && a.Subresource == "" && (a.is(volumes) || a.is(volumeClaims) || a.is(attributesClasses))
+	return a.Operation == Create && a.Subresource == "" && (a.is(persistentVolumes) || a.is(persistentVolumeClaims) || a.is(volumeAttributesClasses))
 }
 
 func (storageObjectInUseProtection) Mutate(_ context.Context, a *Attributes) error {
@@ -24,9 +24,9 @@ func (storageObjectInUseProtection) Mutate(_ context.Context, a *Attributes) err
 	}
 	finalizer := "kubernetes.io/pvc-protection"
 	switch {
-	case a.is(volumes):
+	case a.is(persistentVolumes):
 		finalizer = "kubernetes.io/pv-protection"
-	case a.is(attributesClasses):
+	case a.is(volumeAttributesClasses):
 		finalizer = "kubernetes.io/vac-protection"
 	}
 	if finalizers := obj.GetFinalizers(); !slices.Contains(finalizers, finalizer) {

@@ -18,24 +18,24 @@ func (*podTopologyLabels) Handles(a *Attributes) bool {
 	return a.Operation == Create && a.is(pods) && (a.Subresource == "" || a.Subresource == "binding")
 }
 
-func (r *podTopologyLabels) Mutate(ctx context.Context, a *Attributes) error {
+func (p *podTopologyLabels) Mutate(ctx context.Context, a *Attributes) error {
 	switch obj := a.Object.(type) {
 	case *corev1.Pod:
-		return r.copyLabels(ctx, obj.Spec.NodeName, &obj.Labels)
+		return p.copyLabels(ctx, obj.Spec.NodeName, &obj.Labels)
 	case *corev1.Binding:
 		// The labels of the binding are copied to the pod when it is bound.
 		if obj.Target.Kind == "Node" {
-			return r.copyLabels(ctx, obj.Target.Name, &obj.Labels)
+			return p.copyLabels(ctx, obj.Target.Name, &obj.Labels)
 		}
 	}
 	return nil
 }
 
-func (r *podTopologyLabels) copyLabels(ctx context.Context, name string, to *map[string]string) error {
+func (p *podTopologyLabels) copyLabels(ctx context.Context, name string, to *map[string]string) error {
 	if name == "" {
 		return nil
 	}
-	node, err := get[*corev1.Node](ctx, r.client, nodes, "", name)
+	node, err := get[*corev1.Node](ctx, p.client, nodes, "", name)
 	if err != nil {
 		// A pod may be created for a node that does not exist yet.
 		if apierrors.IsNotFound(err) {

@@ -17,7 +17,7 @@ func (clusterTrustBundleAttest) Name() string { return "ClusterTrustBundleAttest
 
 func (clusterTrustBundleAttest) Handles(a *Attributes) bool { return a.changes() && a.is(trustBundles) }
 
-func (r clusterTrustBundleAttest) Validate(ctx context.Context, a *Attributes) error {
+func (p clusterTrustBundleAttest) Validate(ctx context.Context, a *Attributes) error {
 	bundle, err := objectOf[*certificatesv1.ClusterTrustBundle](a)
 	if err != nil {
 		return forbidden(a, err)
@@ -25,7 +25,7 @@ func (r clusterTrustBundleAttest) Validate(ctx context.Context, a *Attributes) e
 	if bundle.Spec.SignerName == "" || a.Operation == Update && onlyOwnershipChanges(a.Object, a.Old) {
 		return nil
 	}
-	if !r.allow(ctx, a.User, "attest", bundle.Spec.SignerName) {
+	if !p.allow(ctx, a.User, "attest", bundle.Spec.SignerName) {
 		return forbid(a, "user not permitted to attest for signerName %q", bundle.Spec.SignerName)
 	}
 	return nil

@@ -138,26 +138,26 @@ func validateRule(r *auditv1.PolicyRule, path *field.Path) (errs field.ErrorList
 		errs = append(errs, field.NotSupported(path.Child("level"), r.Level, levelNames[:]))
 	}
 	for i, url := range r.NonResourceURLs {
-		at := path.Child("nonResourceURLs").Index(i)
+		idxPath := path.Child("nonResourceURLs").Index(i)
 		if url == "*" {
 			continue
 		}
 		if !strings.HasPrefix(url, "/") {
-			errs = append(errs, field.Invalid(at, url, "non-resource URL rules must begin with a '/' character"))
+			errs = append(errs, field.Invalid(idxPath, url, "non-resource URL rules must begin with a '/' character"))
 		}
 		if url != "" && strings.Contains(url[:len(url)-1], "*") {
-			errs = append(errs, field.Invalid(at, url, "non-resource URL wildcards '*' must be the final character of the rule"))
+			errs = append(errs, field.Invalid(idxPath, url, "non-resource URL wildcards '*' must be the final character of the rule"))
 		}
 	}
 	for i, group := range r.Resources {
-		at := path.Child("resources").Index(i)
+		idxPath := path.Child("resources").Index(i)
 		if group.Group != "" && group.Group != "*" {
 			if problems := validation.NameIsDNSSubdomain(group.Group, false); len(problems) > 0 {
-				errs = append(errs, field.Invalid(at.Child("group"), group.Group, strings.Join(problems, ",")))
+				errs = append(errs, field.Invalid(idxPath.Child("group"), group.Group, strings.Join(problems, ",")))
 			}
 		}
 		if len(group.ResourceNames) > 0 && len(group.Resources) == 0 {
-			errs = append(errs, field.Invalid(at.Child("resourceNames"), group.ResourceNames, "using resourceNames requires at least one resource"))
+			errs = append(errs, field.Invalid(idxPath.Child("resourceNames"), group.ResourceNames, "using resourceNames requires at least one resource"))
 		}
 	}
 	errs = append(errs, validateStages(r.OmitStages, path.Child("omitStages"))...)

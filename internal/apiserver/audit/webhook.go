@@ -27,8 +27,8 @@ const (
 )
 
 var (
-	listHead = []byte(`{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":[`)
-	listTail = []byte("]}")
+	listPrefix = []byte(`{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":[`)
+	listSuffix = []byte("]}")
 )
 
 // webhook sends EventLists to a remote server.
@@ -94,7 +94,7 @@ func (w *webhook) run(ctx context.Context) error {
 
 // post sends comma-separated events and retries with backoff.
 func (w *webhook) post(events []byte, count int) bool {
-	body := bytes.Join([][]byte{listHead, events, listTail}, nil)
+	body := bytes.Join([][]byte{listPrefix, events, listSuffix}, nil)
 	delay := w.backoff
 	for try := 1; ; try++ {
 		err := w.postOnce(body)

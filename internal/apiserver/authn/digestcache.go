@@ -48,7 +48,7 @@ const (
 type digestCache[V any] struct {
 	mu         sync.Mutex
 	young, old map[digest]V
-	started    time.Time // of the young generation
+	youngSince time.Time
 }
 
 func (c *digestCache[V]) get(key digest) (V, bool) {
@@ -72,8 +72,8 @@ func (c *digestCache[V]) set(key digest, v V) {
 
 // put must be called with mu held.
 func (c *digestCache[V]) put(key digest, v V) {
-	if now := time.Now(); len(c.young) >= generationEntries || now.Sub(c.started) > generationAge {
-		c.old, c.young, c.started = c.young, nil, now
+	if now := time.Now(); len(c.young) >= generationEntries || now.Sub(c.youngSince) > generationAge {
+		c.old, c.young, c.youngSince = c.young, nil, now
 	}
 	if c.young == nil {
 		c.young = make(map[digest]V)

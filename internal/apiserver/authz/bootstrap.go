@@ -105,27 +105,27 @@ func readPolicy(table string) (PolicyObjects, error) {
 	return r.policy, nil
 }
 
-func (r *policyParser) read(line string) error {
+func (p *policyParser) read(line string) error {
 	fields := strings.Fields(line)
 	switch {
 	case len(fields) == 0:
 		return nil
 	case strings.HasPrefix(line, " "):
-		return r.rule(fields)
+		return p.rule(fields)
 	case len(fields) < 2:
 		return fmt.Errorf("%q lacks a name", line)
 	}
 	switch fields[0] {
 	case "clusterrole":
-		return r.clusterRole(fields[1], fields[2:])
+		return p.clusterRole(fields[1], fields[2:])
 	case "controller":
 		name := controllerPrefix + fields[1]
-		if err := r.clusterRole(name, nil); err != nil {
+		if err := p.clusterRole(name, nil); err != nil {
 			return err
 		}
-		return r.clusterRoleBinding(name, []string{"account:kube-system/" + fields[1]})
+		return p.clusterRoleBinding(name, []string{"account:kube-system/" + fields[1]})
 	case "clusterrolebinding":
-		return r.clusterRoleBinding(fields[1], fields[2:])
+		return p.clusterRoleBinding(fields[1], fields[2:])
 	}
 	if len(fields) < 3 {
 		return fmt.Errorf("%q lacks a name", line)
@@ -133,10 +133,10 @@ func (r *policyParser) read(line string) error {
 	switch fields[0] {
 	case "role":
 		role := &rbacv1.Role{ObjectMeta: bootstrapMeta(fields[1], fields[2])}
-		r.policy.Roles, r.rules = append(r.policy.Roles, role), &role.Rules
+		p.policy.Roles, p.rules = append(p.policy.Roles, role), &role.Rules
 		return nil
 	case "rolebinding":
-		return r.roleBinding(fields[1], fields[2], fields[3:])
+		return p.roleBinding(fields[1], fields[2], fields[3:])
 	}
 	return fmt.Errorf("%q is none of the known words", fields[0])
 }
@@ -150,8 +150,8 @@ func bootstrapMeta(namespace, name string) metav1.ObjectMeta {
 }
 
 // rule reads "VERBS URLS" or "VERBS GROUPS RESOURCES [names=NAMES]".
-func (r *policyParser) rule(fields []string) error {
-	if r.rules == nil {
+func (p *policyParser) rule(fields []string) error {
+	if p.rules == nil {
 		return fmt.Errorf("a rule without a role")
 	}
 	rule := rbacv1.PolicyRule{Verbs: strings.Split(fields[0], ",")}
@@ -176,11 +176,11 @@ func (r *policyParser) rule(fields []string) error {
 	default:
 		return fmt.Errorf("a rule of %d words", len(fields))
 	}
-	*r.rules = append(*r.rules, rule)
+	*p.rules = append(*p.rules, rule)
 	return nil
 }
 
-func (r *policyParser) clusterRole(name string, options []string) error {
+func (p *policyParser) clusterRole(name string, options []string) error {
 	role := &rbacv1.ClusterRole{ObjectMeta: bootstrapMeta("", name)}
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
@@ -195,26 +195,26 @@ func (r *policyParser) clusterRole(name string, options []string) error {
 			return fmt.Errorf("%q is no option of a cluster role", option)
 		}
 	}
-	r.policy.ClusterRoles, r.rules = append(r.policy.ClusterRoles, role), &role.Rules
+	p.policy.ClusterRoles, p.rules = append(p.policy.ClusterRoles, role), &role.Rules
 	return nil
 }
 
-func (r *policyParser) clusterRoleBinding(name string, words []string) error {
+func (p *policyParser) clusterRoleBinding(name string, words []string) error {
 	subjects, err := readSubjects(words)
-	r.policy.ClusterRoleBindings = append(r.policy.ClusterRoleBindings, &rbacv1.ClusterRoleBinding{
+	p.policy.ClusterRoleBindings = append(p.policy.ClusterRoleBindings, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: bootstrapMeta("", name), Subjects: subjects,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
 	})
 	return err
 }
 
-func (r *policyParser) roleBinding(namespace, name string, words []string) error {
+func (p *policyParser) roleBinding(namespace, name string, words []string) error {
 	role := name
 	if len(words) > 0 && strings.HasPrefix(words[0], "role=") {
 		role, words = strings.TrimPrefix(words[0], "role="), words[1:]
 	}
 	subjects, err := readSubjects(words)
-	r.policy.RoleBindings = append(r.policy.RoleBindings, &rbacv1.RoleBinding{
+	p.policy.RoleBindings = append(p.policy.RoleBindings, &rbacv1.RoleBinding{
 		ObjectMeta: bootstrapMeta(namespace, name), Subjects: subjects,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
 	})

@@ -84,20 +84,20 @@ func listCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, n
 func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog.Logger, synced func()) error {
 	remaining := len(NodeResources)
 	listed := make(chan struct{})
-	ended := make(chan error, remaining)
+	results := make(chan error, remaining)
 	for _, gr := range NodeResources {
 		go func() {
 			onList := func() { listed <- struct{}{} }
 			for ctx.Err() == nil {
 				if err := watchIntoGraph(ctx, cache, gr.WithVersion("v1"), graph, onList); err != nil {
-					ended <- err
+					results <- err
 					return
 				}
 				// The watch has expired or was closed; the next one begins with a list.
 				onList = func() {}
 				log.Debug("node authorizer restarts watch", "resource", gr.String())
 			}
-			ended <- nil
+			results <- nil
 		}()
 	}
 	var result error
@@ -107,7 +107,7 @@ func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog
 			if remaining--; remaining == 0 {
 				synced()
 			}
-		case err := <-ended:
+		case err := <-results:
 			count++
 			if err != nil && result == nil && ctx.Err() == nil {
 				result = err

@@ -480,17 +480,17 @@ type alternating struct {
 	count    atomic.Int64
 }
 
-func (p *alternating) now() *StaticPolicy                          { return p.policies[p.count.Load()%2] }
-func (p *alternating) ClusterRole(name string) *rbacv1.ClusterRole { return p.now().ClusterRole(name) }
-func (p *alternating) Role(namespace, name string) *rbacv1.Role    { return p.now().Role(namespace, name) }
-func (p *alternating) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding {
-	return p.now().ClusterRoleBindings()
+func (a *alternating) now() *StaticPolicy                          { return a.policies[a.count.Load()%2] }
+func (a *alternating) ClusterRole(name string) *rbacv1.ClusterRole { return a.now().ClusterRole(name) }
+func (a *alternating) Role(namespace, name string) *rbacv1.Role    { return a.now().Role(namespace, name) }
+func (a *alternating) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding {
+	return a.now().ClusterRoleBindings()
 }
-func (p *alternating) RoleBindings(namespace string) []*rbacv1.RoleBinding {
-	return p.now().RoleBindings(namespace)
+func (a *alternating) RoleBindings(namespace string) []*rbacv1.RoleBinding {
+	return a.now().RoleBindings(namespace)
 }
-func (p *alternating) Revisions() PolicyRevisions {
-	n := p.count.Load()
+func (a *alternating) Revisions() PolicyRevisions {
+	n := a.count.Load()
 	return PolicyRevisions{n, n, n, n}
 }
 

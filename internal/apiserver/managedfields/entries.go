@@ -14,9 +14,9 @@ import (
 )
 
 // merge takes the modified and the removed fields from every entry and gives the modified ones to the manager's own. It returns
-// false when an entry is not in the form the server writes; then the library must decide.
+// false when an entry is not in the form the server writes; then the caller must merge with structured-merge-diff.
 func (m *Manager) merge(c *comparer, entries []metav1.ManagedFieldsEntry, manager string, now time.Time) ([]metav1.ManagedFieldsEntry, bool) {
-	modified, removed := c.modified.take(0), c.removed.take(0)
+	modified, removed := c.modified.pop(0), c.removed.pop(0)
 	if len(modified) == 0 && len(removed) == 0 {
 		return slices.Clone(entries), true
 	}
@@ -28,15 +28,15 @@ func (m *Manager) merge(c *comparer, entries []metav1.ManagedFieldsEntry, manage
 		Subresource: m.subresource, FieldsType: "FieldsV1",
 	}
 	out := make([]metav1.ManagedFieldsEntry, 0, len(entries)+1)
-	mine := modified
+	ownFields := modified
 	for i := range entries {
 		e := entries[i]
-		fields, ok := c.parser.parse(e.FieldsV1.GetRawString(), m.whole)
+		fields, ok := c.parser.parse(e.FieldsV1.GetRawString(), m.descriptor)
 		if !ok || slices.ContainsFunc(entries[:i], func(o metav1.ManagedFieldsEntry) bool { return sameManager(&o, &e) }) {
 			return nil, false
 		}
 		if sameManager(&e, &own) && len(modified) > 0 {
-			mine = union(difference(fields, removed), modified)
+			ownFields = union(difference(fields, removed), modified)
 			continue
 		}
 		size := countMembers(fields)
@@ -49,9 +49,9 @@ func (m *Manager) merge(c *comparer, entries []metav1.ManagedFieldsEntry, manage
 		}
 		out = append(out, e)
 	}
-	if len(mine) > 0 {
+	if len(ownFields) > 0 {
 		own.Time = &metav1.Time{Time: now.UTC()}
-		own.FieldsV1 = encodeSet(mine)
+		own.FieldsV1 = encodeSet(ownFields)
 		out = append(out, own)
 	}
 	if len(out) == 0 {
@@ -79,7 +79,7 @@ func countMembers(nodes []node) int {
 	return n
 }
 
-// sameManager reports whether two entries belong to one manager. An applier is the same manager in every version it applies in.
+// sameManager reports whether two entries belong to one manager. Apply entries belong to one manager in all API versions.
 func sameManager(a, b *metav1.ManagedFieldsEntry) bool {
 	return a.Manager == b.Manager && a.Operation == b.Operation && a.Subresource == b.Subresource &&
 		(a.APIVersion == b.APIVersion || a.Operation == metav1.ManagedFieldsOperationApply)
@@ -113,7 +113,7 @@ func isReset(entries []metav1.ManagedFieldsEntry) bool {
 	return false
 }
 
-// EqualEntries reports whether two lists of entries are equal to the second. A client that reads, changes and writes back sends the
+// EqualEntries reports whether two lists of entries are equal, ignoring fractions of a second in their times. A client that reads, changes and writes back sends the
 // entries it got.
 func EqualEntries(a, b []metav1.ManagedFieldsEntry) bool {
 	return slices.EqualFunc(a, b, func(a, b metav1.ManagedFieldsEntry) bool {
@@ -132,14 +132,14 @@ func ManagerName(option, userAgent string) string {
 		return option
 	}
 	agent, _, _ := strings.Cut(userAgent, "/")
-	plain := true
+	printableASCII := true
 	for i := range len(agent) {
 		if agent[i] < 0x20 || agent[i] >= 0x7f {
-			plain = false
+			printableASCII = false
 			break
 		}
 	}
-	if plain && len(agent) <= validation.FieldManagerMaxLength {
+	if printableASCII && len(agent) <= validation.FieldManagerMaxLength {
 		return agent
 	}
 	var name strings.Builder

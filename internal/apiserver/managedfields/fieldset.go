@@ -40,12 +40,12 @@ func (b *setBuilder) close(mark int, element string, member bool) {
 	if len(b.stack) == mark && !member {
 		return
 	}
-	children := b.take(mark)
+	children := b.pop(mark)
 	b.stack = append(b.stack, node{element: element, member: member, children: children})
 }
 
-// take pops the nodes pushed since the mark and returns them.
-func (b *setBuilder) take(mark int) []node {
+// pop removes the nodes pushed since the mark and returns them.
+func (b *setBuilder) pop(mark int) []node {
 	n := len(b.stack) - mark
 	if n == 0 {
 		return nil
@@ -287,7 +287,7 @@ func (p *setParser) parse(text string, root *descriptor) ([]node, bool) {
 	if !ok || p.at != len(text) {
 		return nil, false
 	}
-	return p.take(0), true
+	return p.pop(0), true
 }
 
 // object reads one object and pushes its children. self reports that "." was among them.

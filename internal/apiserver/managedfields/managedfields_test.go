@@ -124,7 +124,7 @@ func TestFastEqualsLibrary(t *testing.T) {
 					managers = append(managers, part)
 				}
 			}
-			if main.owned == nil {
+			if main.ownedDescriptor == nil {
 				t.Fatal("the type has no descriptor")
 			}
 			fast, left, refused := 0, 0, 0
@@ -263,7 +263,7 @@ func FuzzFieldSets(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		var p setParser
-		nodes, ok := p.parse(text, m.whole)
+		nodes, ok := p.parse(text, m.descriptor)
 		if !ok {
 			return
 		}

@@ -106,9 +106,9 @@ type Manager struct {
 	apiVersion  string
 	subresource string
 	library     *managedfields.FieldManager
-	// whole describes the type; owned describes what a write through this endpoint can own. Both are nil when the type has no
-	// descriptor; then the library does all the work.
-	whole, owned *descriptor
+	// descriptor describes the type; ownedDescriptor describes what a write through this endpoint can own. Both are nil when the type has no
+	// descriptor; then structured-merge-diff does all the work.
+	descriptor, ownedDescriptor *descriptor
 	// convert returns a stored object in the version of the endpoint; nil for the storage version itself.
 	convert func(kind.Object) (kind.Object, error)
 }
@@ -132,16 +132,16 @@ func (f *Factory) newManager(e endpoint) (*Manager, error) {
 	m := &Manager{apiVersion: gvk.GroupVersion().String(), subresource: e.subresource, convert: e.version.FromStorageVersion}
 	_, dynamic := sample.(runtime.Unstructured)
 	if !dynamic {
-		if m.whole, err = f.descriptors.of(reflect.TypeOf(sample), typed); err != nil {
+		if m.descriptor, err = f.descriptors.of(reflect.TypeOf(sample), typed); err != nil {
 			f.log.Warn("failed to describe type, managed fields are computed by the slower library", "kind", gvk.String(), "error", err)
-			m.whole = nil
+			m.descriptor = nil
 		}
 	}
-	reset := resetPaths(e.kind, e.sub, m.whole)
-	if m.whole != nil {
-		m.owned = m.whole
+	reset := resetPaths(e.kind, e.sub, m.descriptor)
+	if m.descriptor != nil {
+		m.ownedDescriptor = m.descriptor
 		for _, path := range reset {
-			m.owned = m.owned.without(path)
+			m.ownedDescriptor = m.ownedDescriptor.without(path)
 		}
 	}
 	newLibrary := managedfields.NewDefaultFieldManager
@@ -170,7 +170,7 @@ const maxUpdaters = 10
 // Update sets next's managedFields for a write that is not an apply. live is the stored object, or an empty one on create; it is
 // not changed. Both are in the storage version.
 func (m *Manager) Update(live, next kind.Object, manager string, now time.Time) {
-	if m.owned != nil && m.updateFast(live, next, manager, now) {
+	if m.ownedDescriptor != nil && m.updateFast(live, next, manager, now) {
 		return
 	}
 	m.updateWithLibrary(live, next, manager)
@@ -224,7 +224,7 @@ func (m *Manager) updateFast(live, next kind.Object, manager string, now time.Ti
 	}
 	c := comparers.Get().(*comparer)
 	defer comparers.Put(c)
-	c.compareObjects(m.owned, before, after)
+	c.compareObjects(m.ownedDescriptor, before, after)
 	if c.unsupported {
 		return false
 	}

@@ -27,7 +27,7 @@ func deletingAll[T kind.Object](objects client.Informer[T], expired func(T) bool
 	var writes []controller.Write
 	for _, obj := range objects.List("", nil) {
 		if expired(obj) {
-			writes = append(writes, controller.Deleting(obj))
+			writes = append(writes, controller.NewDelete(obj))
 		}
 	}
 	plan.AddStep(writes...)

@@ -84,7 +84,7 @@ func (c *podGC) findDeletedNodes(ctx context.Context, v podsView, now time.Time)
 			}
 		}
 	}
-	gone := map[string]bool{}
+	deleted := map[string]bool{}
 	var failures []error
 	for name, since := range c.missingSince {
 		if !named[name] {
@@ -99,9 +99,9 @@ func (c *podGC) findDeletedNodes(ctx context.Context, v podsView, now time.Time)
 			failures = append(failures, fmt.Errorf("get node %s: %w", name, err))
 			continue
 		}
-		gone[name] = err != nil
+		deleted[name] = err != nil
 	}
-	return gone, errors.Join(failures...)
+	return deleted, errors.Join(failures...)
 }
 
 // podsView is the observed state of pods and nodes.
@@ -190,7 +190,7 @@ func (d podDeletion) plan() controller.Plan {
 		plan.AddStep(controller.Write{Verb: controller.PatchStatus, Object: d.pod, PatchType: client.StrategicPatch, Patch: patch}.
 			Ignoring(metav1.StatusReasonNotFound))
 	}
-	deletion := controller.Deleting(d.pod)
+	deletion := controller.NewDelete(d.pod)
 	now := int64(0)
 	deletion.DeleteOptions.GracePeriodSeconds = &now
 	plan.AddStep(deletion)

@@ -58,8 +58,8 @@ func newMetadataClient(config *rest.Config) (*metadataClient, error) {
 // parseError is an invalid discovery response, as opposed to a failed discovery request.
 type parseError struct{ err error }
 
-func (m *parseError) Error() string { return m.err.Error() }
-func (m *parseError) Unwrap() error { return m.err }
+func (e *parseError) Error() string { return e.err.Error() }
+func (e *parseError) Unwrap() error { return e.err }
 
 // resources discovers the resources of the server. It may return both resources and an error: API groups fail independently.
 func (c *metadataClient) resources(ctx context.Context) ([]resource, error) {

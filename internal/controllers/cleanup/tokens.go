@@ -119,9 +119,9 @@ func (v tokenView) plan(verdict tokenAction) controller.Plan {
 		if err != nil {
 			panic(fmt.Sprintf("encode strings: %v", err))
 		}
-		plan.AddStep(controller.Patching(v.secret, client.MergePatch, patch).Ignoring(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.NewPatch(v.secret, client.MergePatch, patch).Ignoring(metav1.StatusReasonNotFound))
 	case deleteToken:
-		deletion := controller.Deleting(v.secret).Ignoring(metav1.StatusReasonConflict)
+		deletion := controller.NewDelete(v.secret).Ignoring(metav1.StatusReasonConflict)
 		// Do not delete it if it has been used meanwhile.
 		deletion.DeleteOptions.Preconditions.ResourceVersion = &v.secret.ResourceVersion
 		plan.AddStep(deletion)

@@ -165,7 +165,7 @@ func removeOutdated[T kind.Object](ctx context.Context, resource client.Resource
 		return err
 	}
 	for _, obj := range objs {
-		if wanted[obj.GetName()] || !flowcontrol.AutoUpdates(obj) {
+		if wanted[obj.GetName()] || !flowcontrol.HasAutoUpdateAnnotation(obj) {
 			continue
 		}
 		if err := resource.Delete(ctx, "", obj.GetName(), metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -99,7 +99,7 @@ func (c *bootstrapSigner) Reconcile(v bootstrapView) controller.Plan {
 	if !maps.Equal(data, v.info.Data) {
 		next := v.info.DeepCopy()
 		next.Data = data
-		plan.AddStep(controller.Updating(next).Ignoring(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.NewUpdate(next).Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan
 }
@@ -174,7 +174,7 @@ func cleanToken(secret *corev1.Secret, now time.Time) controller.Plan {
 	var plan controller.Plan
 	left, expired := timeLeft(secret, now)
 	if expired {
-		plan.AddStep(controller.Deleting(secret).Ignoring(metav1.StatusReasonConflict))
+		plan.AddStep(controller.NewDelete(secret).Ignoring(metav1.StatusReasonConflict))
 	}
 	plan.Requeue(left)
 	return plan

@@ -124,9 +124,9 @@ func (s SigningCAs) sign(authority CA, parsed *x509.CertificateRequest, spec *ce
 	}, parsed.PublicKey, now)
 }
 
-func (s SigningCAs) ttl(asked *int32) time.Duration {
-	if asked == nil {
+func (s SigningCAs) ttl(requested *int32) time.Duration {
+	if requested == nil {
 		return s.MaxTTL
 	}
-	return min(max(time.Duration(*asked)*time.Second, minCertificateTTL), s.MaxTTL)
+	return min(max(time.Duration(*requested)*time.Second, minCertificateTTL), s.MaxTTL)
 }

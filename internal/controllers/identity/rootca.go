@@ -80,7 +80,7 @@ func (c *rootCA) Reconcile(v rootCAView) controller.Plan {
 	switch {
 	case v.published == nil && v.namespace.Status.Phase != corev1.NamespaceActive: // the namespace is terminating
 	case v.published == nil:
-		plan.AddStep(controller.Creating(&corev1.ConfigMap{
+		plan.AddStep(controller.NewCreate(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: rootCAName, Annotations: map[string]string{descriptionAnnotation: rootCADescription}},
 			Data:       data,
 		}).Ignoring(metav1.StatusReasonNotFound))
@@ -88,7 +88,7 @@ func (c *rootCA) Reconcile(v rootCAView) controller.Plan {
 		next := v.published.DeepCopy()
 		next.Data = data
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, descriptionAnnotation, rootCADescription)
-		plan.AddStep(controller.Updating(next))
+		plan.AddStep(controller.NewUpdate(next))
 	}
 	return plan
 }

@@ -52,7 +52,7 @@ func (c *accounts) Observe(key controller.Key) (accountView, bool) {
 func (c *accounts) Reconcile(v accountView) controller.Plan {
 	var plan controller.Plan
 	if !v.exists && v.namespace.Status.Phase == corev1.NamespaceActive {
-		plan.AddStep(controller.Creating(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: defaultAccount}}).
+		plan.AddStep(controller.NewCreate(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: defaultAccount}}).
 			Ignoring(metav1.StatusReasonAlreadyExists))
 	}
 	return plan

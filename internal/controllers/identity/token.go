@@ -41,12 +41,12 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 					s.Enqueue(controller.KeyOf(secret))
 				}
 			}
-			gone := func(secret *corev1.Secret) {
+			onDelete := func(secret *corev1.Secret) {
 				if secret.Type == corev1.SecretTypeServiceAccountToken {
 					s.Enqueue(forgetting(secret))
 				}
 			}
-			if err := c.secrets.AddEventHandler(enqueue, func(_, secret *corev1.Secret) { enqueue(secret) }, gone); err != nil {
+			if err := c.secrets.AddEventHandler(enqueue, func(_, secret *corev1.Secret) { enqueue(secret) }, onDelete); err != nil {
 				return nil, fmt.Errorf("watch secrets: %w", err)
 			}
 			ofAccount := func(account *corev1.ServiceAccount) {
@@ -98,14 +98,14 @@ func (c *tokens) Sync(ctx context.Context, key controller.Key) error {
 	}
 	var plan controller.Plan
 	if account == nil {
-		plan.AddStep(controller.Deleting(secret).Ignoring(metav1.StatusReasonConflict))
+		plan.AddStep(controller.NewDelete(secret).Ignoring(metav1.StatusReasonConflict))
 		return c.setup.Apply(ctx, key, plan)
 	}
 	next, err := c.fill(secret, account)
 	if err != nil || next == nil {
 		return err
 	}
-	plan.AddStep(controller.Updating(next).Ignoring(metav1.StatusReasonNotFound))
+	plan.AddStep(controller.NewUpdate(next).Ignoring(metav1.StatusReasonNotFound))
 	return c.setup.Apply(ctx, key, plan)
 }
 

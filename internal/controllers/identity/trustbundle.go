@@ -65,18 +65,18 @@ func (c *trustBundle) Reconcile(bundles []*certificatesv1.ClusterTrustBundle) co
 	published := false
 	for _, bundle := range bundles {
 		if bundle.Name != c.name() {
-			others = append(others, controller.Deleting(bundle))
+			others = append(others, controller.NewDelete(bundle))
 			continue
 		}
 		published = true
 		if bundle.Spec.TrustBundle != c.content {
 			next := bundle.DeepCopy()
 			next.Spec.TrustBundle = c.content
-			plan.AddStep(controller.Updating(next))
+			plan.AddStep(controller.NewUpdate(next))
 		}
 	}
 	if !published {
-		plan.AddStep(controller.Creating(&certificatesv1.ClusterTrustBundle{
+		plan.AddStep(controller.NewCreate(&certificatesv1.ClusterTrustBundle{
 			ObjectMeta: metav1.ObjectMeta{Name: c.name()},
 			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: apiServerServingSigner, TrustBundle: c.content},
 		}).Ignoring(metav1.StatusReasonAlreadyExists))

@@ -42,12 +42,12 @@ var Endpoints = controller.Definition{
 		}
 		// Only deletions matter: Endpoints may be created before their service, and those of services without a selector are
 		// managed by users.
-		gone := func(e *corev1.Endpoints) {
+		onDelete := func(e *corev1.Endpoints) {
 			if _, ok := c.services.Get(e.Namespace, e.Name); ok {
 				s.Enqueue(controller.KeyOf(e))
 			}
 		}
-		if err := c.endpoints.AddEventHandler(nil, nil, gone); err != nil {
+		if err := c.endpoints.AddEventHandler(nil, nil, onDelete); err != nil {
 			return nil, fmt.Errorf("watch endpoints: %w", err)
 		}
 		return endpointsSyncer{controller.NewSyncer(s, c), c}, nil
@@ -106,7 +106,7 @@ func (c *endpoints) Reconcile(v endpointsView) controller.Plan { return v.reconc
 
 func (v endpointsView) reconcile() (plan controller.Plan) {
 	if v.service == nil {
-		plan.AddStep(controller.Deleting(v.current))
+		plan.AddStep(controller.NewDelete(v.current))
 		return plan
 	}
 	subsets := v.subsets()
@@ -127,10 +127,10 @@ func (v endpointsView) reconcile() (plan controller.Plan) {
 	desired.Annotations = setOrDelete(desired.Annotations, corev1.EndpointsOverCapacity, overCapacity)
 	name := v.service.Namespace + "/" + v.service.Name
 	if v.current == nil {
-		plan.AddStep(controller.Creating(desired).OnFailure(controller.Event{Object: desired, Type: corev1.EventTypeWarning,
+		plan.AddStep(controller.NewCreate(desired).OnFailure(controller.Event{Object: desired, Type: corev1.EventTypeWarning,
 			Reason: "FailedToCreateEndpoint", Message: "Failed to create endpoint for service " + name + ": %s"}))
 	} else {
-		plan.AddStep(controller.Updating(desired).OnFailure(controller.Event{Object: desired, Type: corev1.EventTypeWarning,
+		plan.AddStep(controller.NewUpdate(desired).OnFailure(controller.Event{Object: desired, Type: corev1.EventTypeWarning,
 			Reason: "FailedToUpdateEndpoint", Message: "Failed to update endpoint " + name + ": %s"}))
 	}
 	return plan

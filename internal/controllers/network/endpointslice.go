@@ -242,13 +242,13 @@ func addSteps(plan *controller.Plan, changes sliceChanges, failureEvent func(wha
 	}
 	var create, update, remove []controller.Write
 	for _, slice := range changes.create {
-		create = append(create, withEvent(controller.Creating(slice), "create EndpointSlice"))
+		create = append(create, withEvent(controller.NewCreate(slice), "create EndpointSlice"))
 	}
 	for _, slice := range changes.update {
-		update = append(update, withEvent(controller.Updating(slice), "update "+slice.Name+" EndpointSlice"))
+		update = append(update, withEvent(controller.NewUpdate(slice), "update "+slice.Name+" EndpointSlice"))
 	}
 	for _, slice := range changes.remove {
-		remove = append(remove, withEvent(controller.Deleting(slice), "delete "+slice.Name+" EndpointSlice"))
+		remove = append(remove, withEvent(controller.NewDelete(slice), "delete "+slice.Name+" EndpointSlice"))
 	}
 	plan.AddStep(create...)
 	plan.AddStep(update...)

@@ -161,7 +161,7 @@ func (v loadBalancerView) reconcile() (plan controller.Plan) {
 			if v.service.DeletionTimestamp == nil && len(v.service.Status.LoadBalancer.Ingress) > 0 {
 				plan.AddStep(v.patchStatus(nil))
 			}
-			plan.AddStep(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+balancerFinalizer+`"]}}`)).
+			plan.AddStep(controller.NewPatch(v.service, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+balancerFinalizer+`"]}}`)).
 				Ignoring(metav1.StatusReasonNotFound))
 			recordEvent(corev1.EventTypeNormal, "DeletingLoadBalancer", "Deleting load balancer")
 			recordEvent(corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
@@ -169,7 +169,7 @@ func (v loadBalancerView) reconcile() (plan controller.Plan) {
 		return plan
 	}
 	if !hasFinalizer {
-		plan.AddStep(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+balancerFinalizer+`"]}}`)))
+		plan.AddStep(controller.NewPatch(v.service, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+balancerFinalizer+`"]}}`)))
 	}
 	conflict := v.portConflict()
 	var desired []corev1.LoadBalancerIngress
@@ -201,7 +201,7 @@ func (v loadBalancerView) reconcile() (plan controller.Plan) {
 func (v loadBalancerView) patchStatus(ingress []corev1.LoadBalancerIngress) controller.Write {
 	// Marshalling strings and numbers cannot fail.
 	list, _ := json.Marshal(ingress)
-	w := controller.Patching(v.service, client.MergePatch, []byte(`{"status":{"loadBalancer":{"ingress":`+string(list)+`}}}`))
+	w := controller.NewPatch(v.service, client.MergePatch, []byte(`{"status":{"loadBalancer":{"ingress":`+string(list)+`}}}`))
 	w.Verb = controller.PatchStatus
 	return w
 }

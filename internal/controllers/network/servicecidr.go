@@ -90,7 +90,7 @@ func (v cidrView) reconcile() (plan controller.Plan) {
 	hasFinalizer := slices.Contains(v.cidr.Finalizers, cidrFinalizer)
 	if v.cidr.DeletionTimestamp == nil {
 		if !hasFinalizer {
-			plan.AddStep(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+cidrFinalizer+`"]}}`)).
+			plan.AddStep(controller.NewPatch(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+cidrFinalizer+`"]}}`)).
 				Ignoring(metav1.StatusReasonNotFound))
 		}
 		plan.Status = v.readyCondition(metav1.ConditionTrue, "", "Kubernetes Service CIDR is ready")
@@ -106,7 +106,7 @@ func (v cidrView) reconcile() (plan controller.Plan) {
 		return plan
 	}
 	if hasFinalizer {
-		plan.AddStep(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+cidrFinalizer+`"]}}`)).
+		plan.AddStep(controller.NewPatch(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+cidrFinalizer+`"]}}`)).
 			Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan

@@ -229,7 +229,7 @@ func markPodNotReady(pod *corev1.Pod, node *corev1.Node, now time.Time) (control
 	}
 	changed := pod.DeepCopy()
 	changed.Status.Conditions[i].Status, changed.Status.Conditions[i].LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(now)
-	return controller.UpdatingStatus(changed).Ignoring(metav1.StatusReasonNotFound).
+	return controller.NewUpdateStatus(changed).Ignoring(metav1.StatusReasonNotFound).
 		OnSuccess(controller.Event{Object: pod, Type: corev1.EventTypeWarning, Reason: "NodeNotReady", Message: "Node is not ready"}), true
 }
 
@@ -326,7 +326,7 @@ func (v nodeView) isUnresponsive() bool { return v.now.After(v.lastSeen.Add(v.gr
 // reconcile writes the conditions of a node that became unresponsive; the next sync updates the taints.
 func (v nodeView) reconcile() (plan controller.Plan) {
 	if unresponsive := v.unknownStatus(); unresponsive != nil {
-		write := controller.UpdatingStatus(unresponsive)
+		write := controller.NewUpdateStatus(unresponsive)
 		if readiness(v.node) == corev1.ConditionTrue {
 			write = write.OnSuccess(statusChangeEvent(v.node, "NodeNotReady"))
 		}
@@ -334,7 +334,7 @@ func (v nodeView) reconcile() (plan controller.Plan) {
 		return plan
 	}
 	if patch := v.patch(); patch != nil {
-		plan.AddStep(controller.Patching(v.node, client.MergePatch, patch))
+		plan.AddStep(controller.NewPatch(v.node, client.MergePatch, patch))
 	}
 	if !v.isUnresponsive() {
 		plan.Requeue(v.lastSeen.Add(v.grace).Sub(v.now) + time.Millisecond)

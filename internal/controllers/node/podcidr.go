@@ -71,8 +71,8 @@ func PodCIDR(ranges []PodRange, reserved []netip.Prefix) controller.Definition {
 					s.Enqueue(all)
 				}
 			}
-			gone := func(*corev1.Node) { s.Enqueue(all) } // a subnet becomes free
-			if err := c.nodes.AddEventHandler(need, func(_, node *corev1.Node) { need(node) }, gone); err != nil {
+			onDelete := func(*corev1.Node) { s.Enqueue(all) } // a subnet becomes free
+			if err := c.nodes.AddEventHandler(need, func(_, node *corev1.Node) { need(node) }, onDelete); err != nil {
 				return nil, fmt.Errorf("watch nodes: %w", err)
 			}
 			return controller.NewSyncer(s, c), nil
@@ -151,7 +151,7 @@ func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 		}
 		// Marshalling strings cannot fail.
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID}, "spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
-		writes = append(writes, controller.Patching(node, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound).
+		writes = append(writes, controller.NewPatch(node, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound).
 			OnFailure(statusChangeEvent(node, "CIDRAssignmentFailed")))
 	}
 	plan.AddStep(writes...)

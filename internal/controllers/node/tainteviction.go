@@ -170,7 +170,7 @@ func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 		plan.AddStep(mark)
 	}
 	if !deleted {
-		plan.AddStep(controller.Deleting(v.pod))
+		plan.AddStep(controller.NewDelete(v.pod))
 	}
 	return plan, due
 }
@@ -217,7 +217,7 @@ func (v evictionView) markDisruptionTarget() (controller.Write, bool) {
 	c = conditions[slices.IndexFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })]
 	// Marshalling conditions and strings cannot fail.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": v.pod.UID}, "status": map[string]any{"conditions": []corev1.PodCondition{c}}})
-	w := controller.Patching(v.pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
+	w := controller.NewPatch(v.pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 	w.Verb = controller.PatchStatus
 	return w, true
 }

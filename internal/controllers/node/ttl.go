@@ -77,7 +77,7 @@ func (c *ttl) Observe(key controller.Key) (ttlView, bool) {
 func (c *ttl) Reconcile(v ttlView) (plan controller.Plan) {
 	want := strconv.Itoa(v.seconds)
 	if current, ok := v.node.Annotations[corev1.ObjectTTLAnnotationKey]; !ok || current != want {
-		plan.AddStep(controller.Patching(v.node, client.MergePatch,
+		plan.AddStep(controller.NewPatch(v.node, client.MergePatch,
 			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, corev1.ObjectTTLAnnotationKey, want)).Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan

@@ -146,13 +146,13 @@ type autoscalerSync struct {
 	selector labels.Selector
 }
 
-func (l *autoscalerSync) recordEvent(eventType, reason, message string) {
-	l.controller.setup.Events.Event(l.cached, eventType, reason, message)
+func (s *autoscalerSync) recordEvent(eventType, reason, message string) {
+	s.controller.setup.Events.Event(s.cached, eventType, reason, message)
 }
 
 // setCondition sets a condition. The transition time changes with the status.
-func (l *autoscalerSync) setCondition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
-	list := &l.scaler.Status.Conditions
+func (s *autoscalerSync) setCondition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
+	list := &s.scaler.Status.Conditions
 	i := slices.IndexFunc(*list, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool { return c.Type == t })
 	if i < 0 {
 		i = len(*list)
@@ -160,58 +160,58 @@ func (l *autoscalerSync) setCondition(t autoscalingv2.HorizontalPodAutoscalerCon
 	}
 	c := &(*list)[i]
 	if c.Status != status {
-		c.LastTransitionTime = metav1.NewTime(l.now)
+		c.LastTransitionTime = metav1.NewTime(s.now)
 	}
 	c.Status, c.Reason, c.Message = status, reason, message
 }
 
-func (l *autoscalerSync) isConditionTrue(t autoscalingv2.HorizontalPodAutoscalerConditionType) bool {
-	return slices.ContainsFunc(l.scaler.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+func (s *autoscalerSync) isConditionTrue(t autoscalingv2.HorizontalPodAutoscalerConditionType) bool {
+	return slices.ContainsFunc(s.scaler.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == t && c.Status == corev1.ConditionTrue
 	})
 }
 
-func (l *autoscalerSync) reconcile() error {
-	target, scale, err := l.scale()
+func (s *autoscalerSync) reconcile() error {
+	target, scale, err := s.scale()
 	if err != nil {
-		l.recordEvent(corev1.EventTypeWarning, "FailedGetScale", err.Error())
-		l.setCondition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedGetScale", fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", err))
+		s.recordEvent(corev1.EventTypeWarning, "FailedGetScale", err.Error())
+		s.setCondition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedGetScale", fmt.Sprintf("the HPA controller was unable to get the target's current scale: %v", err))
 		return err
 	}
-	l.setCondition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededGetScale", "the HPA controller was able to get the target's current scale")
+	s.setCondition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededGetScale", "the HPA controller was able to get the target's current scale")
 	current := scale.Spec.Replicas
-	if len(l.history.recommendations) == 0 {
-		l.history.recommendations = []recommendation{{current, l.now}}
+	if len(s.history.recommendations) == 0 {
+		s.history.recommendations = []recommendation{{current, s.now}}
 	}
-	d, err := l.decide(scale)
+	d, err := s.decide(scale)
 	if err != nil && d == nil {
-		l.setStatus(current, l.scaler.Status.DesiredReplicas, l.scaler.Status.CurrentMetrics, false)
+		s.setStatus(current, s.scaler.Status.DesiredReplicas, s.scaler.Status.CurrentMetrics, false)
 		return err
 	}
 	if d.replicas == current || d.disabled {
-		l.setStatus(current, current, d.metrics, false)
+		s.setStatus(current, current, d.metrics, false)
 		return err
 	}
-	if rescaleErr := l.rescale(target, scale, d); rescaleErr != nil {
-		l.setStatus(current, l.scaler.Status.DesiredReplicas, d.metrics, false)
+	if rescaleErr := s.rescale(target, scale, d); rescaleErr != nil {
+		s.setStatus(current, s.scaler.Status.DesiredReplicas, d.metrics, false)
 		return rescaleErr
 	}
-	l.setStatus(current, d.replicas, d.metrics, true)
+	s.setStatus(current, d.replicas, d.metrics, true)
 	return err
 }
 
 // scale reads the scale of the target.
-func (l *autoscalerSync) scale() (scaleTarget, *autoscalingv1.Scale, error) {
-	ref := l.scaler.Spec.ScaleTargetRef
+func (s *autoscalerSync) scale() (scaleTarget, *autoscalingv1.Scale, error) {
+	ref := s.scaler.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
 		return scaleTarget{}, nil, err
 	}
-	t, err := l.controller.api.find(l.ctx, gv.WithKind(ref.Kind))
+	t, err := s.controller.api.find(s.ctx, gv.WithKind(ref.Kind))
 	if err != nil {
 		return scaleTarget{}, nil, err
 	}
-	scale, err := l.controller.api.scale(l.ctx, t, l.scaler.Namespace, ref.Name)
+	scale, err := s.controller.api.scale(s.ctx, t, s.scaler.Namespace, ref.Name)
 	return t, scale, err
 }
 
@@ -223,25 +223,25 @@ type decision struct {
 	disabled bool
 }
 
-func (l *autoscalerSync) minReplicas() int32 { return ptr.Deref(l.scaler.Spec.MinReplicas, 1) }
+func (s *autoscalerSync) minReplicas() int32 { return ptr.Deref(s.scaler.Spec.MinReplicas, 1) }
 
 // decide returns the desired replicas. It may return both a decision and an error, if only some metrics are available.
-func (l *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {
-	current, minReplicas, maxReplicas := scale.Spec.Replicas, l.minReplicas(), l.scaler.Spec.MaxReplicas
-	scaledToZero := l.isConditionTrue(autoscalingv2.ScaledToZero) // this controller scaled it to zero
+func (s *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {
+	current, minReplicas, maxReplicas := scale.Spec.Replicas, s.minReplicas(), s.scaler.Spec.MaxReplicas
+	scaledToZero := s.isConditionTrue(autoscalingv2.ScaledToZero) // this controller scaled it to zero
 	switch {
-	case current == 0 && !(scaledToZero && (minReplicas != 0 || l.hasMetricWithoutPods())):
-		l.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "ScalingDisabled", "scaling is disabled since the replica count of the target is zero")
+	case current == 0 && !(scaledToZero && (minReplicas != 0 || s.hasMetricWithoutPods())):
+		s.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "ScalingDisabled", "scaling is disabled since the replica count of the target is zero")
 		return &decision{disabled: true}, nil
 	case current > maxReplicas:
 		return &decision{replicas: maxReplicas, reason: "Current number of replicas above Spec.MaxReplicas"}, nil
 	case current != 0 && current < minReplicas:
 		return &decision{replicas: minReplicas, reason: "Current number of replicas below Spec.MinReplicas"}, nil
 	}
-	proposed, metric, statuses, err := l.computeReplicas(scale)
+	proposed, metric, statuses, err := s.computeReplicas(scale)
 	if err != nil && proposed < 0 {
-		l.scaler.Status.CurrentMetrics = statuses
-		l.recordEvent(corev1.EventTypeWarning, "FailedComputeMetricsReplicas", err.Error())
+		s.scaler.Status.CurrentMetrics = statuses
+		s.recordEvent(corev1.EventTypeWarning, "FailedComputeMetricsReplicas", err.Error())
 		return nil, err
 	}
 	d := &decision{metrics: statuses}
@@ -251,7 +251,7 @@ func (l *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {
 	case proposed < current:
 		d.reason = "All metrics below target"
 	}
-	d.replicas = l.normalize(current, proposed)
+	d.replicas = s.normalize(current, proposed)
 	if current == 0 && scaledToZero && d.replicas < minReplicas {
 		d.replicas = minReplicas
 		if d.reason == "" {
@@ -262,100 +262,100 @@ func (l *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {
 }
 
 // hasMetricWithoutPods reports whether there is a metric that does not need pods.
-func (l *autoscalerSync) hasMetricWithoutPods() bool {
-	return slices.ContainsFunc(l.scaler.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
+func (s *autoscalerSync) hasMetricWithoutPods() bool {
+	return slices.ContainsFunc(s.scaler.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
 		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
 	})
 }
 
 // normalize applies stabilization windows and rate limits to the proposed replicas.
-func (l *autoscalerSync) normalize(current, proposed int32) int32 {
-	b := replicaBounds{min: l.minReplicas(), max: l.scaler.Spec.MaxReplicas}
-	behavior, window := l.scaler.Spec.Behavior, l.controller.settings.DownscaleStabilization
+func (s *autoscalerSync) normalize(current, proposed int32) int32 {
+	b := replicaBounds{min: s.minReplicas(), max: s.scaler.Spec.MaxReplicas}
+	behavior, window := s.scaler.Spec.Behavior, s.controller.settings.DownscaleStabilization
 	var stabilized, limited int32
 	var reason, message string
-	l.history.prune(max(maxStabilizationWindow, window), l.now)
+	s.history.prune(max(maxStabilizationWindow, window), s.now)
 	if behavior == nil {
-		stabilized, reason, message = l.history.stabilize(proposed, window, l.now)
+		stabilized, reason, message = s.history.stabilize(proposed, window, s.now)
 	} else {
-		stabilized, reason, message = l.history.stabilizeBy(behavior, current, proposed, window, l.now)
+		stabilized, reason, message = s.history.stabilizeBy(behavior, current, proposed, window, s.now)
 	}
-	l.history.recommendations = append(l.history.recommendations, recommendation{proposed, l.now})
+	s.history.recommendations = append(s.history.recommendations, recommendation{proposed, s.now})
 	if stabilized == proposed {
 		reason, message = "ReadyForNewScale", "recommended size matches current size"
 	}
-	l.setCondition(autoscalingv2.AbleToScale, corev1.ConditionTrue, reason, message)
+	s.setCondition(autoscalingv2.AbleToScale, corev1.ConditionTrue, reason, message)
 	if behavior == nil {
 		limited, reason, message = b.limit(current, stabilized)
 	} else {
-		limited, reason, message = b.limitBy(behavior, current, stabilized, l.history.scaleEvents, l.now)
+		limited, reason, message = b.limitBy(behavior, current, stabilized, s.history.scaleEvents, s.now)
 	}
 	status := corev1.ConditionTrue
 	if limited == stabilized {
 		status = corev1.ConditionFalse
 	}
-	l.setCondition(autoscalingv2.ScalingLimited, status, reason, message)
+	s.setCondition(autoscalingv2.ScalingLimited, status, reason, message)
 	return limited
 }
 
 // rescale updates the scale. On a conflict it retries with the live scale.
-func (l *autoscalerSync) rescale(t scaleTarget, scale *autoscalingv1.Scale, d *decision) error {
+func (s *autoscalerSync) rescale(t scaleTarget, scale *autoscalingv1.Scale, d *decision) error {
 	previous := scale.Spec.Replicas
 	var err error
 	for range 5 {
 		scale.Spec.Replicas = d.replicas
-		if err = l.controller.api.setScale(l.ctx, t, scale); !apierrors.IsConflict(err) {
+		if err = s.controller.api.setScale(s.ctx, t, scale); !apierrors.IsConflict(err) {
 			break
 		}
-		if live, readErr := l.controller.api.scale(l.ctx, t, l.scaler.Namespace, scale.Name); readErr == nil {
+		if live, readErr := s.controller.api.scale(s.ctx, t, s.scaler.Namespace, scale.Name); readErr == nil {
 			scale = live
 		}
 	}
 	if err != nil {
-		l.recordEvent(corev1.EventTypeWarning, "FailedRescale", fmt.Sprintf("New size: %d; reason: %s; error: %v", d.replicas, d.reason, err))
-		l.setCondition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
+		s.recordEvent(corev1.EventTypeWarning, "FailedRescale", fmt.Sprintf("New size: %d; reason: %s; error: %v", d.replicas, d.reason, err))
+		s.setCondition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
 		return err
 	}
-	l.setCondition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", d.replicas))
-	l.recordEvent(corev1.EventTypeNormal, "SuccessfulRescale", fmt.Sprintf("New size: %d; reason: %s", d.replicas, d.reason))
-	if l.scaler.Spec.Behavior != nil {
-		l.history.scaleEvents = append(l.history.scaleEvents, scaleEvent{d.replicas - previous, l.now})
+	s.setCondition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", d.replicas))
+	s.recordEvent(corev1.EventTypeNormal, "SuccessfulRescale", fmt.Sprintf("New size: %d; reason: %s", d.replicas, d.reason))
+	if s.scaler.Spec.Behavior != nil {
+		s.history.scaleEvents = append(s.history.scaleEvents, scaleEvent{d.replicas - previous, s.now})
 	}
-	if previous > 0 && d.replicas == 0 && l.minReplicas() == 0 && l.hasMetricWithoutPods() {
-		l.setCondition(autoscalingv2.ScaledToZero, corev1.ConditionTrue, "ScaledToZero", "the HPA controller scaled the workload to zero")
+	if previous > 0 && d.replicas == 0 && s.minReplicas() == 0 && s.hasMetricWithoutPods() {
+		s.setCondition(autoscalingv2.ScaledToZero, corev1.ConditionTrue, "ScaledToZero", "the HPA controller scaled the workload to zero")
 	} else {
-		l.setCondition(autoscalingv2.ScaledToZero, corev1.ConditionFalse, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
+		s.setCondition(autoscalingv2.ScaledToZero, corev1.ConditionFalse, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
 	}
 	return nil
 }
 
 // setStatus fills the status.
-func (l *autoscalerSync) setStatus(current, desired int32, metrics []autoscalingv2.MetricStatus, rescaled bool) {
-	s := &l.scaler.Status
-	s.CurrentReplicas, s.DesiredReplicas, s.CurrentMetrics = current, desired, metrics
-	s.ObservedGeneration = new(l.scaler.Generation)
+func (s *autoscalerSync) setStatus(current, desired int32, metrics []autoscalingv2.MetricStatus, rescaled bool) {
+	status := &s.scaler.Status
+	status.CurrentReplicas, status.DesiredReplicas, status.CurrentMetrics = current, desired, metrics
+	status.ObservedGeneration = new(s.scaler.Generation)
 	if rescaled {
-		s.LastScaleTime = new(metav1.NewTime(l.now))
+		status.LastScaleTime = new(metav1.NewTime(s.now))
 	}
 }
 
 // computeReplicas evaluates all metrics and takes the highest proposal. If some fail, it only scales up. It returns -1 if no
 // proposal can be made.
-func (l *autoscalerSync) computeReplicas(scale *autoscalingv1.Scale) (replicas int32, metric string, statuses []autoscalingv2.MetricStatus, err error) {
-	if err := l.selectPods(scale.Status.Selector); err != nil {
+func (s *autoscalerSync) computeReplicas(scale *autoscalingv1.Scale) (replicas int32, metric string, statuses []autoscalingv2.MetricStatus, err error) {
+	if err := s.selectPods(scale.Status.Selector); err != nil {
 		return -1, "", nil, err
 	}
-	specs := l.scaler.Spec.Metrics
+	specs := s.scaler.Spec.Metrics
 	statuses = make([]autoscalingv2.MetricStatus, len(specs))
 	failures := 0
 	var first *metricError
 	for i, spec := range specs {
-		proposal, err := l.computeForMetric(spec, scale, &statuses[i])
+		proposal, err := s.computeForMetric(spec, scale, &statuses[i])
 		if err != nil {
 			if failures++; first == nil {
 				first = err
 			}
-			l.recordEvent(corev1.EventTypeWarning, err.reason, err.inner.Error())
+			s.recordEvent(corev1.EventTypeWarning, err.reason, err.inner.Error())
 			continue
 		}
 		if replicas == 0 || proposal.replicas > replicas {
@@ -367,19 +367,19 @@ func (l *autoscalerSync) computeReplicas(scale *autoscalingv1.Scale) (replicas i
 	}
 	if failures >= len(specs) || failures > 0 && replicas < scale.Spec.Replicas {
 		if first != nil {
-			l.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.inner))
+			s.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, first.reason, fmt.Sprintf("the HPA was unable to compute the replica count: %v", first.inner))
 		}
 		return -1, "", statuses, err
 	}
-	l.setCondition(autoscalingv2.ScalingActive, corev1.ConditionTrue, "ValidMetricFound", "the HPA was able to successfully calculate a replica count from "+metric)
+	s.setCondition(autoscalingv2.ScalingActive, corev1.ConditionTrue, "ValidMetricFound", "the HPA was able to successfully calculate a replica count from "+metric)
 	return replicas, metric, statuses, err
 }
 
 // selectPods lists the pods of the target. It fails if another autoscaler selects one of them.
-func (l *autoscalerSync) selectPods(selector string) error {
+func (s *autoscalerSync) selectPods(selector string) error {
 	fail := func(event, reason, message, text string) error {
-		l.recordEvent(corev1.EventTypeWarning, event, message)
-		l.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, reason, text)
+		s.recordEvent(corev1.EventTypeWarning, event, message)
+		s.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, reason, text)
 		return errors.New(message)
 	}
 	if selector == "" {
@@ -390,17 +390,17 @@ func (l *autoscalerSync) selectPods(selector string) error {
 		message := fmt.Sprintf("couldn't convert selector into a corresponding internal selector object: %v", err)
 		return fail("InvalidSelector", "InvalidSelector", message, message)
 	}
-	c := l.controller
-	l.selector, l.pods = parsed, c.pods.List(l.scaler.Namespace, parsed)
+	c := s.controller
+	s.selector, s.pods = parsed, c.pods.List(s.scaler.Namespace, parsed)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.selectors[l.key] = parsed
+	c.selectors[s.key] = parsed
 	for other, otherSelector := range c.selectors {
-		if other.Namespace != l.key.Namespace || other == l.key {
+		if other.Namespace != s.key.Namespace || other == s.key {
 			continue
 		}
-		if slices.ContainsFunc(l.pods, func(pod *corev1.Pod) bool { return otherSelector.Matches(labels.Set(pod.Labels)) }) {
-			message := fmt.Sprintf("pods by selector %s are controlled by more than one HPA (e.g. %v)", selector, []controller.Key{l.key, other})
+		if slices.ContainsFunc(s.pods, func(pod *corev1.Pod) bool { return otherSelector.Matches(labels.Set(pod.Labels)) }) {
+			message := fmt.Sprintf("pods by selector %s are controlled by more than one HPA (e.g. %v)", selector, []controller.Key{s.key, other})
 			return fail("AmbiguousSelector", "AmbiguousSelector", message, message)
 		}
 	}

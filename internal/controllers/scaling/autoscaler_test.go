@@ -43,37 +43,37 @@ type settableMetrics struct {
 	whole int64
 }
 
-func (d *settableMetrics) set(each, whole int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.each, d.whole = each, whole
+func (m *settableMetrics) set(each, whole int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.each, m.whole = each, whole
 }
 
-func (d *settableMetrics) usage(_ context.Context, _ string, _ labels.Selector, _ corev1.ResourceName, _ string) (map[string]sample, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.each < 0 {
+func (m *settableMetrics) usage(_ context.Context, _ string, _ labels.Selector, _ corev1.ResourceName, _ string) (map[string]sample, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.each < 0 {
 		return nil, errors.New("broken")
 	}
 	samples := map[string]sample{}
-	for _, pod := range world.List[*corev1.Pod](d.world) {
-		samples[pod.Name] = sample{value: d.each, at: time.Now(), window: time.Second}
+	for _, pod := range world.List[*corev1.Pod](m.world) {
+		samples[pod.Name] = sample{value: m.each, at: time.Now(), window: time.Second}
 	}
 	return samples, nil
 }
 
-func (d *settableMetrics) podMetric(ctx context.Context, namespace string, pods labels.Selector, _ string, _ labels.Selector) (map[string]sample, error) {
-	return d.usage(ctx, namespace, pods, "", "")
+func (m *settableMetrics) podMetric(ctx context.Context, namespace string, pods labels.Selector, _ string, _ labels.Selector) (map[string]sample, error) {
+	return m.usage(ctx, namespace, pods, "", "")
 }
 
-func (d *settableMetrics) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
-	return d.externalMetric(context.Background(), "", "", nil)
+func (m *settableMetrics) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
+	return m.externalMetric(context.Background(), "", "", nil)
 }
 
-func (d *settableMetrics) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.whole, nil
+func (m *settableMetrics) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.whole, nil
 }
 
 func TestAutoscalerInAWorld(t *testing.T) {
@@ -195,44 +195,44 @@ type variableMetrics struct {
 	world *world.World
 }
 
-func (g *variableMetrics) show(name string, each, whole int64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.each[name], g.whole[name] = each, whole
+func (m *variableMetrics) show(name string, each, whole int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.each[name], m.whole[name] = each, whole
 }
 
 // pods takes a moment to answer: events of one moment have one name.
-func (g *variableMetrics) pods(name string) (map[string]sample, error) {
+func (m *variableMetrics) pods(name string) (map[string]sample, error) {
 	time.Sleep(time.Millisecond)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	each, known := g.each[name]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	each, known := m.each[name]
 	if !known {
 		return nil, errors.New("no metrics")
 	}
 	samples := map[string]sample{}
-	for _, pod := range world.List[*corev1.Pod](g.world) {
+	for _, pod := range world.List[*corev1.Pod](m.world) {
 		samples[pod.Name] = sample{value: each, at: time.Now(), window: time.Second}
 	}
 	return samples, nil
 }
 
-func (g *variableMetrics) usage(_ context.Context, _ string, _ labels.Selector, name corev1.ResourceName, _ string) (map[string]sample, error) {
-	return g.pods(string(name))
+func (m *variableMetrics) usage(_ context.Context, _ string, _ labels.Selector, name corev1.ResourceName, _ string) (map[string]sample, error) {
+	return m.pods(string(name))
 }
 
-func (g *variableMetrics) podMetric(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
-	return g.pods(metric)
+func (m *variableMetrics) podMetric(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
+	return m.pods(metric)
 }
 
-func (g *variableMetrics) objectMetric(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
-	return g.externalMetric(ctx, namespace, metric, selector)
+func (m *variableMetrics) objectMetric(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
+	return m.externalMetric(ctx, namespace, metric, selector)
 }
 
-func (g *variableMetrics) externalMetric(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if whole, known := g.whole[metric]; known {
+func (m *variableMetrics) externalMetric(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if whole, known := m.whole[metric]; known {
 		return whole, nil
 	}
 	return 0, errors.New("no metrics")

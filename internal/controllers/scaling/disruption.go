@@ -349,7 +349,7 @@ func clearDisruptionTarget(pod *corev1.Pod, now time.Time) (plan controller.Plan
 		"observedGeneration": pod.Generation}
 	// Marshalling strings and times cannot fail.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": []any{c}}})
-	w := controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
+	w := controller.NewPatch(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 	w.Verb = controller.PatchStatus
 	plan.AddStep(w)
 	return plan

@@ -29,7 +29,7 @@ func (e *metricError) Error() string { return e.prefix + e.inner.Error() }
 func (e *metricError) Unwrap() error { return e.inner }
 
 // computeForMetric computes the replicas proposed by one metric and fills its status.
-func (l *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Scale, status *autoscalingv2.MetricStatus) (metricProposal, *metricError) {
+func (s *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Scale, status *autoscalingv2.MetricStatus) (metricProposal, *metricError) {
 	status.Type = spec.Type
 	var a metricProposal
 	var err error
@@ -38,23 +38,23 @@ func (l *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *
 	case autoscalingv2.ResourceMetricSourceType:
 		failure.reason, failure.prefix = "FailedGetResourceMetric", fmt.Sprintf("failed to get %s resource metric value: ", spec.Resource.Name)
 		status.Resource = &autoscalingv2.ResourceMetricStatus{Name: spec.Resource.Name}
-		a, err = l.computeForResource(scale, spec.Resource.Name, "", spec.Resource.Target, &status.Resource.Current)
+		a, err = s.computeForResource(scale, spec.Resource.Name, "", spec.Resource.Target, &status.Resource.Current)
 	case autoscalingv2.ContainerResourceMetricSourceType:
 		r := spec.ContainerResource
 		failure.reason, failure.prefix = "FailedGetContainerResourceMetric", fmt.Sprintf("failed to get %s container metric value: ", r.Container)
 		status.ContainerResource = &autoscalingv2.ContainerResourceMetricStatus{Name: r.Name, Container: r.Container}
-		a, err = l.computeForResource(scale, r.Name, r.Container, r.Target, &status.ContainerResource.Current)
+		a, err = s.computeForResource(scale, r.Name, r.Container, r.Target, &status.ContainerResource.Current)
 	case autoscalingv2.PodsMetricSourceType:
 		failure.reason, failure.prefix = "FailedGetPodsMetric", "failed to get pods metric value: "
 		status.Pods = &autoscalingv2.PodsMetricStatus{Metric: spec.Pods.Metric}
-		a, err = l.computeForPods(scale, spec.Pods, &status.Pods.Current)
+		a, err = s.computeForPods(scale, spec.Pods, &status.Pods.Current)
 	case autoscalingv2.ObjectMetricSourceType:
 		failure.reason, failure.prefix = "FailedGetObjectMetric", "failed to get object metric value: "
 		if targetsAverage(spec.Object.Target) {
 			failure.prefix += fmt.Sprintf("failed to get %s object metric: ", spec.Object.Metric.Name)
 		}
 		status.Object = &autoscalingv2.ObjectMetricStatus{Metric: spec.Object.Metric, DescribedObject: spec.Object.DescribedObject}
-		a, err = l.computeForObject(scale, spec.Object, &status.Object.Current)
+		a, err = s.computeForObject(scale, spec.Object, &status.Object.Current)
 	case autoscalingv2.ExternalMetricSourceType:
 		name := spec.External.Metric.Name
 		failure.reason, failure.prefix = "FailedGetExternalMetric", fmt.Sprintf("failed to get %s external metric value: ", name)
@@ -64,7 +64,7 @@ func (l *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *
 			failure.prefix += fmt.Sprintf("failed to get external metric %s: ", name)
 		}
 		status.External = &autoscalingv2.ExternalMetricStatus{Metric: spec.External.Metric}
-		a, err = l.computeForExternal(scale, spec.External, &status.External.Current)
+		a, err = s.computeForExternal(scale, spec.External, &status.External.Current)
 	default:
 		failure.reason, err = "InvalidMetricSourceType", fmt.Errorf("unknown metric source type %q", spec.Type)
 	}
@@ -76,9 +76,9 @@ func (l *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *
 	return a, nil
 }
 
-func (l *autoscalerSync) tolerance() tolerance {
-	t := tolerance{down: l.controller.settings.Tolerance, up: l.controller.settings.Tolerance}
-	if b := l.scaler.Spec.Behavior; b != nil {
+func (s *autoscalerSync) tolerance() tolerance {
+	t := tolerance{down: s.controller.settings.Tolerance, up: s.controller.settings.Tolerance}
+	if b := s.scaler.Spec.Behavior; b != nil {
 		if b.ScaleDown != nil && b.ScaleDown.Tolerance != nil {
 			t.down = b.ScaleDown.Tolerance.AsApproximateFloat64()
 		}
@@ -89,8 +89,8 @@ func (l *autoscalerSync) tolerance() tolerance {
 	return t
 }
 
-func (l *autoscalerSync) podMetricsFor(samples map[string]sample, name corev1.ResourceName) podSamples {
-	return podSamples{pods: l.pods, samples: samples, resource: name, cpuInitialization: l.controller.settings.CPUInitialization, initialReadiness: l.controller.settings.InitialReadiness, now: l.now}
+func (s *autoscalerSync) podMetricsFor(samples map[string]sample, name corev1.ResourceName) podSamples {
+	return podSamples{pods: s.pods, samples: samples, resource: name, cpuInitialization: s.controller.settings.CPUInitialization, initialReadiness: s.controller.settings.InitialReadiness, now: s.now}
 }
 
 // quantity converts milli-units as the metrics API does: memory has a binary suffix.
@@ -101,7 +101,7 @@ func quantity(name corev1.ResourceName, milli int64) *resource.Quantity {
 	return resource.NewMilliQuantity(milli, resource.DecimalSI)
 }
 
-func (l *autoscalerSync) computeForResource(scale *autoscalingv1.Scale, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
+func (s *autoscalerSync) computeForResource(scale *autoscalingv1.Scale, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	if target.AverageValue == nil && target.AverageUtilization == nil {
 		return metricProposal{}, errors.New("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
 	}
@@ -112,13 +112,13 @@ func (l *autoscalerSync) computeForResource(scale *autoscalingv1.Scale, name cor
 	fail := func(err error) (metricProposal, error) {
 		return metricProposal{}, fmt.Errorf("failed to get %s %s: %w", name, kind, err)
 	}
-	samples, err := l.metrics.usage(l.ctx, l.scaler.Namespace, l.selector, name, container)
+	samples, err := s.metrics.usage(s.ctx, s.scaler.Namespace, s.selector, name, container)
 	if err != nil {
 		return fail(fmt.Errorf("unable to get metrics for resource %s: %w", name, err))
 	}
-	c := l.podMetricsFor(samples, name)
+	c := s.podMetricsFor(samples, name)
 	if target.AverageValue != nil {
-		replicas, err := c.propose(scale.Spec.Replicas, averageValue{target.AverageValue.MilliValue()}, l.tolerance())
+		replicas, err := c.propose(scale.Spec.Replicas, averageValue{target.AverageValue.MilliValue()}, s.tolerance())
 		if err != nil {
 			return fail(err)
 		}
@@ -130,12 +130,12 @@ func (l *autoscalerSync) computeForResource(scale *autoscalingv1.Scale, name cor
 	if err != nil {
 		return fail(err)
 	}
-	requests, err := requestsOf(l.pods, name, container)
+	requests, err := requestsOf(s.pods, name, container)
 	if err != nil {
 		return fail(err)
 	}
 	m := utilization{target: *target.AverageUtilization, requests: requests}
-	replicas, err := c.propose(scale.Spec.Replicas, m, l.tolerance())
+	replicas, err := c.propose(scale.Spec.Replicas, m, s.tolerance())
 	if err != nil {
 		return fail(err)
 	}
@@ -150,17 +150,17 @@ func (l *autoscalerSync) computeForResource(scale *autoscalingv1.Scale, name cor
 	return metricProposal{replicas, fmt.Sprintf("%s resource utilization (percentage of request)", name)}, nil
 }
 
-func (l *autoscalerSync) computeForPods(scale *autoscalingv1.Scale, source *autoscalingv2.PodsMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
+func (s *autoscalerSync) computeForPods(scale *autoscalingv1.Scale, source *autoscalingv2.PodsMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	selector, err := metricSelector(source.Metric.Selector)
 	if err != nil {
 		return metricProposal{}, err
 	}
-	samples, err := l.metrics.podMetric(l.ctx, l.scaler.Namespace, l.selector, source.Metric.Name, selector)
+	samples, err := s.metrics.podMetric(s.ctx, s.scaler.Namespace, s.selector, source.Metric.Name, selector)
 	if err != nil {
 		return metricProposal{}, fmt.Errorf("unable to get metric %s: %w", source.Metric.Name, err)
 	}
-	c := l.podMetricsFor(samples, "")
-	replicas, err := c.propose(scale.Spec.Replicas, averageValue{source.Target.AverageValue.MilliValue()}, l.tolerance())
+	c := s.podMetricsFor(samples, "")
+	replicas, err := c.propose(scale.Spec.Replicas, averageValue{source.Target.AverageValue.MilliValue()}, s.tolerance())
 	if err != nil {
 		return metricProposal{}, err
 	}
@@ -169,7 +169,7 @@ func (l *autoscalerSync) computeForPods(scale *autoscalingv1.Scale, source *auto
 	return metricProposal{replicas, "pods metric " + source.Metric.Name}, nil
 }
 
-func (l *autoscalerSync) computeForObject(scale *autoscalingv1.Scale, source *autoscalingv2.ObjectMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
+func (s *autoscalerSync) computeForObject(scale *autoscalingv1.Scale, source *autoscalingv2.ObjectMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	selector, err := metricSelector(source.Metric.Selector)
 	if err != nil {
 		return metricProposal{}, err
@@ -178,24 +178,24 @@ func (l *autoscalerSync) computeForObject(scale *autoscalingv1.Scale, source *au
 		return metricProposal{}, errors.New("invalid object metric source: neither a value target nor an average value target was set")
 	}
 	o := source.DescribedObject
-	usage, err := l.metrics.objectMetric(l.ctx, l.scaler.Namespace, o, source.Metric.Name, selector)
+	usage, err := s.metrics.objectMetric(s.ctx, s.scaler.Namespace, o, source.Metric.Name, selector)
 	if err != nil {
-		return metricProposal{}, fmt.Errorf("unable to get metric %s on %s %s/%s: %w", source.Metric.Name, o.Kind, l.scaler.Namespace, o.Name, err)
+		return metricProposal{}, fmt.Errorf("unable to get metric %s on %s %s/%s: %w", source.Metric.Name, o.Kind, s.scaler.Namespace, o.Name, err)
 	}
 	if targetsValue(source.Target) {
-		replicas, err := l.podMetricsFor(nil, "").replicasForRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
+		replicas, err := s.podMetricsFor(nil, "").replicasForRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), s.tolerance())
 		if err != nil {
 			return metricProposal{}, err
 		}
 		status.Value = quantity("", usage)
 		return metricProposal{replicas, fmt.Sprintf("%s metric %s", o.Kind, source.Metric.Name)}, nil
 	}
-	replicas, each := replicasForAverage(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
+	replicas, each := replicasForAverage(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), s.tolerance())
 	status.AverageValue = quantity("", each)
 	return metricProposal{replicas, fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)}, nil
 }
 
-func (l *autoscalerSync) computeForExternal(scale *autoscalingv1.Scale, source *autoscalingv2.ExternalMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
+func (s *autoscalerSync) computeForExternal(scale *autoscalingv1.Scale, source *autoscalingv2.ExternalMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	selector, err := metricSelector(source.Metric.Selector)
 	if err != nil {
 		return metricProposal{}, err
@@ -203,17 +203,17 @@ func (l *autoscalerSync) computeForExternal(scale *autoscalingv1.Scale, source *
 	if source.Target.Value == nil && source.Target.AverageValue == nil {
 		return metricProposal{}, errors.New("invalid external metric source: neither a value target nor an average value target was set")
 	}
-	usage, err := l.metrics.externalMetric(l.ctx, l.scaler.Namespace, source.Metric.Name, selector)
+	usage, err := s.metrics.externalMetric(s.ctx, s.scaler.Namespace, source.Metric.Name, selector)
 	if err != nil {
-		return metricProposal{}, fmt.Errorf("unable to get external metric %s/%s/%+v: %w", l.scaler.Namespace, source.Metric.Name, source.Metric.Selector, err)
+		return metricProposal{}, fmt.Errorf("unable to get external metric %s/%s/%+v: %w", s.scaler.Namespace, source.Metric.Name, source.Metric.Selector, err)
 	}
 	name := fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)
 	if source.Target.AverageValue != nil {
-		replicas, each := replicasForAverage(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
+		replicas, each := replicasForAverage(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), s.tolerance())
 		status.AverageValue = quantity("", each)
 		return metricProposal{replicas, name}, nil
 	}
-	replicas, err := l.podMetricsFor(nil, "").replicasForRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
+	replicas, err := s.podMetricsFor(nil, "").replicasForRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), s.tolerance())
 	if err != nil {
 		return metricProposal{}, err
 	}

@@ -136,10 +136,10 @@ func (c podSamples) propose(current int32, m usageMetric, t tolerance) (int32, e
 // averageValue compares to a value per pod.
 type averageValue struct{ target int64 }
 
-func (m averageValue) assumedUsage(string) int64 { return m.target }
+func (a averageValue) assumedUsage(string) int64 { return a.target }
 
-func (m averageValue) ratio(samples map[string]sample) (float64, error) {
-	return float64(mean(samples)) / float64(m.target), nil
+func (a averageValue) ratio(samples map[string]sample) (float64, error) {
+	return float64(mean(samples)) / float64(a.target), nil
 }
 
 func mean(samples map[string]sample) int64 {
@@ -156,20 +156,20 @@ type utilization struct {
 	requests map[string]int64
 }
 
-func (m utilization) assumedUsage(pod string) int64 {
-	return m.requests[pod] * int64(max(100, m.target)) / 100
+func (u utilization) assumedUsage(pod string) int64 {
+	return u.requests[pod] * int64(max(100, u.target)) / 100
 }
 
-func (m utilization) ratio(samples map[string]sample) (float64, error) {
-	percent, _, err := m.of(samples)
-	return float64(percent) / float64(m.target), err
+func (u utilization) ratio(samples map[string]sample) (float64, error) {
+	percent, _, err := u.of(samples)
+	return float64(percent) / float64(u.target), err
 }
 
 // of returns the utilization in percent and the average usage.
-func (m utilization) of(samples map[string]sample) (percent int32, mean int64, err error) {
+func (u utilization) of(samples map[string]sample) (percent int32, mean int64, err error) {
 	var used, requested, n int64
 	for name, s := range samples {
-		if request, ok := m.requests[name]; ok {
+		if request, ok := u.requests[name]; ok {
 			used, requested, n = used+s.value, requested+request, n+1
 		}
 	}

@@ -262,7 +262,7 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 		if ok, delay := v.canDetach(a, since); ok {
 			detaching[a.Name] = true
 			if a.DeletionTimestamp == nil {
-				detach = append(detach, controller.Deleting(a))
+				detach = append(detach, controller.NewDelete(a))
 			}
 		} else {
 			plan.Requeue(delay)
@@ -274,7 +274,7 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 		}
 	}
 	if status := v.attachedStatus(detaching, &plan); status != nil {
-		plan.AddStep(controller.UpdatingStatus(status))
+		plan.AddStep(controller.NewUpdateStatus(status))
 	}
 	plan.AddStep(attach...)
 	plan.AddStep(detach...)
@@ -339,7 +339,7 @@ func (v attachView) attach(n neededVolume, plan *controller.Plan) (controller.Wr
 		}
 		return controller.Write{}, false
 	}
-	w := controller.Creating(&storagev1.VolumeAttachment{
+	w := controller.NewCreate(&storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: n.volume.Spec.CSI.Driver, NodeName: v.name,
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &n.volume.Name}},

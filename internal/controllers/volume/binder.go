@@ -237,7 +237,7 @@ func (v claimView) unbound() (plan controller.Plan) {
 	if name := v.defaultClassName(); name != "" {
 		changed := v.claim.DeepCopy()
 		changed.Spec.StorageClassName = &name
-		plan.AddStep(controller.Updating(changed))
+		plan.AddStep(controller.NewUpdate(changed))
 		return plan
 	}
 	class := v.class()
@@ -292,7 +292,7 @@ func (v claimView) provision(class *storagev1.StorageClass) (plan controller.Pla
 		changed := v.claim.DeepCopy()
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, oldStorageProvisioner, class.Provisioner)
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, storageProvisioner, class.Provisioner)
-		plan.AddStep(controller.Updating(changed))
+		plan.AddStep(controller.NewUpdate(changed))
 	}
 	plan.AddStep(v.phase(corev1.ClaimPending)...)
 	plan.Events = append(plan.Events, normal(v.claim, "ExternalProvisioning", fmt.Sprintf("Waiting for a volume to be created either by the external provisioner '%s' "+
@@ -312,13 +312,13 @@ func (v claimView) phase(phase corev1.PersistentVolumeClaimPhase) []controller.W
 // bind binds the claim and the volume to each other: the volume first, the claim's status last.
 func (v claimView) bind() (plan controller.Plan) {
 	if volume := v.boundVolume(); volume != nil {
-		plan.AddStep(controller.Updating(volume))
+		plan.AddStep(controller.NewUpdate(volume))
 	}
 	if v.volume.Status.Phase != corev1.VolumeBound {
 		plan.AddStep(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeBound, "message": nil}))
 	}
 	if claim := v.boundClaim(); claim != nil {
-		plan.AddStep(controller.Updating(claim))
+		plan.AddStep(controller.NewUpdate(claim))
 	}
 	if status := v.boundStatus(); len(status) > 0 {
 		plan.AddStep(patchStatus(v.claim, status))
@@ -422,7 +422,7 @@ func (v volumeView) unbind() (plan controller.Plan) {
 	} else {
 		changed.Spec.ClaimRef.UID = ""
 	}
-	plan.AddStep(controller.Updating(changed))
+	plan.AddStep(controller.NewUpdate(changed))
 	plan.AddStep(v.phase(corev1.VolumeAvailable)...)
 	return plan
 }

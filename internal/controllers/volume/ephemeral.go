@@ -29,12 +29,12 @@ var Ephemeral = controller.Definition{
 		if err := c.pods.AddEventHandler(enqueue, nil, nil); err != nil {
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
-		gone := func(claim *corev1.PersistentVolumeClaim) {
+		onDelete := func(claim *corev1.PersistentVolumeClaim) {
 			for _, pod := range podsUsing(c.pods, claim.Namespace, claim.Name) {
 				enqueue(pod)
 			}
 		}
-		if err := c.claims.AddEventHandler(nil, nil, gone); err != nil {
+		if err := c.claims.AddEventHandler(nil, nil, onDelete); err != nil {
 			return nil, fmt.Errorf("watch claims: %w", err)
 		}
 		return controller.NewSyncer(s, c), nil
@@ -83,7 +83,7 @@ func (c *ephemeral) Reconcile(v ephemeralView) (plan controller.Plan) {
 			continue
 		}
 		template := volume.Ephemeral.VolumeClaimTemplate
-		plan.AddStep(controller.Creating(&corev1.PersistentVolumeClaim{
+		plan.AddStep(controller.NewCreate(&corev1.PersistentVolumeClaim{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: v.pod.Namespace, Name: name, Labels: template.Labels, Annotations: template.Annotations,
 				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(v.pod, podKind)},

@@ -163,7 +163,7 @@ func (v localPathView) reconcile() (plan controller.Plan) {
 		return plan // no pod uses it yet
 	}
 	volume := v.volume()
-	plan.AddStep(controller.Creating(volume).Ignoring(metav1.StatusReasonAlreadyExists).
+	plan.AddStep(controller.NewCreate(volume).Ignoring(metav1.StatusReasonAlreadyExists).
 		OnSuccess(normal(v.claim, "ProvisioningSucceeded", "Successfully provisioned volume %s")).
 		OnFailure(warning(v.claim, "ProvisioningFailed", "failed to provision volume with StorageClass \""+v.class.Name+"\": %s")))
 	return plan
@@ -229,7 +229,7 @@ func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan con
 	released := volume.Status.Phase == corev1.VolumeReleased && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
 	switch {
 	case volume.DeletionTimestamp == nil && released:
-		plan.AddStep(controller.Deleting(volume))
+		plan.AddStep(controller.NewDelete(volume))
 	case volume.DeletionTimestamp != nil && !nodeThere && slices.Contains(volume.Finalizers, localPathFinalizer):
 		plan.AddStep(removeFinalizer(volume, localPathFinalizer))
 	}

@@ -95,7 +95,7 @@ func noteUse(claim *corev1.PersistentVolumeClaim, pods []*corev1.Pod, now time.T
 	}) {
 		return controller.Write{}, false
 	}
-	w := controller.Patching(claim, client.StrategicPatch, encode(map[string]any{
+	w := controller.NewPatch(claim, client.StrategicPatch, encode(map[string]any{
 		"metadata": map[string]any{"uid": claim.UID}, "status": map[string]any{"conditions": []corev1.PersistentVolumeClaimCondition{c}}}))
 	w.Verb = controller.PatchStatus
 	return w.Ignoring(metav1.StatusReasonNotFound), true

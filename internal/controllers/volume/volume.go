@@ -139,11 +139,11 @@ func storageOf(resources corev1.ResourceList) int64 {
 
 // addFinalizer and removeFinalizer are writes that change one finalizer.
 func addFinalizer(obj kind.Object, finalizer string) controller.Write {
-	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
+	return controller.NewPatch(obj, client.StrategicPatch, finalizerPatch(obj, "finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
 }
 
 func removeFinalizer(obj kind.Object, finalizer string) controller.Write {
-	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "$deleteFromPrimitiveList/finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
+	return controller.NewPatch(obj, client.StrategicPatch, finalizerPatch(obj, "$deleteFromPrimitiveList/finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
 }
 
 func finalizerPatch(obj kind.Object, key, finalizer string) []byte {
@@ -152,7 +152,7 @@ func finalizerPatch(obj kind.Object, key, finalizer string) []byte {
 
 // patchStatus is a write that patches fields of the status.
 func patchStatus(obj kind.Object, status map[string]any) controller.Write {
-	w := controller.Patching(obj, client.MergePatch, encode(map[string]any{"metadata": map[string]any{"uid": obj.GetUID()}, "status": status}))
+	w := controller.NewPatch(obj, client.MergePatch, encode(map[string]any{"metadata": map[string]any{"uid": obj.GetUID()}, "status": status}))
 	w.Verb = controller.PatchStatus
 	return w
 }

@@ -172,97 +172,97 @@ type cronJobSync struct {
 
 func (v cronJobView) reconcile() controller.Plan {
 	var plan controller.Plan
-	l := &cronJobSync{cronJobView: v, plan: &plan, status: *v.cronJob.Status.DeepCopy()}
-	slices.SortFunc(l.jobs, func(a, b *batchv1.Job) int { return cmp.Compare(a.Name, b.Name) })
-	l.cleanUpFinishedJobs()
-	l.updateActive()
-	started := l.startDueJob()
-	plan.Status = func(result controller.ApplyResult) kind.Object { return l.changedStatus(started, result) }
+	s := &cronJobSync{cronJobView: v, plan: &plan, status: *v.cronJob.Status.DeepCopy()}
+	slices.SortFunc(s.jobs, func(a, b *batchv1.Job) int { return cmp.Compare(a.Name, b.Name) })
+	s.cleanUpFinishedJobs()
+	s.updateActive()
+	started := s.startDueJob()
+	plan.Status = func(result controller.ApplyResult) kind.Object { return s.changedStatus(started, result) }
 	return plan
 }
 
-func (l *cronJobSync) recordEvent(eventType, reason, format string, args ...any) {
-	l.plan.Events = append(l.plan.Events, controller.Event{Object: l.cronJob, Type: eventType, Reason: reason, Message: fmt.Sprintf(format, args...)})
+func (s *cronJobSync) recordEvent(eventType, reason, format string, args ...any) {
+	s.plan.Events = append(s.plan.Events, controller.Event{Object: s.cronJob, Type: eventType, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
 // cleanUpFinishedJobs deletes finished jobs beyond the history limits, the oldest first.
-func (l *cronJobSync) cleanUpFinishedJobs() {
+func (s *cronJobSync) cleanUpFinishedJobs() {
 	var deletes []controller.Write
 	for _, history := range []struct {
-		ended batchv1.JobConditionType
-		limit *int32
-	}{{batchv1.JobComplete, l.cronJob.Spec.SuccessfulJobsHistoryLimit}, {batchv1.JobFailed, l.cronJob.Spec.FailedJobsHistoryLimit}} {
+		condition batchv1.JobConditionType
+		limit     *int32
+	}{{batchv1.JobComplete, s.cronJob.Spec.SuccessfulJobsHistoryLimit}, {batchv1.JobFailed, s.cronJob.Spec.FailedJobsHistoryLimit}} {
 		if history.limit == nil {
 			continue
 		}
-		jobs := filter(l.jobs, func(job *batchv1.Job) bool {
-			return job.DeletionTimestamp == nil && isTrue(job.Status.Conditions, history.ended)
+		jobs := filter(s.jobs, func(job *batchv1.Job) bool {
+			return job.DeletionTimestamp == nil && isTrue(job.Status.Conditions, history.condition)
 		})
 		slices.SortStableFunc(jobs, compareStartTime)
 		for i := range len(jobs) - int(*history.limit) {
-			deletes = append(deletes, l.deleting(jobs[i]))
+			deletes = append(deletes, s.newJobDelete(jobs[i]))
 		}
 	}
-	l.plan.AddStep(deletes...)
+	s.plan.AddStep(deletes...)
 }
 
 func compareStartTime(a, b *batchv1.Job) int {
 	switch {
 	case a.Status.StartTime == nil || b.Status.StartTime == nil:
-		return cmp.Or(falseFirst(a.Status.StartTime == nil, b.Status.StartTime == nil), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(compareBool(a.Status.StartTime == nil, b.Status.StartTime == nil), cmp.Compare(a.Name, b.Name))
 	default:
 		return cmp.Or(a.Status.StartTime.Compare(b.Status.StartTime.Time), cmp.Compare(a.Name, b.Name))
 	}
 }
 
-func (l *cronJobSync) deleting(job *batchv1.Job) controller.Write {
-	l.deleted = append(l.deleted, job.UID)
-	w := controller.Deleting(job).
-		OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted job %s"}).
-		OnFailure(controller.Event{Object: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Deleted job: %s"})
+func (s *cronJobSync) newJobDelete(job *batchv1.Job) controller.Write {
+	s.deleted = append(s.deleted, job.UID)
+	w := controller.NewDelete(job).
+		OnSuccess(controller.Event{Object: s.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted job %s"}).
+		OnFailure(controller.Event{Object: s.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Deleted job: %s"})
 	w.DeleteOptions.PropagationPolicy = ptr.To(metav1.DeletePropagationBackground)
 	return w
 }
 
-func (l *cronJobSync) isActive(uid types.UID) bool {
-	return slices.ContainsFunc(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID == uid })
+func (s *cronJobSync) isActive(uid types.UID) bool {
+	return slices.ContainsFunc(s.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID == uid })
 }
 
-func (l *cronJobSync) deactivate(uid types.UID) {
-	l.status.Active = filter(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID != uid })
+func (s *cronJobSync) deactivate(uid types.UID) {
+	s.status.Active = filter(s.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID != uid })
 }
 
 // updateActive brings the list of active jobs up to date.
-func (l *cronJobSync) updateActive() {
+func (s *cronJobSync) updateActive() {
 	known := map[types.UID]bool{}
-	for _, job := range l.jobs {
+	for _, job := range s.jobs {
 		known[job.UID] = true
 		switch {
 		case !jobFinished(job):
-			if !l.isActive(job.UID) {
-				l.recordEvent(corev1.EventTypeWarning, "UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", job.Name)
+			if !s.isActive(job.UID) {
+				s.recordEvent(corev1.EventTypeWarning, "UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", job.Name)
 			}
 			continue
-		case l.isActive(job.UID):
-			l.deactivate(job.UID)
-			if slices.Contains(l.deleted, job.UID) {
+		case s.isActive(job.UID):
+			s.deactivate(job.UID)
+			if slices.Contains(s.deleted, job.UID) {
 				break // the deletion records its own event
 			}
 			condition := batchv1.JobComplete
 			if isTrue(job.Status.Conditions, batchv1.JobFailed) {
 				condition = batchv1.JobFailed
 			}
-			l.recordEvent(corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", job.Name, condition)
+			s.recordEvent(corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", job.Name, condition)
 		}
 		completionTime := job.Status.CompletionTime
-		if isTrue(job.Status.Conditions, batchv1.JobComplete) && completionTime != nil && (l.status.LastSuccessfulTime == nil || completionTime.After(l.status.LastSuccessfulTime.Time)) {
-			l.status.LastSuccessfulTime = completionTime
+		if isTrue(job.Status.Conditions, batchv1.JobComplete) && completionTime != nil && (s.status.LastSuccessfulTime == nil || completionTime.After(s.status.LastSuccessfulTime.Time)) {
+			s.status.LastSuccessfulTime = completionTime
 		}
 	}
-	for _, ref := range l.status.Active {
-		if !known[ref.UID] && !(l.jobByName != nil && l.jobByName(ref.Name) != nil) {
-			l.recordEvent(corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
-			l.deactivate(ref.UID)
+	for _, ref := range s.status.Active {
+		if !known[ref.UID] && !(s.jobByName != nil && s.jobByName(ref.Name) != nil) {
+			s.recordEvent(corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
+			s.deactivate(ref.UID)
 		}
 	}
 }
@@ -275,88 +275,88 @@ type jobStart struct {
 }
 
 // startDueJob decides whether a job is due and plans it.
-func (l *cronJobSync) startDueJob() *jobStart {
-	spec := l.cronJob.Spec
-	if l.cronJob.DeletionTimestamp != nil {
+func (s *cronJobSync) startDueJob() *jobStart {
+	spec := s.cronJob.Spec
+	if s.cronJob.DeletionTimestamp != nil {
 		return nil
 	}
 	zone, err := time.LoadLocation(ptr.Deref(spec.TimeZone, ""))
 	if err != nil {
-		l.recordEvent(corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *spec.TimeZone, err)
+		s.recordEvent(corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *spec.TimeZone, err)
 		return nil
 	}
 	if spec.Suspend != nil && *spec.Suspend {
 		return nil
 	}
 	if strings.Contains(spec.Schedule, "TZ") {
-		l.recordEvent(corev1.EventTypeWarning, "UnsupportedSchedule", "CRON_TZ or TZ used in schedule %q is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details", spec.Schedule)
+		s.recordEvent(corev1.EventTypeWarning, "UnsupportedSchedule", "CRON_TZ or TZ used in schedule %q is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details", spec.Schedule)
 	}
-	times, err := parseSchedule(l.cronJob)
+	times, err := parseSchedule(s.cronJob)
 	if err != nil {
-		l.recordEvent(corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", spec.Schedule, err)
+		s.recordEvent(corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", spec.Schedule, err)
 		return nil
 	}
-	d, err := mostRecentScheduleTime(l.cronJob, l.now, times, true)
+	d, err := mostRecentScheduleTime(s.cronJob, s.now, times, true)
 	if err != nil {
-		l.recordEvent(corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : %s", spec.Schedule, err)
+		s.recordEvent(corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : %s", spec.Schedule, err)
 		return nil
 	}
-	l.plan.Requeue(max(untilNext(l.cronJob, l.now, times), time.Millisecond))
+	s.plan.Requeue(max(untilNext(s.cronJob, s.now, times), time.Millisecond))
 	if d.last.IsZero() {
 		return nil
 	}
 	if d.missed > missedSchedulesWarning {
-		l.recordEvent(corev1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
+		s.recordEvent(corev1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
 	}
-	return l.startJob(d.last, zone)
+	return s.startJob(d.last, zone)
 }
 
 // startJob plans the job of a scheduled time, unless its deadline or the concurrency policy prevents it.
-func (l *cronJobSync) startJob(at time.Time, zone *time.Location) *jobStart {
-	spec := l.cronJob.Spec
-	if spec.StartingDeadlineSeconds != nil && at.Add(seconds(*spec.StartingDeadlineSeconds)).Before(l.now) {
-		l.recordEvent(corev1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
+func (s *cronJobSync) startJob(at time.Time, zone *time.Location) *jobStart {
+	spec := s.cronJob.Spec
+	if spec.StartingDeadlineSeconds != nil && at.Add(seconds(*spec.StartingDeadlineSeconds)).Before(s.now) {
+		s.recordEvent(corev1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
 		return nil
 	}
-	name := fmt.Sprintf("%s-%d", l.cronJob.Name, at.Unix()/60)
-	started := l.status.LastScheduleTime != nil && l.status.LastScheduleTime.Time.Equal(at)
-	if started || slices.ContainsFunc(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.Name == name }) {
+	name := fmt.Sprintf("%s-%d", s.cronJob.Name, at.Unix()/60)
+	started := s.status.LastScheduleTime != nil && s.status.LastScheduleTime.Time.Equal(at)
+	if started || slices.ContainsFunc(s.status.Active, func(ref corev1.ObjectReference) bool { return ref.Name == name }) {
 		return nil
 	}
-	if spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(l.status.Active) > 0 {
-		l.recordEvent(corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
+	if spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(s.status.Active) > 0 {
+		s.recordEvent(corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
 		return nil
 	}
 	if spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent {
 		var deletes []controller.Write
-		for _, job := range l.jobs {
-			if l.isActive(job.UID) {
-				deletes = append(deletes, l.deleting(job))
+		for _, job := range s.jobs {
+			if s.isActive(job.UID) {
+				deletes = append(deletes, s.newJobDelete(job))
 			}
 		}
-		l.plan.AddStep(deletes...)
+		s.plan.AddStep(deletes...)
 	}
 	start := &jobStart{name: name, scheduled: at}
-	if l.jobByName != nil {
-		start.existing = l.jobByName(name)
+	if s.jobByName != nil {
+		start.existing = s.jobByName(name)
 	}
 	switch existing := start.existing; {
 	case existing == nil:
-		l.plan.AddStep(controller.Creating(l.newJob(name, at, zone)).
-			OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
-			OnFailure(controller.Event{Object: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating job: %s"}))
-	case !metav1.IsControlledBy(existing, l.cronJob):
+		s.plan.AddStep(controller.NewCreate(s.newJob(name, at, zone)).
+			OnSuccess(controller.Event{Object: s.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
+			OnFailure(controller.Event{Object: s.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating job: %s"}))
+	case !metav1.IsControlledBy(existing, s.cronJob):
 		return nil // a job of another owner has the name
 	}
 	return start
 }
 
-func (l *cronJobSync) newJob(name string, at time.Time, zone *time.Location) *batchv1.Job {
-	template := &l.cronJob.Spec.JobTemplate
+func (s *cronJobSync) newJob(name string, at time.Time, zone *time.Location) *batchv1.Job {
+	template := &s.cronJob.Spec.JobTemplate
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Namespace: l.cronJob.Namespace, Labels: maps.Clone(template.Labels), Annotations: maps.Clone(template.Annotations),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(l.cronJob, cronJobKind)},
+			Name: name, Namespace: s.cronJob.Namespace, Labels: maps.Clone(template.Labels), Annotations: maps.Clone(template.Annotations),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(s.cronJob, cronJobKind)},
 		},
 		Spec: *template.Spec.DeepCopy(),
 	}
@@ -365,10 +365,10 @@ func (l *cronJobSync) newJob(name string, at time.Time, zone *time.Location) *ba
 }
 
 // changedStatus returns the cron job with the new status, including a started job, or nil if it is unchanged.
-func (l *cronJobSync) changedStatus(start *jobStart, result controller.ApplyResult) kind.Object {
-	status := *l.status.DeepCopy()
+func (s *cronJobSync) changedStatus(start *jobStart, result controller.ApplyResult) kind.Object {
+	status := *s.status.DeepCopy()
 	if result.FailedVerb() != controller.Delete {
-		status.Active = filter(status.Active, func(ref corev1.ObjectReference) bool { return !slices.Contains(l.deleted, ref.UID) })
+		status.Active = filter(status.Active, func(ref corev1.ObjectReference) bool { return !slices.Contains(s.deleted, ref.UID) })
 	}
 	if start != nil {
 		job := start.existing
@@ -385,10 +385,10 @@ func (l *cronJobSync) changedStatus(start *jobStart, result controller.ApplyResu
 			status.LastScheduleTime = &metav1.Time{Time: start.scheduled}
 		}
 	}
-	if apiequality.Semantic.DeepEqual(status, l.cronJob.Status) {
+	if apiequality.Semantic.DeepEqual(status, s.cronJob.Status) {
 		return nil
 	}
-	changed := *l.cronJob
+	changed := *s.cronJob
 	changed.Status = status
 	return &changed
 }

@@ -46,33 +46,33 @@ func (v daemonSetView) reconcile() controller.Plan {
 			Message: "This daemon set is selecting all pods. A non-empty selector is required."}}
 		return plan
 	}
-	l := &daemonSetSync{daemonSetView: v, plan: &plan, placement: placementOf(v.set), onNode: map[string][]*corev1.Pod{}}
+	s := &daemonSetSync{daemonSetView: v, plan: &plan, placement: placementOf(v.set), onNode: map[string][]*corev1.Pod{}}
 	history := controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: daemonSetKind}, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) }, v.revisions)
-	l.pods = controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: daemonSetKind}, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
-	for _, pod := range l.pods {
+	s.pods = controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: daemonSetKind}, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
+	for _, pod := range s.pods {
 		if node := targetNode(pod); node != "" && !(podstate.IsTerminal(pod) && pod.DeletionTimestamp != nil) {
-			l.onNode[node] = append(l.onNode[node], pod)
+			s.onNode[node] = append(s.onNode[node], pod)
 		}
 	}
-	slices.SortFunc(l.nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
-	if !l.ensureRevision(history) {
+	slices.SortFunc(s.nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	if !s.ensureRevision(history) {
 		return plan
 	}
-	l.manage()
-	if len(l.creates)+len(l.deletes) == 0 && v.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
-		l.rollingUpdate()
+	s.manage()
+	if len(s.creates)+len(s.deletes) == 0 && v.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
+		s.rollingUpdate()
 	}
-	l.addWrites()
-	l.truncateHistory()
-	l.planStatus()
+	s.addWrites()
+	s.truncateHistory()
+	s.planStatus()
 	return plan
 }
 
 // ensureRevision finds or creates the revision of the set's template. It returns false if the sync cannot continue.
-func (l *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) bool {
-	patch, err := templatePatch(&l.set.Spec.Template)
+func (s *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) bool {
+	patch, err := templatePatch(&s.set.Spec.Template)
 	if err != nil {
-		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()})
+		s.plan.Events = append(s.plan.Events, controller.Event{Object: s.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()})
 		return false
 	}
 	var writes []controller.Write
@@ -82,126 +82,126 @@ func (l *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) boo
 			c := r.DeepCopy()
 			metav1.SetMetaDataLabel(&c.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, r.Name)
 			history[i] = c
-			writes = append(writes, controller.Updating(c))
+			writes = append(writes, controller.NewUpdate(c))
 		}
 	}
-	l.plan.AddStep(writes...)
+	s.plan.AddStep(writes...)
 	slices.SortStableFunc(history, compareRevisions)
 	equal := revisionsWithData(history, patch)
-	l.old = filter(history, func(r *appsv1.ControllerRevision) bool { return !bytes.Equal(r.Data.Raw, patch) })
+	s.old = filter(history, func(r *appsv1.ControllerRevision) bool { return !bytes.Equal(r.Data.Raw, patch) })
 	if len(equal) == 0 {
-		return l.newRevision(patch)
+		return s.newRevision(patch)
 	}
 	current := last(equal)
-	l.hash = current.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
+	s.hash = current.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
 	if duplicates := equal[:len(equal)-1]; len(duplicates) > 0 {
-		l.mergeRevisions(duplicates)
+		s.mergeRevisions(duplicates)
 		return false // the cached pods still have the old labels
 	}
-	if next := nextRevision(l.old); current.Revision < next {
-		l.plan.AddStep(controller.Updating(withRevisionNumber(current, next)))
+	if next := nextRevision(s.old); current.Revision < next {
+		s.plan.AddStep(controller.NewUpdate(withRevisionNumber(current, next)))
 	}
 	return true
 }
 
 // newRevision plans the revision of a template that has none.
-func (l *daemonSetSync) newRevision(patch []byte) bool {
-	l.hash = templateHash(&l.set.Spec.Template, l.set.Status.CollisionCount)
-	if l.revisionOfSameName != nil {
-		if bytes.Equal(l.revisionOfSameName.Data.Raw, patch) {
+func (s *daemonSetSync) newRevision(patch []byte) bool {
+	s.hash = templateHash(&s.set.Spec.Template, s.set.Status.CollisionCount)
+	if s.revisionOfSameName != nil {
+		if bytes.Equal(s.revisionOfSameName.Data.Raw, patch) {
 			return true // same template: left by a former set of this name, or its labels were changed
 		}
 		// Hash collision with another template: increase the collision count, which is part of the hash.
-		l.plan.Status = func(controller.ApplyResult) kind.Object {
-			changed := *l.set
-			changed.Status.CollisionCount = new(ptr.Deref(l.set.Status.CollisionCount, 0) + 1)
+		s.plan.Status = func(controller.ApplyResult) kind.Object {
+			changed := *s.set
+			changed.Status.CollisionCount = new(ptr.Deref(s.set.Status.CollisionCount, 0) + 1)
 			return &changed
 		}
 		return false
 	}
 	r := &appsv1.ControllerRevision{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: l.set.Name + "-" + l.hash, Namespace: l.set.Namespace, Annotations: l.set.Annotations,
-			Labels:          maps.Clone(l.set.Spec.Template.Labels),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(l.set, daemonSetKind)},
+			Name: s.set.Name + "-" + s.hash, Namespace: s.set.Namespace, Annotations: s.set.Annotations,
+			Labels:          maps.Clone(s.set.Spec.Template.Labels),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(s.set, daemonSetKind)},
 		},
-		Data: runtime.RawExtension{Raw: patch}, Revision: nextRevision(l.old),
+		Data: runtime.RawExtension{Raw: patch}, Revision: nextRevision(s.old),
 	}
-	metav1.SetMetaDataLabel(&r.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, l.hash)
-	l.plan.AddStep(controller.Creating(r))
+	metav1.SetMetaDataLabel(&r.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, s.hash)
+	s.plan.AddStep(controller.NewCreate(r))
 	return true
 }
 
 // mergeRevisions deletes duplicates of the current revision and relabels their pods.
-func (l *daemonSetSync) mergeRevisions(duplicates []*appsv1.ControllerRevision) {
+func (s *daemonSetSync) mergeRevisions(duplicates []*appsv1.ControllerRevision) {
 	var relabel, remove []controller.Write
-	for _, pod := range l.pods {
-		if pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] != l.hash {
-			patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, appsv1.DefaultDaemonSetUniqueLabelKey, l.hash)
-			relabel = append(relabel, controller.Patching(pod, client.MergePatch, patch))
+	for _, pod := range s.pods {
+		if pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] != s.hash {
+			patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, appsv1.DefaultDaemonSetUniqueLabelKey, s.hash)
+			relabel = append(relabel, controller.NewPatch(pod, client.MergePatch, patch))
 		}
 	}
 	for _, r := range duplicates {
-		remove = append(remove, controller.Deleting(r))
+		remove = append(remove, controller.NewDelete(r))
 	}
-	l.plan.AddStep(relabel...)
-	l.plan.AddStep(remove...)
+	s.plan.AddStep(relabel...)
+	s.plan.AddStep(remove...)
 }
 
-func (l *daemonSetSync) isUpdated(pod *corev1.Pod) bool {
-	generation, counted := templateGeneration(l.set)
-	return pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash || counted && pod.Labels["pod-template-generation"] == generation
+func (s *daemonSetSync) isUpdated(pod *corev1.Pod) bool {
+	generation, ok := templateGeneration(s.set)
+	return pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == s.hash || ok && pod.Labels["pod-template-generation"] == generation
 }
 
-func (l *daemonSetSync) available(pod *corev1.Pod) bool {
-	return available(pod, l.set.Spec.MinReadySeconds, l.now)
+func (s *daemonSetSync) available(pod *corev1.Pod) bool {
+	return available(pod, s.set.Spec.MinReadySeconds, s.now)
 }
 
 // allowsSurge reports whether a new pod may run on a node together with the old one.
-func (l *daemonSetSync) allowsSurge() bool {
-	rolling := l.set.Spec.UpdateStrategy.RollingUpdate
-	return l.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType && rolling != nil && scaledValue(rolling.MaxSurge, 1, true) > 0
+func (s *daemonSetSync) allowsSurge() bool {
+	rolling := s.set.Spec.UpdateStrategy.RollingUpdate
+	return s.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType && rolling != nil && scaledValue(rolling.MaxSurge, 1, true) > 0
 }
 
 // manage creates pods on nodes that should have one and deletes pods from nodes that should not.
-func (l *daemonSetSync) manage() {
+func (s *daemonSetSync) manage() {
 	known := map[string]bool{}
-	for _, node := range l.nodes {
+	for _, node := range s.nodes {
 		known[node.Name] = true
-		run, keep := l.placement.shouldRun(node)
-		pods := l.onNode[node.Name]
+		run, keep := s.placement.shouldRun(node)
+		pods := s.onNode[node.Name]
 		switch {
 		case run && len(pods) == 0:
-			l.creates = append(l.creates, node.Name)
+			s.creates = append(s.creates, node.Name)
 		case keep:
-			l.manageNode(node.Name, run, pods)
+			s.manageNode(node.Name, run, pods)
 		default:
-			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil })...)
+			s.deletes = append(s.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil })...)
 		}
 	}
 	// Pods pinned to a deleted node would stay pending forever.
-	for node, pods := range l.onNode {
+	for node, pods := range s.onNode {
 		if !known[node] {
-			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil })...)
+			s.deletes = append(s.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil })...)
 		}
 	}
 }
 
 // manageNode keeps one running pod on an eligible node.
-func (l *daemonSetSync) manageNode(node string, run bool, pods []*corev1.Pod) {
+func (s *daemonSetSync) manageNode(node string, run bool, pods []*corev1.Pod) {
 	var running []*corev1.Pod
 	deleteWithEvent := func(eventType, reason, text string, pod *corev1.Pod) {
-		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: eventType, Reason: reason,
+		s.plan.Events = append(s.plan.Events, controller.Event{Object: s.set, Type: eventType, Reason: reason,
 			Message: fmt.Sprintf(text, pod.Namespace+"/"+pod.Name, node)})
-		l.deletes = append(l.deletes, pod)
+		s.deletes = append(s.deletes, pod)
 	}
 	for _, pod := range pods {
 		switch {
 		case pod.DeletionTimestamp != nil:
 		case pod.Status.Phase == corev1.PodFailed:
-			if l.backoff != nil {
-				if delay := l.backoff(node); delay > 0 {
-					l.plan.Requeue(delay)
+			if s.backoff != nil {
+				if delay := s.backoff(node); delay > 0 {
+					s.plan.Requeue(delay)
 					continue
 				}
 			}
@@ -213,83 +213,83 @@ func (l *daemonSetSync) manageNode(node string, run bool, pods []*corev1.Pod) {
 		}
 	}
 	slices.SortFunc(running, scheduledThenOlder)
-	if !l.allowsSurge() {
+	if !s.allowsSurge() {
 		if len(running) > 1 {
-			l.deletes = append(l.deletes, running[1:]...)
+			s.deletes = append(s.deletes, running[1:]...)
 		}
 		return
 	}
 	if len(running) == 0 && run {
-		l.creates = append(l.creates, node)
+		s.creates = append(s.creates, node)
 		return
 	}
-	l.manageSurge(running)
+	s.manageSurge(running)
 }
 
 // manageSurge keeps at most one old and one new pod on a node. The old one is deleted when the new one is available or the old one
 // is not ready.
-func (l *daemonSetSync) manageSurge(running []*corev1.Pod) {
+func (s *daemonSetSync) manageSurge(running []*corev1.Pod) {
 	if len(running) <= 1 {
 		return
 	}
 	var current, old *corev1.Pod
 	for _, pod := range running {
-		switch isNew := pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash; {
+		switch isNew := pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == s.hash; {
 		case isNew && current == nil:
 			current = pod
 		case !isNew && old == nil:
 			old = pod
 		default:
-			l.deletes = append(l.deletes, pod)
+			s.deletes = append(s.deletes, pod)
 		}
 	}
-	if current != nil && old != nil && (!podstate.IsReady(old) || l.available(current)) {
-		l.deletes = append(l.deletes, old)
+	if current != nil && old != nil && (!podstate.IsReady(old) || s.available(current)) {
+		s.deletes = append(s.deletes, old)
 	}
 }
 
 func scheduledThenOlder(a, b *corev1.Pod) int {
-	return cmp.Or(falseFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	return cmp.Or(compareBool(a.Spec.NodeName == "", b.Spec.NodeName == ""), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
 // rollingUpdate replaces pods of old templates, limited by maxUnavailable or maxSurge.
-func (l *daemonSetSync) rollingUpdate() {
+func (s *daemonSetSync) rollingUpdate() {
 	desired := int32(0)
 	shouldRun := map[string]bool{}
-	for _, node := range l.nodes {
-		if run, _ := l.placement.shouldRun(node); run {
+	for _, node := range s.nodes {
+		if run, _ := s.placement.shouldRun(node); run {
 			desired++
 			shouldRun[node.Name] = true
 		}
 	}
 	var surge, unavailable int32
-	if rolling := l.set.Spec.UpdateStrategy.RollingUpdate; rolling != nil {
+	if rolling := s.set.Spec.UpdateStrategy.RollingUpdate; rolling != nil {
 		surge, unavailable = scaledValue(rolling.MaxSurge, desired, true), scaledValue(rolling.MaxUnavailable, desired, true)
 	}
 	if desired > 0 && surge == 0 && unavailable == 0 {
 		unavailable = 1
 	}
-	nodes := slices.Sorted(maps.Keys(l.onNode))
+	nodes := slices.Sorted(maps.Keys(s.onNode))
 	for node := range shouldRun {
-		if l.onNode[node] == nil {
+		if s.onNode[node] == nil {
 			nodes = append(nodes, node)
 		}
 	}
 	if surge == 0 {
-		l.rollWithoutSurge(nodes, unavailable)
+		s.rollWithoutSurge(nodes, unavailable)
 	} else {
-		l.rollWithSurge(nodes, shouldRun, desired, surge)
+		s.rollWithSurge(nodes, shouldRun, desired, surge)
 	}
 }
 
 // podsByRevision returns the updated and the outdated pod of a node; false if there is more than one of either.
-func (l *daemonSetSync) podsByRevision(node string) (current, old *corev1.Pod, ok bool) {
-	for _, pod := range l.onNode[node] {
+func (s *daemonSetSync) podsByRevision(node string) (current, old *corev1.Pod, ok bool) {
+	for _, pod := range s.onNode[node] {
 		if pod.DeletionTimestamp != nil {
 			continue
 		}
 		slot := &old
-		if l.isUpdated(pod) {
+		if s.isUpdated(pod) {
 			slot = &current
 		}
 		if *slot != nil {
@@ -301,103 +301,103 @@ func (l *daemonSetSync) podsByRevision(node string) (current, old *corev1.Pod, o
 }
 
 // rollWithoutSurge deletes old pods: the unavailable ones, and available ones as long as maxUnavailable allows.
-func (l *daemonSetSync) rollWithoutSurge(nodes []string, budget int32) {
+func (s *daemonSetSync) rollWithoutSurge(nodes []string, budget int32) {
 	var candidates []*corev1.Pod
 	for _, node := range nodes {
-		current, old, ok := l.podsByRevision(node)
+		current, old, ok := s.podsByRevision(node)
 		switch {
 		case !ok, current == nil && old == nil, current != nil && old != nil:
 			budget--
 		case current != nil:
-			if !l.available(current) {
+			if !s.available(current) {
 				budget--
 			}
-		case !l.available(old):
-			l.deletes = append(l.deletes, old)
+		case !s.available(old):
+			s.deletes = append(s.deletes, old)
 			budget--
 		default:
 			candidates = append(candidates, old)
 		}
 	}
-	l.deletes = append(l.deletes, candidates[:max(0, min(int(budget), len(candidates)))]...)
+	s.deletes = append(s.deletes, candidates[:max(0, min(int(budget), len(candidates)))]...)
 }
 
 // rollWithSurge creates new pods on nodes with old ones, as maxSurge allows, and deletes old pods whose replacement is available.
-func (l *daemonSetSync) rollWithSurge(nodes []string, shouldRun map[string]bool, desired, surge int32) {
+func (s *daemonSetSync) rollWithSurge(nodes []string, shouldRun map[string]bool, desired, surge int32) {
 	var candidates []string
 	var unwanted []*corev1.Pod
 	availableNodes := int32(0)
 	for _, node := range nodes {
-		current, old, ok := l.podsByRevision(node)
+		current, old, ok := s.podsByRevision(node)
 		if !ok {
 			surge--
 			continue
 		}
-		if pod := cmp.Or(old, current); pod != nil && l.available(pod) {
+		if pod := cmp.Or(old, current); pod != nil && s.available(pod) {
 			availableNodes++
 		}
 		switch {
 		case old == nil:
-		case current != nil && l.available(current):
-			l.deletes = append(l.deletes, old)
+		case current != nil && s.available(current):
+			s.deletes = append(s.deletes, old)
 		case current != nil:
 			surge--
-		case !shouldRun[node] && !l.available(old):
-			l.deletes = append(l.deletes, old)
+		case !shouldRun[node] && !s.available(old):
+			s.deletes = append(s.deletes, old)
 		case !shouldRun[node]:
 			unwanted = append(unwanted, old)
-		case !l.available(old):
-			l.creates = append(l.creates, node)
+		case !s.available(old):
+			s.creates = append(s.creates, node)
 		default:
 			candidates = append(candidates, node)
 		}
 	}
-	l.deletes = append(l.deletes, unwanted[:max(0, min(int(availableNodes-desired), len(unwanted)))]...)
-	l.creates = append(l.creates, candidates[:max(0, min(int(surge), len(candidates)))]...)
+	s.deletes = append(s.deletes, unwanted[:max(0, min(int(availableNodes-desired), len(unwanted)))]...)
+	s.creates = append(s.creates, candidates[:max(0, min(int(surge), len(candidates)))]...)
 }
 
-func (l *daemonSetSync) addWrites() {
+func (s *daemonSetSync) addWrites() {
 	var creates, deletes []controller.Write
-	for _, node := range l.creates[:min(len(l.creates), burstReplicas)] {
-		creates = append(creates, creatingPod(daemonPod(l.set, node, l.hash), l.set))
+	for _, node := range s.creates[:min(len(s.creates), burstReplicas)] {
+		creates = append(creates, newPodCreate(daemonPod(s.set, node, s.hash), s.set))
 	}
-	for _, pod := range l.deletes[:min(len(l.deletes), burstReplicas)] {
-		deletes = append(deletes, deletingPod(pod, l.set))
+	for _, pod := range s.deletes[:min(len(s.deletes), burstReplicas)] {
+		deletes = append(deletes, newPodDelete(pod, s.set))
 	}
 	// Delete first: deletions must happen even if creates are rejected.
-	l.plan.AddStep(deletes...)
-	l.plan.AddStep(creates...)
+	s.plan.AddStep(deletes...)
+	s.plan.AddStep(creates...)
 }
 
 // truncateHistory deletes the oldest revisions without pods beyond the history limit.
-func (l *daemonSetSync) truncateHistory() {
+func (s *daemonSetSync) truncateHistory() {
 	limit := 10
-	if l.set.Spec.RevisionHistoryLimit != nil {
-		limit = int(*l.set.Spec.RevisionHistoryLimit)
+	if s.set.Spec.RevisionHistoryLimit != nil {
+		limit = int(*s.set.Spec.RevisionHistoryLimit)
 	}
-	surplus := len(l.old) - limit
+	surplus := len(s.old) - limit
 	live := map[string]bool{}
-	for _, pod := range l.pods {
+	for _, pod := range s.pods {
 		live[pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]] = true
 	}
 	var deletes []controller.Write
-	for _, r := range l.old {
+	for _, r := range s.old {
 		if surplus > len(deletes) && !live[r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]] {
-			deletes = append(deletes, controller.Deleting(r))
+			deletes = append(deletes, controller.NewDelete(r))
 		}
 	}
-	l.plan.AddStep(deletes...)
+	s.plan.AddStep(deletes...)
 }
 
 // planStatus plans the status, which counts nodes, not pods.
-func (l *daemonSetSync) planStatus() {
-	status := l.set.Status
-	status.ObservedGeneration = l.set.Generation
+func (s *daemonSetSync) planStatus() {
+	status := s.set.Status
+	status.ObservedGeneration = s.set.Generation
 	status.DesiredNumberScheduled, status.CurrentNumberScheduled, status.NumberMisscheduled = 0, 0, 0
 	status.NumberReady, status.NumberAvailable, status.UpdatedNumberScheduled = 0, 0, 0
-	for _, node := range l.nodes {
-		run, _ := l.placement.shouldRun(node)
-		pods := l.onNode[node.Name]
+	for _, node := range s.nodes {
+		run, _ := s.placement.shouldRun(node)
+		pods := s.onNode[node.Name]
 		switch {
 		case !run && len(pods) > 0:
 			status.NumberMisscheduled++
@@ -411,25 +411,25 @@ func (l *daemonSetSync) planStatus() {
 		pod := slices.MinFunc(pods, scheduledThenOlder)
 		if podstate.IsReady(pod) {
 			status.NumberReady++
-			if l.available(pod) {
+			if s.available(pod) {
 				status.NumberAvailable++
 			}
 		}
-		if l.isUpdated(pod) {
+		if s.isUpdated(pod) {
 			status.UpdatedNumberScheduled++
 		}
 	}
 	status.NumberUnavailable = status.DesiredNumberScheduled - status.NumberAvailable
-	l.plan.Status = func(result controller.ApplyResult) kind.Object {
-		if isInconclusive(result) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
+	s.plan.Status = func(result controller.ApplyResult) kind.Object {
+		if failedBeforeStatus(result) || apiequality.Semantic.DeepEqual(status, s.set.Status) {
 			return nil
 		}
-		changed := *l.set
+		changed := *s.set
 		changed.Status = status
 		return &changed
 	}
-	if l.set.Spec.MinReadySeconds > 0 && status.NumberReady != status.NumberAvailable {
-		l.plan.Requeue(seconds(l.set.Spec.MinReadySeconds))
-		l.plan.Requeue(nextAvailable(l.pods, l.set.Spec.MinReadySeconds, l.now))
+	if s.set.Spec.MinReadySeconds > 0 && status.NumberReady != status.NumberAvailable {
+		s.plan.Requeue(seconds(s.set.Spec.MinReadySeconds))
+		s.plan.Requeue(nextAvailable(s.pods, s.set.Spec.MinReadySeconds, s.now))
 	}
 }

@@ -277,7 +277,7 @@ func (r *rollout) updates() (writes []controller.Write) {
 		if c == nil || apiequality.Semantic.DeepEqual(set, c) {
 			continue
 		}
-		write := controller.Updating(c)
+		write := controller.NewUpdate(c)
 		if from, to := ptr.Deref(set.Spec.Replicas, 1), ptr.Deref(c.Spec.Replicas, 1); from != to {
 			write = write.OnSuccess(r.scalingEvent(set.Name, from, to))
 		}
@@ -557,7 +557,7 @@ func (r *rollout) cleanUpHistory() {
 	var deletes []controller.Write
 	for i := range len(alive) - int(*limit) {
 		if set := alive[i]; set.Status.Replicas == 0 && ptr.Deref(set.Spec.Replicas, 1) == 0 && set.Generation <= set.Status.ObservedGeneration {
-			deletes = append(deletes, controller.Deleting(set))
+			deletes = append(deletes, controller.NewDelete(set))
 		}
 	}
 	r.plan.AddStep(deletes...)
@@ -577,7 +577,7 @@ func (r *rollout) rollback(revision int64) {
 	d := r.deployment.DeepCopy()
 	delete(d.Annotations, appsv1.DeprecatedRollbackTo)
 	updateWithEvent := func(eventType, reason, message string) {
-		r.plan.AddStep(controller.Updating(d).OnSuccess(controller.Event{Object: r.deployment, Type: eventType, Reason: reason, Message: message}))
+		r.plan.AddStep(controller.NewUpdate(d).OnSuccess(controller.Event{Object: r.deployment, Type: eventType, Reason: reason, Message: message}))
 	}
 	sets := r.all()
 	for i, set := range sets {

@@ -207,7 +207,7 @@ func (r *rollout) ensureCurrentSet() bool {
 	set := r.newSet()
 	failed := controller.Event{Object: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
 		Message: fmt.Sprintf("Failed to create new replica set %q: %%s", set.Name)}
-	write := controller.Creating(set).OnFailure(failed).WithoutEventOn(metav1.StatusReasonAlreadyExists)
+	write := controller.NewCreate(set).OnFailure(failed).WithoutEventOn(metav1.StatusReasonAlreadyExists)
 	if size := ptr.Deref(set.Spec.Replicas, 1); size > 0 {
 		write = write.OnSuccess(r.scalingEvent(set.Name, 0, size))
 	}

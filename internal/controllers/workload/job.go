@@ -118,7 +118,7 @@ func isTracked(pod *corev1.Pod) bool {
 // removingFinalizer is a write that removes the tracking finalizer.
 func removingFinalizer(pod *corev1.Pod) controller.Write {
 	patch := fmt.Appendf(nil, `{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, batchv1.JobTrackingFinalizer)
-	return controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
+	return controller.NewPatch(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 }
 
 // managedByExternalController reports whether spec.managedBy names another controller.

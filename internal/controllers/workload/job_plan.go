@@ -58,113 +58,113 @@ func (v jobView) reconcile() controller.Plan {
 			Message: "Skipped Job sync because completion mode is unknown"}}
 		return plan
 	}
-	l := &jobSync{jobView: v, plan: &plan, adopted: map[types.UID]bool{}, indexed: mode != nil && *mode == batchv1.IndexedCompletion}
+	s := &jobSync{jobView: v, plan: &plan, adopted: map[types.UID]bool{}, indexed: mode != nil && *mode == batchv1.IndexedCompletion}
 	matches := func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }
-	l.pods = controller.Claim(&plan, controller.Claimer{Owner: v.job, Kind: jobKind, Finalizers: []string{batchv1.JobTrackingFinalizer}}, matches, v.pods)
-	for _, pod := range l.pods {
+	s.pods = controller.Claim(&plan, controller.Claimer{Owner: v.job, Kind: jobKind, Finalizers: []string{batchv1.JobTrackingFinalizer}}, matches, v.pods)
+	for _, pod := range s.pods {
 		if metav1.GetControllerOfNoCopy(pod) == nil {
-			l.adopted[pod.UID] = true
+			s.adopted[pod.UID] = true
 		}
 	}
-	l.countPods()
-	l.decideFinish()
-	l.planWrites()
+	s.countPods()
+	s.decideFinish()
+	s.planWrites()
 	return plan
 }
 
 // tracked reports whether a pod has the finalizer or gets it with its adoption.
-func (l *jobSync) tracked(pod *corev1.Pod) bool { return isTracked(pod) || l.adopted[pod.UID] }
+func (s *jobSync) tracked(pod *corev1.Pod) bool { return isTracked(pod) || s.adopted[pod.UID] }
 
-func (l *jobSync) suspended() bool { return l.job.Spec.Suspend != nil && *l.job.Spec.Suspend }
+func (s *jobSync) suspended() bool { return s.job.Spec.Suspend != nil && *s.job.Spec.Suspend }
 
 // validIndex reports whether a pod of an indexed job has a valid completion index.
-func (l *jobSync) validIndex(pod *corev1.Pod) bool {
+func (s *jobSync) validIndex(pod *corev1.Pod) bool {
 	index := completionIndex(pod)
-	return !l.indexed || index >= 0 && index < l.completions
+	return !s.indexed || index >= 0 && index < s.completions
 }
 
 // countPods counts active, terminating, succeeded and failed pods.
-func (l *jobSync) countPods() {
-	l.status = *l.job.Status.DeepCopy()
-	if l.status.UncountedTerminatedPods == nil {
-		l.status.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
+func (s *jobSync) countPods() {
+	s.status = *s.job.Status.DeepCopy()
+	if s.status.UncountedTerminatedPods == nil {
+		s.status.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
 	}
-	if l.indexed {
-		l.completions = int(*l.job.Spec.Completions)
-		slices.SortStableFunc(l.pods, func(a, b *corev1.Pod) int { return cmp.Compare(completionIndex(a), completionIndex(b)) })
+	if s.indexed {
+		s.completions = int(*s.job.Spec.Completions)
+		slices.SortStableFunc(s.pods, func(a, b *corev1.Pod) int { return cmp.Compare(completionIndex(a), completionIndex(b)) })
 	}
-	l.active = filter(l.pods, podstate.IsActive)
-	l.terminating = count(l.pods, podstate.IsTerminating)
-	uncounted := l.status.UncountedTerminatedPods
-	l.succeeded = l.status.Succeeded + int32(len(uncounted.Succeeded))
-	l.failed = l.status.Failed + int32(len(uncounted.Failed))
-	for _, pod := range l.pods {
-		if !l.tracked(pod) || !l.validIndex(pod) {
+	s.active = filter(s.pods, podstate.IsActive)
+	s.terminating = count(s.pods, podstate.IsTerminating)
+	uncounted := s.status.UncountedTerminatedPods
+	s.succeeded = s.status.Succeeded + int32(len(uncounted.Succeeded))
+	s.failed = s.status.Failed + int32(len(uncounted.Failed))
+	for _, pod := range s.pods {
+		if !s.tracked(pod) || !s.validIndex(pod) {
 			continue
 		}
 		if pod.Status.Phase == corev1.PodSucceeded && !slices.Contains(uncounted.Succeeded, pod.UID) {
-			l.succeeded++
+			s.succeeded++
 		}
-		if jobPodFailed(pod, l.job) && !slices.Contains(uncounted.Failed, pod.UID) && matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, pod).countsAsFailure() {
-			l.failed++
+		if jobPodFailed(pod, s.job) && !slices.Contains(uncounted.Failed, pod.UID) && matchPodFailurePolicy(s.job.Spec.PodFailurePolicy, pod).countsAsFailure() {
+			s.failed++
 		}
 	}
-	if l.status.StartTime == nil && !l.suspended() {
-		l.status.StartTime = &metav1.Time{Time: l.now}
+	if s.status.StartTime == nil && !s.suspended() {
+		s.status.StartTime = &metav1.Time{Time: s.now}
 	}
-	if l.indexed {
-		l.countIndexes()
+	if s.indexed {
+		s.countIndexes()
 	}
 }
 
 // countIndexes determines the completed and the failed indexes.
-func (l *jobSync) countIndexes() {
+func (s *jobSync) countIndexes() {
 	var succeeded, failed []int
-	for _, pod := range l.pods {
-		if !l.tracked(pod) || !l.validIndex(pod) {
+	for _, pod := range s.pods {
+		if !s.tracked(pod) || !s.validIndex(pod) {
 			continue
 		}
 		if pod.Status.Phase == corev1.PodSucceeded {
 			succeeded = append(succeeded, completionIndex(pod))
 		}
-		if l.job.Spec.BackoffLimitPerIndex != nil && l.indexFailed(pod) {
+		if s.job.Spec.BackoffLimitPerIndex != nil && s.indexFailed(pod) {
 			failed = append(failed, completionIndex(pod))
 		}
 	}
-	l.previouslyCompleted = parseIndexes(l.status.CompletedIndexes, l.completions)
-	l.completedIndexes = l.previouslyCompleted.withIndexes(succeeded)
-	l.succeeded = int32(l.completedIndexes.size())
-	if l.job.Spec.BackoffLimitPerIndex == nil {
+	s.previouslyCompleted = parseIndexes(s.status.CompletedIndexes, s.completions)
+	s.completedIndexes = s.previouslyCompleted.withIndexes(succeeded)
+	s.succeeded = int32(s.completedIndexes.size())
+	if s.job.Spec.BackoffLimitPerIndex == nil {
 		return
 	}
-	if l.status.FailedIndexes != nil {
-		l.failedIndexes = parseIndexes(*l.status.FailedIndexes, l.completions)
+	if s.status.FailedIndexes != nil {
+		s.failedIndexes = parseIndexes(*s.status.FailedIndexes, s.completions)
 	}
-	l.failedIndexes = l.failedIndexes.withIndexes(failed)
-	l.delayFinalizers()
+	s.failedIndexes = s.failedIndexes.withIndexes(failed)
+	s.delayFinalizers()
 }
 
 // indexFailed reports whether a pod's failure makes its index fail.
-func (l *jobSync) indexFailed(pod *corev1.Pod) bool {
-	if !jobPodFailed(pod, l.job) {
+func (s *jobSync) indexFailed(pod *corev1.Pod) bool {
+	if !jobPodFailed(pod, s.job) {
 		return false
 	}
-	match := matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, pod)
+	match := matchPodFailurePolicy(s.job.Spec.PodFailurePolicy, pod)
 	counted, _ := indexFailures(pod)
-	return match.action == batchv1.PodFailurePolicyActionFailIndex || match.countsAsFailure() && counted >= *l.job.Spec.BackoffLimitPerIndex
+	return match.action == batchv1.PodFailurePolicyActionFailIndex || match.countsAsFailure() && counted >= *s.job.Spec.BackoffLimitPerIndex
 }
 
 // delayFinalizers finds, for each index that is retried, the failed pod that carries the failure count.
-func (l *jobSync) delayFinalizers() {
-	l.delayedFinalizers = map[int]*corev1.Pod{}
-	running := podIndexes(l.active)
-	for _, pod := range l.pods {
+func (s *jobSync) delayFinalizers() {
+	s.delayedFinalizers = map[int]*corev1.Pod{}
+	running := podIndexes(s.active)
+	for _, pod := range s.pods {
 		index := completionIndex(pod)
-		if !l.tracked(pod) || !l.validIndex(pod) || !jobPodFailed(pod, l.job) || l.completedIndexes.has(index) || l.failedIndexes.has(index) || slices.Contains(running, index) {
+		if !s.tracked(pod) || !s.validIndex(pod) || !jobPodFailed(pod, s.job) || s.completedIndexes.has(index) || s.failedIndexes.has(index) || slices.Contains(running, index) {
 			continue
 		}
-		if last := l.delayedFinalizers[index]; last == nil || allFailures(last) <= allFailures(pod) && !endTime(pod).Before(endTime(last)) {
-			l.delayedFinalizers[index] = pod
+		if last := s.delayedFinalizers[index]; last == nil || allFailures(last) <= allFailures(pod) && !endTime(pod).Before(endTime(last)) {
+			s.delayedFinalizers[index] = pod
 		}
 	}
 }
@@ -184,17 +184,17 @@ func podIndexes(pods []*corev1.Pod) (all []int) {
 }
 
 // decideFinish decides whether the job is about to finish, and why. An earlier decision is final.
-func (l *jobSync) decideFinish() {
-	spec := l.job.Spec
-	fail := func(reason, message string) { l.finishing = l.condition(batchv1.JobFailureTarget, reason, message) }
+func (s *jobSync) decideFinish() {
+	spec := s.job.Spec
+	fail := func(reason, message string) { s.finishing = s.condition(batchv1.JobFailureTarget, reason, message) }
 	for _, interim := range []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobFailureTarget} {
-		if isTrue(l.status.Conditions, interim) {
-			l.finishing = jobCondition(l.status.Conditions, interim)
+		if isTrue(s.status.Conditions, interim) {
+			s.finishing = jobCondition(s.status.Conditions, interim)
 			return
 		}
 	}
-	for _, pod := range l.pods {
-		if jobPodFailed(pod, l.job) {
+	for _, pod := range s.pods {
+		if jobPodFailed(pod, s.job) {
 			if reason := matchPodFailurePolicy(spec.PodFailurePolicy, pod).reason; reason != "" {
 				fail(batchv1.JobReasonPodFailurePolicy, reason)
 				return
@@ -202,135 +202,135 @@ func (l *jobSync) decideFinish() {
 		}
 	}
 	switch {
-	case l.failed > *spec.BackoffLimit || l.restartedTooOften():
+	case s.failed > *spec.BackoffLimit || s.restartedTooOften():
 		fail(batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
 		return
-	case spec.ActiveDeadlineSeconds != nil && !l.suspended():
-		left := l.status.StartTime.Add(seconds(*spec.ActiveDeadlineSeconds)).Sub(l.now)
+	case spec.ActiveDeadlineSeconds != nil && !s.suspended():
+		left := s.status.StartTime.Add(seconds(*spec.ActiveDeadlineSeconds)).Sub(s.now)
 		if left <= 0 {
 			fail(batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
 			return
 		}
-		l.plan.Requeue(left)
+		s.plan.Requeue(left)
 	}
-	if !l.indexed {
+	if !s.indexed {
 		return
 	}
-	if wrong := l.failedIndexes.size(); spec.MaxFailedIndexes != nil && wrong > int(*spec.MaxFailedIndexes) {
+	if wrong := s.failedIndexes.size(); spec.MaxFailedIndexes != nil && wrong > int(*spec.MaxFailedIndexes) {
 		fail(batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
-	} else if wrong > 0 && wrong+l.completedIndexes.size() >= l.completions {
+	} else if wrong > 0 && wrong+s.completedIndexes.size() >= s.completions {
 		fail(batchv1.JobReasonFailedIndexes, "Job has failed indexes")
-	} else if message, met := matchSuccessPolicy(spec.SuccessPolicy, l.completions, l.completedIndexes); met {
-		l.finishing = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonSuccessPolicy, message)
+	} else if message, met := matchSuccessPolicy(spec.SuccessPolicy, s.completions, s.completedIndexes); met {
+		s.finishing = s.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonSuccessPolicy, message)
 	}
 }
 
-func (l *jobSync) condition(t batchv1.JobConditionType, reason, message string) *batchv1.JobCondition {
-	at := metav1.NewTime(l.now)
+func (s *jobSync) condition(t batchv1.JobConditionType, reason, message string) *batchv1.JobCondition {
+	at := metav1.NewTime(s.now)
 	return &batchv1.JobCondition{Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastProbeTime: at, LastTransitionTime: at}
 }
 
 // restartedTooOften reports whether container restarts exceed the backoff limit, for pods with restartPolicy OnFailure.
-func (l *jobSync) restartedTooOften() bool {
-	if l.job.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyOnFailure {
+func (s *jobSync) restartedTooOften() bool {
+	if s.job.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyOnFailure {
 		return false
 	}
 	total := int32(0)
-	for _, pod := range l.pods {
+	for _, pod := range s.pods {
 		if pod.Status.Phase == corev1.PodRunning || pod.Status.Phase == corev1.PodPending {
-			for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-				total += s.RestartCount
+			for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+				total += status.RestartCount
 			}
 		}
 	}
-	return total > 0 && total >= *l.job.Spec.BackoffLimit
+	return total > 0 && total >= *s.job.Spec.BackoffLimit
 }
 
 // planWrites builds the plan: delete pods, write the uncounted pods to the status, remove finalizers, create pods, and finally
 // update the status.
-func (l *jobSync) planWrites() {
+func (s *jobSync) planWrites() {
 	var creates []controller.Write
 	var deletes []*corev1.Pod
-	managed := l.finishing == nil && l.job.DeletionTimestamp == nil
+	managed := s.finishing == nil && s.job.DeletionTimestamp == nil
 	switch {
-	case l.finishing != nil:
-		deletes = l.active
-		l.plan.AddStep(l.deletingPods(deletes)...)
+	case s.finishing != nil:
+		deletes = s.active
+		s.plan.AddStep(s.newPodDeletes(deletes)...)
 	case managed:
-		deletes, creates = l.managePods()
+		deletes, creates = s.managePods()
 		var untrack []controller.Write
 		for _, pod := range deletes {
-			if l.tracked(pod) {
+			if s.tracked(pod) {
 				untrack = append(untrack, removingFinalizer(pod))
 			}
 		}
 		// Pods deleted by the job itself are not counted.
-		l.plan.AddStep(untrack...)
-		l.plan.AddStep(l.deletingPods(deletes)...)
+		s.plan.AddStep(untrack...)
+		s.plan.AddStep(s.newPodDeletes(deletes)...)
 	}
-	complete := l.finishing == nil && l.isComplete(len(l.active)-len(deletes)+len(creates))
+	complete := s.finishing == nil && s.isComplete(len(s.active)-len(deletes)+len(creates))
 	// A job that completed before its suspension was recorded is not reported as suspended.
-	if managed && !(complete && l.suspended()) {
-		l.updateSuspendedCondition()
+	if managed && !(complete && s.suspended()) {
+		s.updateSuspendedCondition()
 	}
 	if complete {
-		l.finishing = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
+		s.finishing = s.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
 	}
-	l.trackFinishedPods()
-	l.plan.AddStep(creates...)
-	l.planStatus(deletes, len(creates))
+	s.trackFinishedPods()
+	s.plan.AddStep(creates...)
+	s.planStatus(deletes, len(creates))
 }
 
-func (l *jobSync) deletingPods(pods []*corev1.Pod) (writes []controller.Write) {
+func (s *jobSync) newPodDeletes(pods []*corev1.Pod) (writes []controller.Write) {
 	for _, pod := range pods {
-		writes = append(writes, deletingPod(pod, l.job))
+		writes = append(writes, newPodDelete(pod, s.job))
 	}
 	return writes
 }
 
-func (l *jobSync) isComplete(active int) bool {
-	if l.job.Spec.Completions == nil {
-		return l.succeeded > 0 && active == 0
+func (s *jobSync) isComplete(active int) bool {
+	if s.job.Spec.Completions == nil {
+		return s.succeeded > 0 && active == 0
 	}
-	return l.succeeded >= *l.job.Spec.Completions && active == 0
+	return s.succeeded >= *s.job.Spec.Completions && active == 0
 }
 
 // managePods decides which pods to delete or to create.
-func (l *jobSync) managePods() (deletes []*corev1.Pod, creates []controller.Write) {
-	running := int32(len(l.active))
-	if l.suspended() {
-		return l.active, nil
+func (s *jobSync) managePods() (deletes []*corev1.Pod, creates []controller.Write) {
+	running := int32(len(s.active))
+	if s.suspended() {
+		return s.active, nil
 	}
-	want := *l.job.Spec.Parallelism
+	want := *s.job.Spec.Parallelism
 	switch {
-	case l.job.Spec.Completions != nil:
-		want = max(0, min(want, *l.job.Spec.Completions-l.succeeded))
-	case l.succeeded > 0:
+	case s.job.Spec.Completions != nil:
+		want = max(0, min(want, *s.job.Spec.Completions-s.succeeded))
+	case s.succeeded > 0:
 		want = running // one pod has succeeded: no more pods are created
 	}
-	if deletes = l.podsToDelete(int(max(0, running-want))); len(deletes) > 0 {
+	if deletes = s.podsToDelete(int(max(0, running-want))); len(deletes) > 0 {
 		return deletes[:min(len(deletes), burstReplicas)], nil
 	}
 	missing := want - running
-	if onlyReplaceFailed(l.job) {
-		missing -= l.terminating
+	if onlyReplaceFailed(s.job) {
+		missing -= s.terminating
 	}
 	if missing <= 0 {
 		return nil, nil
 	}
-	return nil, l.creatingPods(int(min(missing, burstReplicas)))
+	return nil, s.newPodCreates(int(min(missing, burstReplicas)))
 }
 
 // podsToDelete chooses at least n active pods to delete; of an indexed job also those with an invalid or duplicate index.
-func (l *jobSync) podsToDelete(n int) []*corev1.Pod {
+func (s *jobSync) podsToDelete(n int) []*corev1.Pod {
 	var chosen, remaining []*corev1.Pod
-	if l.indexed {
+	if s.indexed {
 		best := map[int]*corev1.Pod{}
-		ranked := slices.Clone(l.active)
+		ranked := slices.Clone(s.active)
 		sortByProgress(ranked)
 		for _, pod := range ranked {
 			index := completionIndex(pod)
-			if !l.validIndex(pod) {
+			if !s.validIndex(pod) {
 				chosen = append(chosen, pod)
 				continue
 			}
@@ -341,7 +341,7 @@ func (l *jobSync) podsToDelete(n int) []*corev1.Pod {
 		}
 		remaining = slices.Collect(maps.Values(best))
 	} else {
-		remaining = slices.Clone(l.active)
+		remaining = slices.Clone(s.active)
 	}
 	if more := n - len(chosen); more > 0 {
 		slices.SortFunc(remaining, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
@@ -351,53 +351,53 @@ func (l *jobSync) podsToDelete(n int) []*corev1.Pod {
 	return chosen
 }
 
-// creatingPods plans n pods, unless the backoff after a failure has not expired.
-func (l *jobSync) creatingPods(n int) []controller.Write {
-	perIndex := l.job.Spec.BackoffLimitPerIndex != nil
+// newPodCreates plans n pods, unless the backoff after a failure has not expired.
+func (s *jobSync) newPodCreates(n int) []controller.Write {
+	perIndex := s.job.Spec.BackoffLimitPerIndex != nil
 	if !perIndex {
-		if delay := remainingBackoff(l.consecutiveFailures()); delay > 0 {
-			l.plan.Requeue(delay)
+		if delay := remainingBackoff(s.consecutiveFailures()); delay > 0 {
+			s.plan.Requeue(delay)
 			return nil
 		}
 	}
-	pod := l.newPod()
-	if !l.indexed {
-		return slices.Repeat([]controller.Write{creatingPod(pod, l.job)}, n)
+	pod := s.newPod()
+	if !s.indexed {
+		return slices.Repeat([]controller.Write{newPodCreate(pod, s.job)}, n)
 	}
-	taken := l.completedIndexes.withIndexes(podIndexes(l.active)).union(l.failedIndexes)
-	if onlyReplaceFailed(l.job) {
-		taken = taken.withIndexes(podIndexes(filter(l.pods, podstate.IsTerminating)))
+	taken := s.completedIndexes.withIndexes(podIndexes(s.active)).union(s.failedIndexes)
+	if onlyReplaceFailed(s.job) {
+		taken = taken.withIndexes(podIndexes(filter(s.pods, podstate.IsTerminating)))
 	}
 	var writes []controller.Write
 	var next time.Duration
-	for _, index := range taken.firstMissing(n, l.completions) {
-		last := l.delayedFinalizers[index]
+	for _, index := range taken.firstMissing(n, s.completions) {
+		last := s.delayedFinalizers[index]
 		if last != nil {
-			if delay := remainingBackoff(allFailures(last)+1, endTime(last), l.now); delay > 0 {
+			if delay := remainingBackoff(allFailures(last)+1, endTime(last), s.now); delay > 0 {
 				if next == 0 || delay < next {
 					next = delay
 				}
 				continue
 			}
 		}
-		writes = append(writes, creatingPod(l.indexedPod(pod, index, last), l.job))
+		writes = append(writes, newPodCreate(s.indexedPod(pod, index, last), s.job))
 	}
 	// Requeue for the pods still in backoff, even if others are created now.
-	l.plan.Requeue(next)
+	s.plan.Requeue(next)
 	return writes
 }
 
 // consecutiveFailures counts the failures since the last success, as arguments of remainingBackoff.
-func (l *jobSync) consecutiveFailures() (failures int32, last, now time.Time) {
+func (s *jobSync) consecutiveFailures() (failures int32, last, now time.Time) {
 	var lastSuccess time.Time
-	for _, pod := range l.pods {
+	for _, pod := range s.pods {
 		if t := endTime(pod); pod.Status.Phase == corev1.PodSucceeded && t.After(lastSuccess) {
 			lastSuccess = t
 		}
 	}
-	for _, pod := range l.pods {
+	for _, pod := range s.pods {
 		// Pods deleted by the job itself have no finalizer and are terminating.
-		if !jobPodFailed(pod, l.job) || !l.validIndex(pod) || pod.DeletionTimestamp != nil && !l.tracked(pod) {
+		if !jobPodFailed(pod, s.job) || !s.validIndex(pod) || pod.DeletionTimestamp != nil && !s.tracked(pod) {
 			continue
 		}
 		if t := endTime(pod); t.After(lastSuccess) {
@@ -407,16 +407,16 @@ func (l *jobSync) consecutiveFailures() (failures int32, last, now time.Time) {
 			}
 		}
 	}
-	return failures, last, l.now
+	return failures, last, s.now
 }
 
 // newPod is the pod of the job's template.
-func (l *jobSync) newPod() *corev1.Pod {
-	pod := newPodFromTemplate(&l.job.Spec.Template, l.job, jobKind)
+func (s *jobSync) newPod() *corev1.Pod {
+	pod := newPodFromTemplate(&s.job.Spec.Template, s.job, jobKind)
 	if !slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer) {
 		pod.Finalizers = append(pod.Finalizers, batchv1.JobTrackingFinalizer)
 	}
-	if l.indexed {
+	if s.indexed {
 		for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 			for i := range containers {
 				addIndexVariable(&containers[i])
@@ -436,20 +436,20 @@ func addIndexVariable(c *corev1.Container) {
 }
 
 // indexedPod returns the pod of one index. last is the failed pod it replaces, whose failure count it continues.
-func (l *jobSync) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *corev1.Pod {
+func (s *jobSync) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *corev1.Pod {
 	p := *pod
 	number := strconv.Itoa(index)
 	p.Annotations = maps.Clone(pod.Annotations)
 	p.Labels = maps.Clone(pod.Labels)
 	metav1.SetMetaDataAnnotation(&p.ObjectMeta, batchv1.JobCompletionIndexAnnotation, number)
 	metav1.SetMetaDataLabel(&p.ObjectMeta, batchv1.JobCompletionIndexAnnotation, number)
-	p.Spec.Hostname = l.job.Name + "-" + number
+	p.Spec.Hostname = s.job.Name + "-" + number
 	suffix := "-" + number + "-"
-	p.GenerateName = l.job.Name[:min(len(l.job.Name), maxGeneratedName-len(suffix))] + suffix
-	if l.job.Spec.BackoffLimitPerIndex != nil {
+	p.GenerateName = s.job.Name[:min(len(s.job.Name), maxGeneratedName-len(suffix))] + suffix
+	if s.job.Spec.BackoffLimitPerIndex != nil {
 		var counted, ignored int32
 		if last != nil {
-			if counted, ignored = indexFailures(last); matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, last).countsAsFailure() {
+			if counted, ignored = indexFailures(last); matchPodFailurePolicy(s.job.Spec.PodFailurePolicy, last).countsAsFailure() {
 				counted++
 			} else {
 				ignored++
@@ -464,31 +464,31 @@ func (l *jobSync) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *core
 }
 
 // updateSuspendedCondition records in the conditions that the job was suspended or resumed.
-func (l *jobSync) updateSuspendedCondition() {
+func (s *jobSync) updateSuspendedCondition() {
 	recordEvent := func(reason, message string) {
-		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
+		s.plan.Events = append(s.plan.Events, controller.Event{Object: s.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
 	}
-	previous := jobCondition(l.status.Conditions, batchv1.JobSuspended)
+	previous := jobCondition(s.status.Conditions, batchv1.JobSuspended)
 	isPrevious := func(status corev1.ConditionStatus, reason, message string) bool {
 		return previous != nil && previous.Status == status && previous.Reason == reason && previous.Message == message
 	}
 	switch {
-	case l.suspended() && !isPrevious(corev1.ConditionTrue, "JobSuspended", "Job suspended"):
-		l.setCondition(corev1.ConditionTrue, *l.condition(batchv1.JobSuspended, "JobSuspended", "Job suspended"))
-		l.status.StartTime = nil
+	case s.suspended() && !isPrevious(corev1.ConditionTrue, "JobSuspended", "Job suspended"):
+		s.setCondition(corev1.ConditionTrue, *s.condition(batchv1.JobSuspended, "JobSuspended", "Job suspended"))
+		s.status.StartTime = nil
 		recordEvent("Suspended", "Job suspended")
-	case !l.suspended() && previous != nil && !isPrevious(corev1.ConditionFalse, "JobResumed", "Job resumed"):
-		l.setCondition(corev1.ConditionFalse, *l.condition(batchv1.JobSuspended, "JobResumed", "Job resumed"))
-		l.status.StartTime = &metav1.Time{Time: l.now}
+	case !s.suspended() && previous != nil && !isPrevious(corev1.ConditionFalse, "JobResumed", "Job resumed"):
+		s.setCondition(corev1.ConditionFalse, *s.condition(batchv1.JobSuspended, "JobResumed", "Job resumed"))
+		s.status.StartTime = &metav1.Time{Time: s.now}
 		recordEvent("Resumed", "Job resumed")
 	}
 }
 
-func (l *jobSync) setCondition(status corev1.ConditionStatus, condition batchv1.JobCondition) {
+func (s *jobSync) setCondition(status corev1.ConditionStatus, condition batchv1.JobCondition) {
 	condition.Status = status
-	if previous := jobCondition(l.status.Conditions, condition.Type); previous != nil {
+	if previous := jobCondition(s.status.Conditions, condition.Type); previous != nil {
 		*previous = condition
 		return
 	}
-	l.status.Conditions = append(l.status.Conditions, condition)
+	s.status.Conditions = append(s.status.Conditions, condition)
 }

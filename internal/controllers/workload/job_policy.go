@@ -37,7 +37,7 @@ type policyMatch struct {
 }
 
 // countsAsFailure reports whether the failure counts towards the backoff limit.
-func (v policyMatch) countsAsFailure() bool { return v.action != batchv1.PodFailurePolicyActionIgnore }
+func (m policyMatch) countsAsFailure() bool { return m.action != batchv1.PodFailurePolicyActionIgnore }
 
 // matchPodFailurePolicy returns the action of the first rule that matches.
 func matchPodFailurePolicy(policy *batchv1.PodFailurePolicy, pod *corev1.Pod) policyMatch {

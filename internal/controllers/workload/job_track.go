@@ -15,56 +15,56 @@ import (
 
 // trackFinishedPods counts finished pods in three phases: their UIDs are added to the status, then their finalizers are removed,
 // then the UIDs of pods without the finalizer are counted. When no pod is left to count or terminating, the job is finished.
-func (l *jobSync) trackFinishedPods() {
-	l.flushUncounted()
-	toUntrack := l.recordUncounted()
-	if l.indexed {
-		l.status.Succeeded = int32(l.completedIndexes.size())
-		l.status.CompletedIndexes = l.completedIndexes.String()
-		if l.job.Spec.BackoffLimitPerIndex != nil {
-			l.status.FailedIndexes = new(l.failedIndexes.String())
+func (s *jobSync) trackFinishedPods() {
+	s.flushUncounted()
+	toUntrack := s.recordUncounted()
+	if s.indexed {
+		s.status.Succeeded = int32(s.completedIndexes.size())
+		s.status.CompletedIndexes = s.completedIndexes.String()
+		if s.job.Spec.BackoffLimitPerIndex != nil {
+			s.status.FailedIndexes = new(s.failedIndexes.String())
 		}
 	}
-	if l.finishing != nil && !isTrue(l.status.Conditions, l.finishing.Type) {
-		l.status.Conditions = append(l.status.Conditions, *l.finishing)
+	if s.finishing != nil && !isTrue(s.status.Conditions, s.finishing.Type) {
+		s.status.Conditions = append(s.status.Conditions, *s.finishing)
 	}
 	if len(toUntrack) == 0 {
 		return
 	}
-	if !apiequality.Semantic.DeepEqual(l.status, l.job.Status) {
-		first := *l.job
-		first.Status = *l.status.DeepCopy()
-		l.plan.AddStep(controller.UpdatingStatus(&first))
+	if !apiequality.Semantic.DeepEqual(s.status, s.job.Status) {
+		first := *s.job
+		first.Status = *s.status.DeepCopy()
+		s.plan.AddStep(controller.NewUpdateStatus(&first))
 	}
 	var writes []controller.Write
 	for _, pod := range toUntrack {
 		writes = append(writes, removingFinalizer(pod))
 	}
-	l.plan.AddStep(writes...)
+	s.plan.AddStep(writes...)
 }
 
 // flushUncounted counts the UIDs whose pod no longer has the finalizer or no longer exists.
-func (l *jobSync) flushUncounted() {
+func (s *jobSync) flushUncounted() {
 	tracked := map[types.UID]bool{}
-	for _, pod := range l.pods {
-		if l.tracked(pod) {
+	for _, pod := range s.pods {
+		if s.tracked(pod) {
 			tracked[pod.UID] = true
 		}
 	}
-	uncounted := l.status.UncountedTerminatedPods
+	uncounted := s.status.UncountedTerminatedPods
 	stillTracked := func(uid types.UID) bool { return tracked[uid] }
 	succeeded, failed := filter(uncounted.Succeeded, stillTracked), filter(uncounted.Failed, stillTracked)
-	l.status.Succeeded += int32(len(uncounted.Succeeded) - len(succeeded))
-	l.status.Failed += int32(len(uncounted.Failed) - len(failed))
+	s.status.Succeeded += int32(len(uncounted.Succeeded) - len(succeeded))
+	s.status.Failed += int32(len(uncounted.Failed) - len(failed))
 	uncounted.Succeeded, uncounted.Failed = succeeded, failed
 }
 
 // recordUncounted adds finished pods to the status and returns those whose finalizer can be removed after the status is written.
-func (l *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
-	uncounted := l.status.UncountedTerminatedPods
+func (s *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
+	uncounted := s.status.UncountedTerminatedPods
 	uncountedTotal := len(uncounted.Succeeded) + len(uncounted.Failed)
-	for _, pod := range l.pods {
-		if !l.tracked(pod) || !l.canRemoveFinalizer(pod) {
+	for _, pod := range s.pods {
+		if !s.tracked(pod) || !s.canRemoveFinalizer(pod) {
 			continue
 		}
 		if uncountedTotal >= maxUncounted {
@@ -74,16 +74,16 @@ func (l *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
 		failedBefore := slices.Contains(uncounted.Failed, pod.UID)
 		switch {
 		case pod.Status.Phase == corev1.PodSucceeded && !failedBefore:
-			if l.indexed {
-				if l.validIndex(pod) && !l.previouslyCompleted.has(completionIndex(pod)) {
+			if s.indexed {
+				if s.validIndex(pod) && !s.previouslyCompleted.has(completionIndex(pod)) {
 					uncountedTotal++
 				}
 			} else if !slices.Contains(uncounted.Succeeded, pod.UID) {
 				uncounted.Succeeded = append(uncounted.Succeeded, pod.UID)
 				uncountedTotal++
 			}
-		case jobPodFailed(pod, l.job) || l.finishing != nil && l.finishing.Type == batchv1.JobFailureTarget:
-			if !failedBefore && l.validIndex(pod) && matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, pod).countsAsFailure() {
+		case jobPodFailed(pod, s.job) || s.finishing != nil && s.finishing.Type == batchv1.JobFailureTarget:
+			if !failedBefore && s.validIndex(pod) && matchPodFailurePolicy(s.job.Spec.PodFailurePolicy, pod).countsAsFailure() {
 				uncounted.Failed = append(uncounted.Failed, pod.UID)
 				uncountedTotal++
 			}
@@ -93,29 +93,29 @@ func (l *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
 }
 
 // canRemoveFinalizer reports whether the pod needs no further tracking.
-func (l *jobSync) canRemoveFinalizer(pod *corev1.Pod) bool {
-	if l.job.DeletionTimestamp != nil || l.finishing != nil || pod.Status.Phase == corev1.PodSucceeded {
+func (s *jobSync) canRemoveFinalizer(pod *corev1.Pod) bool {
+	if s.job.DeletionTimestamp != nil || s.finishing != nil || pod.Status.Phase == corev1.PodSucceeded {
 		return true
 	}
-	if !jobPodFailed(pod, l.job) {
+	if !jobPodFailed(pod, s.job) {
 		return false
 	}
-	delayed := l.delayedFinalizers[completionIndex(pod)]
+	delayed := s.delayedFinalizers[completionIndex(pod)]
 	return delayed == nil || delayed.UID != pod.UID
 }
 
 // planStatus plans the status update after the steps.
-func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
-	finish := l.finishedCondition(len(deleted))
+func (s *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
+	finish := s.finishedCondition(len(deleted))
 	// Record the finish events only with the plan that writes the condition.
 	if finish != nil {
-		l.recordFinishEvents(finish)
+		s.recordFinishEvents(finish)
 	}
-	l.plan.Status = func(result controller.ApplyResult) kind.Object {
+	s.plan.Status = func(result controller.ApplyResult) kind.Object {
 		if result.Err != nil && result.FailedVerb() != controller.Create {
 			return nil
 		}
-		base := l.job
+		base := s.job
 		created := 0
 		for _, obj := range result.Written {
 			switch written := obj.(type) {
@@ -123,7 +123,7 @@ func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
 				base = written
 			case *corev1.Pod:
 				// Adopted and untracked pods are written too; only unknown UIDs are new pods.
-				if !slices.ContainsFunc(l.jobView.pods, func(p *corev1.Pod) bool { return p.UID == written.UID }) {
+				if !slices.ContainsFunc(s.jobView.pods, func(p *corev1.Pod) bool { return p.UID == written.UID }) {
 					created++
 				}
 			}
@@ -132,10 +132,10 @@ func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
 			created = creating
 		}
 		changed := *base
-		changed.Status = *l.status.DeepCopy()
-		changed.Status.Active = int32(len(l.active) - len(deleted) + created)
-		changed.Status.Ready = new(count(l.active, podstate.IsReady) - count(deleted, podstate.IsReady))
-		changed.Status.Terminating = new(l.terminating + int32(len(deleted)))
+		changed.Status = *s.status.DeepCopy()
+		changed.Status.Active = int32(len(s.active) - len(deleted) + created)
+		changed.Status.Ready = new(count(s.active, podstate.IsReady) - count(deleted, podstate.IsReady))
+		changed.Status.Terminating = new(s.terminating + int32(len(deleted)))
 		if finish != nil {
 			changed.Status.Conditions = append(changed.Status.Conditions, *finish)
 			if finish.Type == batchv1.JobComplete {
@@ -150,31 +150,31 @@ func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
 }
 
 // finishedCondition returns the final condition, or nil while there are pods to wait for.
-func (l *jobSync) finishedCondition(deleting int) *batchv1.JobCondition {
-	uncounted := l.status.UncountedTerminatedPods
-	if l.finishing == nil || l.terminating > 0 || deleting > 0 || len(uncounted.Succeeded)+len(uncounted.Failed) > 0 {
+func (s *jobSync) finishedCondition(deleting int) *batchv1.JobCondition {
+	uncounted := s.status.UncountedTerminatedPods
+	if s.finishing == nil || s.terminating > 0 || deleting > 0 || len(uncounted.Succeeded)+len(uncounted.Failed) > 0 {
 		return nil
 	}
 	// A finished pod that is not counted yet would be missed.
-	if slices.ContainsFunc(l.pods, func(pod *corev1.Pod) bool { return l.tracked(pod) }) {
+	if slices.ContainsFunc(s.pods, func(pod *corev1.Pod) bool { return s.tracked(pod) }) {
 		return nil
 	}
 	final := batchv1.JobComplete
-	if l.finishing.Type == batchv1.JobFailureTarget {
+	if s.finishing.Type == batchv1.JobFailureTarget {
 		final = batchv1.JobFailed
 	}
-	return l.condition(final, l.finishing.Reason, l.finishing.Message)
+	return s.condition(final, s.finishing.Reason, s.finishing.Message)
 }
 
-func (l *jobSync) recordFinishEvents(finish *batchv1.JobCondition) {
+func (s *jobSync) recordFinishEvents(finish *batchv1.JobCondition) {
 	recordEvent := func(eventType, reason, message string) {
-		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: eventType, Reason: reason, Message: message})
+		s.plan.Events = append(s.plan.Events, controller.Event{Object: s.job, Type: eventType, Reason: reason, Message: message})
 	}
 	if finish.Type == batchv1.JobFailed {
 		recordEvent(corev1.EventTypeWarning, finish.Reason, finish.Message)
 		return
 	}
-	if l.job.Spec.Completions != nil && l.status.Succeeded > *l.job.Spec.Completions {
+	if s.job.Spec.Completions != nil && s.status.Succeeded > *s.job.Spec.Completions {
 		recordEvent(corev1.EventTypeWarning, "TooManySucceededPods", "Too many succeeded pods running after completion count reached")
 	}
 	recordEvent(corev1.EventTypeNormal, "Completed", "Job completed")

@@ -98,16 +98,16 @@ func podNamePrefix(owner string) string {
 	return owner
 }
 
-// creatingPod and deletingPod are writes with the events that all controllers of pods record.
+// newPodCreate and newPodDelete return writes with the events that all controllers of pods record.
 
-func creatingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
-	return controller.Creating(pod).
+func newPodCreate(pod *corev1.Pod, owner kind.Object) controller.Write {
+	return controller.NewCreate(pod).
 		OnSuccess(controller.Event{Object: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created pod: %s"}).
 		OnFailure(controller.Event{Object: owner, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating: %s"})
 }
 
-func deletingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
-	return controller.Deleting(pod).
+func newPodDelete(pod *corev1.Pod, owner kind.Object) controller.Write {
+	return controller.NewDelete(pod).
 		OnSuccess(controller.Event{Object: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted pod: %s"}).
 		OnFailure(controller.Event{Object: owner, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Error deleting: %s"})
 }
@@ -147,8 +147,8 @@ func sortByProgress(pods []*corev1.Pod) {
 
 // compareProgress compares two pods by assignment, phase and readiness.
 func compareProgress(a, b *corev1.Pod) int {
-	return cmp.Or(falseFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""), cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]),
-		falseFirst(podstate.IsReady(a), podstate.IsReady(b)))
+	return cmp.Or(compareBool(a.Spec.NodeName != "", b.Spec.NodeName != ""), cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]),
+		compareBool(podstate.IsReady(a), podstate.IsReady(b)))
 }
 
 // compareHistory compares two pods, both ready or both not, by ready time, restarts and age. compareDifferent compares two
@@ -159,7 +159,7 @@ func compareHistory(a, b *corev1.Pod, compareDifferent func(timeA, timeB metav1.
 		case timeA.Equal(&timeB):
 			return 0
 		case timeA.IsZero() || timeB.IsZero():
-			return falseFirst(!timeA.IsZero(), !timeB.IsZero())
+			return compareBool(!timeA.IsZero(), !timeB.IsZero())
 		}
 		return compareDifferent(timeA, timeB)
 	}
@@ -173,7 +173,7 @@ func compareHistory(a, b *corev1.Pod, compareDifferent func(timeA, timeB metav1.
 	return cmp.Or(cmp.Compare(regularB, regularA), cmp.Compare(sidecarB, sidecarA), compare(a.CreationTimestamp, b.CreationTimestamp))
 }
 
-func falseFirst(a, b bool) int {
+func compareBool(a, b bool) int {
 	switch {
 	case a == b:
 		return 0

@@ -187,14 +187,14 @@ func (v replicasView) manageReplicas(pods []*corev1.Pod) []controller.Write {
 	missing := int(v.desired) - len(pods)
 	var writes []controller.Write
 	if missing > 0 {
-		create := creatingPod(newPodFromTemplate(v.template, v.object, v.kind), v.object)
+		create := newPodCreate(newPodFromTemplate(v.template, v.object, v.kind), v.object)
 		for range min(missing, burstReplicas) {
 			writes = append(writes, create)
 		}
 		return writes
 	}
 	for _, pod := range v.podsToDelete(pods, min(-missing, burstReplicas)) {
-		writes = append(writes, deletingPod(pod, v.object))
+		writes = append(writes, newPodDelete(pod, v.object))
 	}
 	return writes
 }

@@ -89,8 +89,8 @@ func revisionHash(patch []byte, collisions int32) string {
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
 }
 
-// isInconclusive reports whether a step failed that adopts pods or writes revisions. Then the status cannot be calculated.
-func isInconclusive(result controller.ApplyResult) bool {
+// failedBeforeStatus reports whether a step failed that adopts pods or writes revisions. Then the status cannot be calculated.
+func failedBeforeStatus(result controller.ApplyResult) bool {
 	var writeErr *controller.WriteError
 	if !errors.As(result.Err, &writeErr) {
 		return result.Err != nil

@@ -18,12 +18,12 @@ import (
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
 // claimsOf returns the claims of a pod of the set.
-func (l *statefulSetSync) claimsOf(pod *corev1.Pod) (claims []*corev1.PersistentVolumeClaim) {
-	for i := range l.set.Spec.VolumeClaimTemplates {
-		claim := l.set.Spec.VolumeClaimTemplates[i].DeepCopy()
-		claim.Name, claim.Namespace = claimName(l.set, claim, ordinalOf(pod)), l.set.Namespace
+func (s *statefulSetSync) claimsOf(pod *corev1.Pod) (claims []*corev1.PersistentVolumeClaim) {
+	for i := range s.set.Spec.VolumeClaimTemplates {
+		claim := s.set.Spec.VolumeClaimTemplates[i].DeepCopy()
+		claim.Name, claim.Namespace = claimName(s.set, claim, ordinalOf(pod)), s.set.Namespace
 		claim.Labels = maps.Clone(claim.Labels)
-		for key, value := range l.set.Spec.Selector.MatchLabels {
+		for key, value := range s.set.Spec.Selector.MatchLabels {
 			metav1.SetMetaDataLabel(&claim.ObjectMeta, key, value)
 		}
 		claims = append(claims, claim)
@@ -33,34 +33,34 @@ func (l *statefulSetSync) claimsOf(pod *corev1.Pod) (claims []*corev1.Persistent
 
 // hasStaleClaim reports whether a claim of a new pod is still owned by a former pod of that name: the garbage collector will
 // delete it.
-func (l *statefulSetSync) hasStaleClaim(pod *corev1.Pod) bool {
-	if l.retentionPolicy().WhenScaled == appsv1.RetainPersistentVolumeClaimRetentionPolicyType {
+func (s *statefulSetSync) hasStaleClaim(pod *corev1.Pod) bool {
+	if s.retentionPolicy().WhenScaled == appsv1.RetainPersistentVolumeClaimRetentionPolicyType {
 		return false
 	}
-	return slices.ContainsFunc(l.claimsOf(pod), func(claim *corev1.PersistentVolumeClaim) bool {
-		existing := l.claims[claim.Name]
+	return slices.ContainsFunc(s.claimsOf(pod), func(claim *corev1.PersistentVolumeClaim) bool {
+		existing := s.claims[claim.Name]
 		return existing != nil && hasStaleOwnerRef(existing, pod, podKind)
 	})
 }
 
 // ensureClaims plans the missing claims of a pod. It returns those that are being deleted and must be recreated later; their
 // deletion triggers no sync, so the key is requeued.
-func (l *statefulSetSync) ensureClaims(pod *corev1.Pod) (deleting []string) {
-	for _, claim := range l.claimsOf(pod) {
-		if existing := l.claims[claim.Name]; existing != nil {
+func (s *statefulSetSync) ensureClaims(pod *corev1.Pod) (deleting []string) {
+	for _, claim := range s.claimsOf(pod) {
+		if existing := s.claims[claim.Name]; existing != nil {
 			if existing.DeletionTimestamp != nil {
 				deleting = append(deleting, claim.Name)
-				l.plan.Requeue(claimRequeueDelay)
+				s.plan.Requeue(claimRequeueDelay)
 			}
 			continue
 		}
-		claim.OwnerReferences = l.desiredOwners(claim, pod)
-		l.claimCreates = append(l.claimCreates, controller.Creating(claim).
+		claim.OwnerReferences = s.desiredOwners(claim, pod)
+		s.claimCreates = append(s.claimCreates, controller.NewCreate(claim).
 			Ignoring(metav1.StatusReasonAlreadyExists).
-			OnSuccess(controller.Event{Object: l.set, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate",
-				Message: fmt.Sprintf("Create Claim %s Pod %s in StatefulSet %s success", claim.Name, pod.Name, l.set.Name)}).
-			OnFailure(controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
-				Message: fmt.Sprintf("Create Claim %s for Pod %s in StatefulSet %s failed error: %%s", claim.Name, pod.Name, l.set.Name)}))
+			OnSuccess(controller.Event{Object: s.set, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate",
+				Message: fmt.Sprintf("Create Claim %s Pod %s in StatefulSet %s success", claim.Name, pod.Name, s.set.Name)}).
+			OnFailure(controller.Event{Object: s.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
+				Message: fmt.Sprintf("Create Claim %s for Pod %s in StatefulSet %s failed error: %%s", claim.Name, pod.Name, s.set.Name)}))
 	}
 	return deleting
 }
@@ -78,32 +78,32 @@ func claimsBeingDeleted(names []string) string {
 }
 
 // retentionPolicy is the claim retention policy, Retain by default.
-func (l *statefulSetSync) retentionPolicy() appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy {
-	if p := l.set.Spec.PersistentVolumeClaimRetentionPolicy; p != nil {
+func (s *statefulSetSync) retentionPolicy() appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy {
+	if p := s.set.Spec.PersistentVolumeClaimRetentionPolicy; p != nil {
 		return *p
 	}
 	return appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
 		WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType, WhenScaled: appsv1.RetainPersistentVolumeClaimRetentionPolicyType}
 }
 
-// updatingClaimOwners plans updates of claims whose owner references differ from what the policy requires.
-func (l *statefulSetSync) updatingClaimOwners(pod *corev1.Pod) (writes []controller.Write) {
-	for _, claim := range l.claimsOf(pod) {
-		existing := l.claims[claim.Name]
-		if existing == nil || hasStaleOwnerRef(existing, l.set, statefulSetKind) || hasStaleOwnerRef(existing, pod, podKind) {
+// newClaimOwnerUpdates plans updates of claims whose owner references differ from what the policy requires.
+func (s *statefulSetSync) newClaimOwnerUpdates(pod *corev1.Pod) (writes []controller.Write) {
+	for _, claim := range s.claimsOf(pod) {
+		existing := s.claims[claim.Name]
+		if existing == nil || hasStaleOwnerRef(existing, s.set, statefulSetKind) || hasStaleOwnerRef(existing, pod, podKind) {
 			continue // owned by a former set or pod of that name: left to the garbage collector
 		}
-		if l.hasConflictingController(existing, pod) {
-			if !owns(l.set, existing) && !owns(pod, existing) {
+		if s.hasConflictingController(existing, pod) {
+			if !owns(s.set, existing) && !owns(pod, existing) {
 				continue
 			}
-			l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "ConflictingController",
+			s.plan.Events = append(s.plan.Events, controller.Event{Object: s.set, Type: corev1.EventTypeWarning, Reason: "ConflictingController",
 				Message: fmt.Sprintf("PersistentVolumeClaim %s has a conflicting OwnerReference that acts as a manging controller, the retention policy is ignored for this claim", existing.Name)})
 		}
-		if want := l.desiredOwners(existing, pod); !sameOwnerRefs(existing.OwnerReferences, want) {
+		if want := s.desiredOwners(existing, pod); !sameOwnerRefs(existing.OwnerReferences, want) {
 			changed := existing.DeepCopy()
 			changed.OwnerReferences = want
-			writes = append(writes, controller.Updating(changed))
+			writes = append(writes, controller.NewUpdate(changed))
 		}
 	}
 	return writes
@@ -111,34 +111,34 @@ func (l *statefulSetSync) updatingClaimOwners(pod *corev1.Pod) (writes []control
 
 // desiredOwners returns the owner references a claim should have: the set, if claims are deleted with the set; the pod, if they
 // are deleted when scaled down.
-func (l *statefulSetSync) desiredOwners(claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) []metav1.OwnerReference {
+func (s *statefulSetSync) desiredOwners(claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) []metav1.OwnerReference {
 	refs := filter(claim.OwnerReferences, func(ref metav1.OwnerReference) bool {
-		return !refersTo(ref, l.set, statefulSetKind) && !refersTo(ref, pod, podKind)
+		return !refersTo(ref, s.set, statefulSetKind) && !refersTo(ref, pod, podKind)
 	})
-	if l.hasConflictingController(claim, pod) {
+	if s.hasConflictingController(claim, pod) {
 		return refs
 	}
 	const remove = appsv1.DeletePersistentVolumeClaimRetentionPolicyType
-	policy, scaledDown := l.retentionPolicy(), !inRange(l.set, pod)
+	policy, scaledDown := s.retentionPolicy(), !inRange(s.set, pod)
 	switch {
 	case policy.WhenScaled == remove && scaledDown:
 		refs = append(refs, *metav1.NewControllerRef(pod, podKind))
 	case policy.WhenDeleted == remove:
-		refs = append(refs, *metav1.NewControllerRef(l.set, statefulSetKind))
+		refs = append(refs, *metav1.NewControllerRef(s.set, statefulSetKind))
 	}
 	return refs
 }
 
 // hasConflictingController reports whether another controller owns the claim. Then the policy does not apply.
-func (l *statefulSetSync) hasConflictingController(claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) bool {
+func (s *statefulSetSync) hasConflictingController(claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) bool {
 	const retain = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
-	if policy := l.retentionPolicy(); policy.WhenScaled == retain && policy.WhenDeleted == retain {
+	if policy := s.retentionPolicy(); policy.WhenScaled == retain && policy.WhenDeleted == retain {
 		return false
 	}
 	return slices.ContainsFunc(claim.OwnerReferences, func(ref metav1.OwnerReference) bool {
 		switch {
-		case refersTo(ref, l.set, statefulSetKind):
-			return ref.UID != l.set.UID
+		case refersTo(ref, s.set, statefulSetKind):
+			return ref.UID != s.set.UID
 		case refersTo(ref, pod, podKind):
 			return ref.UID != pod.UID
 		}

@@ -115,7 +115,7 @@ func TestClaimOwnersModel(t *testing.T) {
 						claim.OwnerReferences = append(claim.OwnerReferences, claimOwner(name, ordinal))
 					}
 					l := &statefulSetSync{statefulSetView: statefulSetView{set: set, claims: claims, now: now}, plan: &controller.Plan{}}
-					writes := l.updatingClaimOwners(member(t, set, ordinal, 1))
+					writes := l.newClaimOwnerUpdates(member(t, set, ordinal, 1))
 					after, changes := ownersAfter(deleted, scaled, ordinal == 5, has)
 					what := fmt.Sprintf("%s when deleted, %s when scaled, ordinal %d, owned by %v", deleted, scaled, ordinal, has)
 					if (len(writes) == 1) != changes {

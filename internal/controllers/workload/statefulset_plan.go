@@ -50,88 +50,88 @@ func (v statefulSetView) reconcile() controller.Plan {
 	if err != nil {
 		return plan // rejected by validation
 	}
-	l := &statefulSetSync{statefulSetView: v, plan: &plan, ordered: v.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement}
-	ours := filter(v.revisions, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) })
-	l.history = controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: statefulSetKind}, func(*appsv1.ControllerRevision) bool { return true }, ours)
-	slices.SortStableFunc(l.history, compareRevisions)
+	s := &statefulSetSync{statefulSetView: v, plan: &plan, ordered: v.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement}
+	revisions := filter(v.revisions, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) })
+	s.history = controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: statefulSetKind}, func(*appsv1.ControllerRevision) bool { return true }, revisions)
+	slices.SortStableFunc(s.history, compareRevisions)
 	pods := controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: statefulSetKind}, func(pod *corev1.Pod) bool {
 		parent, _ := parentAndOrdinal(pod)
 		return parent == v.set.Name && selector.Matches(labels.Set(pod.Labels))
 	}, v.pods)
-	if err := l.resolveRevisions(); err != nil {
+	if err := s.resolveRevisions(); err != nil {
 		plan.Events = []controller.Event{{Object: v.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()}}
 		return plan
 	}
-	l.sortPods(pods)
-	if v.set.DeletionTimestamp == nil && l.processReplicas() && l.processCondemned() {
-		l.rollingUpdate()
+	s.sortPods(pods)
+	if v.set.DeletionTimestamp == nil && s.processReplicas() && s.processCondemned() {
+		s.rollingUpdate()
 	}
-	plan.AddStep(l.claimCreates...)
-	plan.AddStep(l.podCreates...)
-	plan.AddStep(l.updates...)
-	plan.AddStep(l.deletes...)
-	l.planStatus()
-	l.truncateHistory(pods)
+	plan.AddStep(s.claimCreates...)
+	plan.AddStep(s.podCreates...)
+	plan.AddStep(s.updates...)
+	plan.AddStep(s.deletes...)
+	s.planStatus()
+	s.truncateHistory(pods)
 	return plan
 }
 
 // resolveRevisions finds or creates the update revision, and finds the current revision.
-func (l *statefulSetSync) resolveRevisions() error {
-	if l.set.Status.CollisionCount != nil {
-		l.collisions = *l.set.Status.CollisionCount
+func (s *statefulSetSync) resolveRevisions() error {
+	if s.set.Status.CollisionCount != nil {
+		s.collisions = *s.set.Status.CollisionCount
 	}
-	patch, err := templatePatch(&l.set.Spec.Template)
+	patch, err := templatePatch(&s.set.Spec.Template)
 	if err != nil {
 		return fmt.Errorf("encode template: %w", err)
 	}
-	nextNumber := nextRevision(l.history)
-	equal := revisionsWithData(l.history, patch)
-	switch newest := last(l.history); {
-	case newest != nil && bytes.Equal(newest.Data.Raw, patch), newest != nil && len(equal) == 0 && l.sameWhenDefaulted(newest, patch):
-		l.update = newest
+	nextNumber := nextRevision(s.history)
+	equal := revisionsWithData(s.history, patch)
+	switch newest := last(s.history); {
+	case newest != nil && bytes.Equal(newest.Data.Raw, patch), newest != nil && len(equal) == 0 && s.sameWhenDefaulted(newest, patch):
+		s.update = newest
 	case len(equal) > 0:
 		// The template equals an older revision, which becomes the newest.
-		l.update = withRevisionNumber(last(equal), nextNumber)
-		l.plan.AddStep(controller.Updating(l.update))
+		s.update = withRevisionNumber(last(equal), nextNumber)
+		s.plan.AddStep(controller.NewUpdate(s.update))
 	default:
-		l.update = l.newRevision(patch, nextNumber)
+		s.update = s.newRevision(patch, nextNumber)
 	}
-	l.current = l.update
-	for _, r := range l.history {
-		if r.Name == l.set.Status.CurrentRevision {
-			l.current = r
+	s.current = s.update
+	for _, r := range s.history {
+		if r.Name == s.set.Status.CurrentRevision {
+			s.current = r
 		}
 	}
 	return nil
 }
 
 // newRevision plans a new revision with an unused name.
-func (l *statefulSetSync) newRevision(patch []byte, number int64) *appsv1.ControllerRevision {
+func (s *statefulSetSync) newRevision(patch []byte, number int64) *appsv1.ControllerRevision {
 	for {
-		r := newRevision(l.set, statefulSetKind, revisionContent{labels: l.set.Spec.Template.Labels, patch: patch, number: number, collisions: l.collisions})
+		r := newRevision(s.set, statefulSetKind, revisionContent{labels: s.set.Spec.Template.Labels, patch: patch, number: number, collisions: s.collisions})
 		var other *appsv1.ControllerRevision
-		if l.revisionByName != nil {
-			other = l.revisionByName(r.Name)
+		if s.revisionByName != nil {
+			other = s.revisionByName(r.Name)
 		}
 		switch {
 		case other == nil:
-			l.plan.AddStep(controller.Creating(r))
+			s.plan.AddStep(controller.NewCreate(r))
 			return r
 		case bytes.Equal(other.Data.Raw, patch):
 			return other
 		}
-		l.collisions++
+		s.collisions++
 	}
 }
 
 // sameWhenDefaulted reports whether the newest revision equals the set's template after defaulting: new API defaults must not
 // restart all pods.
-func (l *statefulSetSync) sameWhenDefaulted(newest *appsv1.ControllerRevision, patch []byte) bool {
+func (s *statefulSetSync) sameWhenDefaulted(newest *appsv1.ControllerRevision, patch []byte) bool {
 	template, err := templateOf(newest)
 	if err != nil {
 		return false
 	}
-	set := l.set.DeepCopy()
+	set := s.set.DeepCopy()
 	set.Spec.Template = *template
 	apps.StatefulSet.Default(set)
 	defaulted, err := templatePatch(&set.Spec.Template)
@@ -146,27 +146,27 @@ func last[T any](all []*T) *T {
 }
 
 // sortPods splits the pods into replicas and condemned pods.
-func (l *statefulSetSync) sortPods(pods []*corev1.Pod) {
-	l.replicas = make([]*corev1.Pod, ptr.Deref(l.set.Spec.Replicas, 1))
+func (s *statefulSetSync) sortPods(pods []*corev1.Pod) {
+	s.replicas = make([]*corev1.Pod, ptr.Deref(s.set.Spec.Replicas, 1))
 	for _, pod := range pods {
 		switch {
-		case inRange(l.set, pod):
-			l.replicas[ordinalOf(pod)-startOrdinal(l.set)] = pod
+		case inRange(s.set, pod):
+			s.replicas[ordinalOf(pod)-startOrdinal(s.set)] = pod
 		case ordinalOf(pod) >= 0:
-			l.condemned = append(l.condemned, pod)
+			s.condemned = append(s.condemned, pod)
 		}
 	}
-	slices.SortFunc(l.condemned, func(a, b *corev1.Pod) int { return cmp.Compare(ordinalOf(b), ordinalOf(a)) })
+	slices.SortFunc(s.condemned, func(a, b *corev1.Pod) int { return cmp.Compare(ordinalOf(b), ordinalOf(a)) })
 }
 
-func (l *statefulSetSync) available(pod *corev1.Pod) bool {
-	return pod != nil && pod.DeletionTimestamp == nil && available(pod, l.set.Spec.MinReadySeconds, l.now)
+func (s *statefulSetSync) available(pod *corev1.Pod) bool {
+	return pod != nil && pod.DeletionTimestamp == nil && available(pod, s.set.Spec.MinReadySeconds, s.now)
 }
 
 // processReplicas creates and updates the set's replicas, in order if required. It returns false if it has to wait.
-func (l *statefulSetSync) processReplicas() bool {
-	for i, pod := range l.replicas {
-		if !l.processReplica(i, pod) && l.ordered {
+func (s *statefulSetSync) processReplicas() bool {
+	for i, pod := range s.replicas {
+		if !s.processReplica(i, pod) && s.ordered {
 			return false
 		}
 	}
@@ -174,107 +174,107 @@ func (l *statefulSetSync) processReplicas() bool {
 }
 
 // processReplica reconciles one replica. It reports whether the replica is up to date.
-func (l *statefulSetSync) processReplica(i int, pod *corev1.Pod) bool {
+func (s *statefulSetSync) processReplica(i int, pod *corev1.Pod) bool {
 	switch {
 	case pod == nil:
-		l.create(i + startOrdinal(l.set))
+		s.create(i + startOrdinal(s.set))
 		return false
 	case podstate.IsTerminal(pod):
 		if pod.DeletionTimestamp == nil {
-			l.delete(pod)
+			s.delete(pod)
 		}
 		return false
 	}
 	pending := pod.Status.Phase == corev1.PodPending
 	if pending {
-		l.ensureClaims(pod)
+		s.ensureClaims(pod)
 	}
-	if l.ordered && (pod.Status.Phase != corev1.PodRunning || !l.available(pod)) {
+	if s.ordered && (pod.Status.Phase != corev1.PodRunning || !s.available(pod)) {
 		if pending {
-			l.updates = append(l.updates, l.updatingClaimOwners(pod)...)
+			s.updates = append(s.updates, s.newClaimOwnerUpdates(pod)...)
 		}
 		return false
 	}
-	l.updatePod(pod)
+	s.updatePod(pod)
 	return true
 }
 
 // create plans a pod and the claims it needs.
-func (l *statefulSetSync) create(ordinal int) {
-	pod, err := l.newPod(ordinal)
+func (s *statefulSetSync) create(ordinal int) {
+	pod, err := s.newPod(ordinal)
 	if err != nil {
-		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: err.Error()})
+		s.plan.Events = append(s.plan.Events, controller.Event{Object: s.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: err.Error()})
 		return
 	}
-	if l.hasStaleClaim(pod) {
-		l.plan.Requeue(claimRequeueDelay)
+	if s.hasStaleClaim(pod) {
+		s.plan.Requeue(claimRequeueDelay)
 		return
 	}
-	if deleting := l.ensureClaims(pod); len(deleting) > 0 {
-		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
-			Message: fmt.Sprintf("Create Pod %s in StatefulSet %s failed error: %s", pod.Name, l.set.Name, claimsBeingDeleted(deleting))})
+	if deleting := s.ensureClaims(pod); len(deleting) > 0 {
+		s.plan.Events = append(s.plan.Events, controller.Event{Object: s.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
+			Message: fmt.Sprintf("Create Pod %s in StatefulSet %s failed error: %s", pod.Name, s.set.Name, claimsBeingDeleted(deleting))})
 		return
 	}
-	l.podCreates = append(l.podCreates, l.withEvents(controller.Creating(pod).WithoutEventOn(metav1.StatusReasonAlreadyExists), "Create", pod))
+	s.podCreates = append(s.podCreates, s.withEvents(controller.NewCreate(pod).WithoutEventOn(metav1.StatusReasonAlreadyExists), "Create", pod))
 }
 
 // newPod returns the pod of an ordinal. Below the partition it has the current revision, otherwise the update revision.
-func (l *statefulSetSync) newPod(ordinal int) (*corev1.Pod, error) {
-	revision := l.update
-	if strategy := l.set.Spec.UpdateStrategy; strategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
-		old := int(l.set.Status.CurrentReplicas)
+func (s *statefulSetSync) newPod(ordinal int) (*corev1.Pod, error) {
+	revision := s.update
+	if strategy := s.set.Spec.UpdateStrategy; strategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
+		old := int(s.set.Status.CurrentReplicas)
 		if strategy.RollingUpdate != nil {
 			old = int(ptr.Deref(strategy.RollingUpdate.Partition, 0))
 		}
-		if ordinal < startOrdinal(l.set)+old {
-			revision = l.current
+		if ordinal < startOrdinal(s.set)+old {
+			revision = s.current
 		}
 	}
-	template := &l.set.Spec.Template
-	if revision != l.update {
+	template := &s.set.Spec.Template
+	if revision != s.update {
 		var err error
 		if template, err = templateOf(revision); err != nil {
 			return nil, fmt.Errorf("decode revision %s: %w", revision.Name, err)
 		}
 	}
-	pod := newPodFromTemplate(template, l.set, statefulSetKind)
-	pod.GenerateName = podNamePrefix(l.set.Name)
-	pod.Name = fmt.Sprintf("%s-%d", l.set.Name, ordinal)
-	l.updateIdentity(pod)
-	pod.Spec.Hostname, pod.Spec.Subdomain = pod.Name, l.set.Spec.ServiceName
-	l.updateStorage(pod)
+	pod := newPodFromTemplate(template, s.set, statefulSetKind)
+	pod.GenerateName = podNamePrefix(s.set.Name)
+	pod.Name = fmt.Sprintf("%s-%d", s.set.Name, ordinal)
+	s.updateIdentity(pod)
+	pod.Spec.Hostname, pod.Spec.Subdomain = pod.Name, s.set.Spec.ServiceName
+	s.updateStorage(pod)
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.StatefulSetRevisionLabel, revision.Name)
 	return pod, nil
 }
 
 // updateIdentity sets the pod's name and index labels.
-func (l *statefulSetSync) updateIdentity(pod *corev1.Pod) {
+func (s *statefulSetSync) updateIdentity(pod *corev1.Pod) {
 	pod.Labels = maps.Clone(pod.Labels)
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.StatefulSetPodNameLabel, pod.Name)
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.PodIndexLabel, strconv.Itoa(ordinalOf(pod)))
 }
 
 // updateStorage adds the volumes of the claims, which replace volumes of the same name.
-func (l *statefulSetSync) updateStorage(pod *corev1.Pod) {
+func (s *statefulSetSync) updateStorage(pod *corev1.Pod) {
 	var volumes []corev1.Volume
 	isClaim := map[string]bool{}
-	for i := range l.set.Spec.VolumeClaimTemplates {
-		claim := &l.set.Spec.VolumeClaimTemplates[i]
+	for i := range s.set.Spec.VolumeClaimTemplates {
+		claim := &s.set.Spec.VolumeClaimTemplates[i]
 		isClaim[claim.Name] = true
 		volumes = append(volumes, corev1.Volume{Name: claim.Name, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claimName(l.set, claim, ordinalOf(pod))}}})
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claimName(s.set, claim, ordinalOf(pod))}}})
 	}
 	pod.Spec.Volumes = append(volumes, filter(pod.Spec.Volumes, func(v corev1.Volume) bool { return !isClaim[v.Name] })...)
 }
 
-func (l *statefulSetSync) identityMatches(pod *corev1.Pod) bool {
+func (s *statefulSetSync) identityMatches(pod *corev1.Pod) bool {
 	return pod.Labels[appsv1.StatefulSetPodNameLabel] == pod.Name
 }
 
-func (l *statefulSetSync) storageMatches(pod *corev1.Pod) bool {
-	for i := range l.set.Spec.VolumeClaimTemplates {
-		claim := &l.set.Spec.VolumeClaimTemplates[i]
-		want := claimName(l.set, claim, ordinalOf(pod))
+func (s *statefulSetSync) storageMatches(pod *corev1.Pod) bool {
+	for i := range s.set.Spec.VolumeClaimTemplates {
+		claim := &s.set.Spec.VolumeClaimTemplates[i]
+		want := claimName(s.set, claim, ordinalOf(pod))
 		if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 			return v.Name == claim.Name && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == want
 		}) {
@@ -285,55 +285,55 @@ func (l *statefulSetSync) storageMatches(pod *corev1.Pod) bool {
 }
 
 // updatePod restores a pod's labels, volumes and the owners of its claims.
-func (l *statefulSetSync) updatePod(pod *corev1.Pod) {
-	claims := l.updatingClaimOwners(pod)
-	if !l.identityMatches(pod) || !l.storageMatches(pod) {
+func (s *statefulSetSync) updatePod(pod *corev1.Pod) {
+	claims := s.newClaimOwnerUpdates(pod)
+	if !s.identityMatches(pod) || !s.storageMatches(pod) {
 		changed := pod.DeepCopy()
-		l.updateIdentity(changed)
-		if !l.storageMatches(pod) {
-			l.updateStorage(changed)
-			l.ensureClaims(changed)
+		s.updateIdentity(changed)
+		if !s.storageMatches(pod) {
+			s.updateStorage(changed)
+			s.ensureClaims(changed)
 		}
-		l.updates = append(l.updates, l.withEvents(controller.Updating(changed), "Update", pod))
+		s.updates = append(s.updates, s.withEvents(controller.NewUpdate(changed), "Update", pod))
 	} else if n := len(claims); n > 0 {
-		claims[n-1] = l.withEvents(claims[n-1], "Update", pod)
+		claims[n-1] = s.withEvents(claims[n-1], "Update", pod)
 	}
-	l.updates = append(l.updates, claims...)
+	s.updates = append(s.updates, claims...)
 }
 
-func (l *statefulSetSync) delete(pod *corev1.Pod) {
-	l.deletes = append(l.deletes, l.withEvents(controller.Deleting(pod), "Delete", pod))
+func (s *statefulSetSync) delete(pod *corev1.Pod) {
+	s.deletes = append(s.deletes, s.withEvents(controller.NewDelete(pod), "Delete", pod))
 }
 
 // withEvents adds the events of a write about a pod.
-func (l *statefulSetSync) withEvents(w controller.Write, verb string, pod *corev1.Pod) controller.Write {
-	subject := fmt.Sprintf("%s Pod %s in StatefulSet %s", verb, pod.Name, l.set.Name)
-	return w.OnSuccess(controller.Event{Object: l.set, Type: corev1.EventTypeNormal, Reason: "Successful" + verb, Message: subject + " successful"}).
-		OnFailure(controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "Failed" + verb, Message: subject + " failed error: %s"})
+func (s *statefulSetSync) withEvents(w controller.Write, verb string, pod *corev1.Pod) controller.Write {
+	subject := fmt.Sprintf("%s Pod %s in StatefulSet %s", verb, pod.Name, s.set.Name)
+	return w.OnSuccess(controller.Event{Object: s.set, Type: corev1.EventTypeNormal, Reason: "Successful" + verb, Message: subject + " successful"}).
+		OnFailure(controller.Event{Object: s.set, Type: corev1.EventTypeWarning, Reason: "Failed" + verb, Message: subject + " failed error: %s"})
 }
 
 // processCondemned deletes the condemned pods, the highest ordinal first. It returns false if it has to wait.
-func (l *statefulSetSync) processCondemned() bool {
-	for _, pod := range l.condemned {
-		l.updates = append(l.updates, l.updatingClaimOwners(pod)...)
+func (s *statefulSetSync) processCondemned() bool {
+	for _, pod := range s.condemned {
+		s.updates = append(s.updates, s.newClaimOwnerUpdates(pod)...)
 	}
 	// The first unhealthy condemned pod may be deleted although it is unavailable.
 	var firstUnhealthy *corev1.Pod
-	for _, pod := range slices.Backward(l.condemned) {
-		if !l.available(pod) {
+	for _, pod := range slices.Backward(s.condemned) {
+		if !s.available(pod) {
 			firstUnhealthy = pod
 			break
 		}
 	}
-	for _, pod := range l.condemned {
-		if !l.ordered {
+	for _, pod := range s.condemned {
+		if !s.ordered {
 			if pod.DeletionTimestamp == nil {
-				l.delete(pod)
+				s.delete(pod)
 			}
 			continue
 		}
-		if pod.DeletionTimestamp == nil && (pod == firstUnhealthy || pod.Status.Phase == corev1.PodRunning && l.available(pod)) {
-			l.delete(pod)
+		if pod.DeletionTimestamp == nil && (pod == firstUnhealthy || pod.Status.Phase == corev1.PodRunning && s.available(pod)) {
+			s.delete(pod)
 		}
 		return false
 	}
@@ -341,8 +341,8 @@ func (l *statefulSetSync) processCondemned() bool {
 }
 
 // rollingUpdate replaces pods of an old revision, the highest ordinal first, as maxUnavailable allows.
-func (l *statefulSetSync) rollingUpdate() {
-	strategy := l.set.Spec.UpdateStrategy
+func (s *statefulSetSync) rollingUpdate() {
+	strategy := s.set.Spec.UpdateStrategy
 	if strategy.Type != appsv1.RollingUpdateStatefulSetStrategyType && strategy.Type != "" {
 		return
 	}
@@ -350,31 +350,31 @@ func (l *statefulSetSync) rollingUpdate() {
 	if strategy.RollingUpdate != nil {
 		partition = int(ptr.Deref(strategy.RollingUpdate.Partition, 0))
 		if strategy.RollingUpdate.MaxUnavailable != nil {
-			budget = max(1, int(scaledValue(strategy.RollingUpdate.MaxUnavailable, ptr.Deref(l.set.Spec.Replicas, 1), false)))
+			budget = max(1, int(scaledValue(strategy.RollingUpdate.MaxUnavailable, ptr.Deref(s.set.Spec.Replicas, 1), false)))
 		}
 	}
 	replace := func(pod *corev1.Pod) {
-		l.delete(pod)
-		l.outdated = append(l.outdated, pod)
+		s.delete(pod)
+		s.outdated = append(s.outdated, pod)
 	}
 	isOld := func(pod *corev1.Pod) bool {
-		return pod != nil && pod.DeletionTimestamp == nil && pod.Labels[appsv1.StatefulSetRevisionLabel] != l.update.Name
+		return pod != nil && pod.DeletionTimestamp == nil && pod.Labels[appsv1.StatefulSetRevisionLabel] != s.update.Name
 	}
-	for _, pod := range l.replicas {
-		if !l.available(pod) {
+	for _, pod := range s.replicas {
+		if !s.available(pod) {
 			budget--
 		}
 	}
-	if !l.ordered {
+	if !s.ordered {
 		// Replacing unavailable pods does not reduce availability.
-		for i := len(l.replicas) - 1; i >= partition; i-- {
-			if pod := l.replicas[i]; isOld(pod) && !l.available(pod) && !podstate.IsTerminal(pod) {
+		for i := len(s.replicas) - 1; i >= partition; i-- {
+			if pod := s.replicas[i]; isOld(pod) && !s.available(pod) && !podstate.IsTerminal(pod) {
 				replace(pod)
 			}
 		}
 	}
-	for i := len(l.replicas) - 1; i >= partition && budget > 0; i-- {
-		if pod := l.replicas[i]; isOld(pod) && (l.ordered || l.available(pod)) {
+	for i := len(s.replicas) - 1; i >= partition && budget > 0; i-- {
+		if pod := s.replicas[i]; isOld(pod) && (s.ordered || s.available(pod)) {
 			replace(pod)
 			budget--
 		}
@@ -382,30 +382,30 @@ func (l *statefulSetSync) rollingUpdate() {
 }
 
 // planStatus calculates the status. A pod this sync deletes for the update no longer counts as a current replica.
-func (l *statefulSetSync) planStatus() {
+func (s *statefulSetSync) planStatus() {
 	status := appsv1.StatefulSetStatus{
-		ObservedGeneration: l.set.Generation, CurrentRevision: l.current.Name, UpdateRevision: l.update.Name,
-		CollisionCount: &l.collisions, Conditions: l.set.Status.Conditions,
+		ObservedGeneration: s.set.Generation, CurrentRevision: s.current.Name, UpdateRevision: s.update.Name,
+		CollisionCount: &s.collisions, Conditions: s.set.Status.Conditions,
 	}
-	want := ptr.Deref(l.set.Spec.Replicas, 1)
-	pods := append(filter(l.replicas, func(pod *corev1.Pod) bool { return pod != nil }), l.condemned...)
+	want := ptr.Deref(s.set.Spec.Replicas, 1)
+	pods := append(filter(s.replicas, func(pod *corev1.Pod) bool { return pod != nil }), s.condemned...)
 	for _, pod := range pods {
 		status.Replicas++
 		if pod.Status.Phase == corev1.PodRunning && podstate.IsReady(pod) {
 			status.ReadyReplicas++
-			if available(pod, l.set.Spec.MinReadySeconds, l.now) {
+			if available(pod, s.set.Spec.MinReadySeconds, s.now) {
 				status.AvailableReplicas++
 			}
 		}
 		if pod.DeletionTimestamp == nil {
 			switch revision := pod.Labels[appsv1.StatefulSetRevisionLabel]; {
-			case revision == l.current.Name && revision == l.update.Name:
+			case revision == s.current.Name && revision == s.update.Name:
 				status.CurrentReplicas++
 				status.UpdatedReplicas++
-			case revision == l.current.Name && slices.Contains(l.outdated, pod):
-			case revision == l.current.Name:
+			case revision == s.current.Name && slices.Contains(s.outdated, pod):
+			case revision == s.current.Name:
 				status.CurrentReplicas++
-			case revision == l.update.Name:
+			case revision == s.update.Name:
 				status.UpdatedReplicas++
 			}
 		}
@@ -413,37 +413,37 @@ func (l *statefulSetSync) planStatus() {
 	if status.UpdatedReplicas == want && status.ReadyReplicas == want && status.Replicas == want {
 		status.CurrentReplicas, status.CurrentRevision = status.UpdatedReplicas, status.UpdateRevision
 	}
-	if l.set.Spec.MinReadySeconds > 0 && status.ReadyReplicas != status.AvailableReplicas {
-		l.plan.Requeue(seconds(l.set.Spec.MinReadySeconds))
-		l.plan.Requeue(nextAvailable(pods, l.set.Spec.MinReadySeconds, l.now))
+	if s.set.Spec.MinReadySeconds > 0 && status.ReadyReplicas != status.AvailableReplicas {
+		s.plan.Requeue(seconds(s.set.Spec.MinReadySeconds))
+		s.plan.Requeue(nextAvailable(pods, s.set.Spec.MinReadySeconds, s.now))
 	}
-	l.plan.Status = func(result controller.ApplyResult) kind.Object {
-		if isInconclusive(result) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
+	s.plan.Status = func(result controller.ApplyResult) kind.Object {
+		if failedBeforeStatus(result) || apiequality.Semantic.DeepEqual(status, s.set.Status) {
 			return nil
 		}
-		changed := *l.set
+		changed := *s.set
 		changed.Status = status
 		return &changed
 	}
 }
 
 // truncateHistory deletes the oldest unreferenced revisions beyond the history limit.
-func (l *statefulSetSync) truncateHistory(pods []*corev1.Pod) {
-	live := map[string]bool{l.current.Name: true, l.update.Name: true}
+func (s *statefulSetSync) truncateHistory(pods []*corev1.Pod) {
+	live := map[string]bool{s.current.Name: true, s.update.Name: true}
 	for _, pod := range pods {
 		live[pod.Labels[appsv1.StatefulSetRevisionLabel]] = true
 	}
-	unreferenced := filter(l.history, func(r *appsv1.ControllerRevision) bool { return !live[r.Name] })
+	unreferenced := filter(s.history, func(r *appsv1.ControllerRevision) bool { return !live[r.Name] })
 	limit := 10
-	if l.set.Spec.RevisionHistoryLimit != nil {
-		limit = int(*l.set.Spec.RevisionHistoryLimit)
+	if s.set.Spec.RevisionHistoryLimit != nil {
+		limit = int(*s.set.Spec.RevisionHistoryLimit)
 	}
 	if limit < 0 {
 		return
 	}
 	var deletes []controller.Write
 	for i := range len(unreferenced) - limit {
-		deletes = append(deletes, controller.Deleting(unreferenced[i]))
+		deletes = append(deletes, controller.NewDelete(unreferenced[i]))
 	}
-	l.plan.AddStep(deletes...)
+	s.plan.AddStep(deletes...)
 }

@@ -197,7 +197,7 @@ func TestClaimRetention(t *testing.T) {
 		s := aStatefulSet(2, retaining(test.deleted, test.scaled))
 		l := &statefulSetSync{statefulSetView: statefulSetView{set: s, claims: claims, now: now}, plan: &controller.Plan{}}
 		got := claim.OwnerReferences
-		if writes := l.updatingClaimOwners(pod(test.ordinal)); len(writes) > 0 {
+		if writes := l.newClaimOwnerUpdates(pod(test.ordinal)); len(writes) > 0 {
 			got = writes[0].Object.GetOwnerReferences()
 		}
 		var want []metav1.OwnerReference

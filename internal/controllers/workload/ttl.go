@@ -59,7 +59,7 @@ func syncTTL(ctx context.Context, s *controller.Setup, key controller.Key, job *
 		s.EnqueueAfter(key, left)
 		return nil
 	}
-	deletion := controller.Deleting(live)
+	deletion := controller.NewDelete(live)
 	deletion.DeleteOptions.PropagationPolicy = ptr.To(metav1.DeletePropagationForeground)
 	var plan controller.Plan
 	plan.AddStep(deletion)

@@ -203,7 +203,7 @@ func sandboxResources(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResourc
 	options := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
 	requests, limits := resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options)
 	cpu := limits.Cpu()
-	if _, asked := requests[corev1.ResourceCPU]; asked {
+	if _, requested := requests[corev1.ResourceCPU]; requested {
 		cpu = requests.Cpu()
 	}
 	return h.limits(cpu, limits.Cpu(), limits.Memory())

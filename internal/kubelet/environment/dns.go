@@ -202,8 +202,8 @@ func setOption(options []string, option string) []string {
 func unique(values []string) []string {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(values, func(value string) bool {
-		was := seen[value]
+		duplicate := seen[value]
 		seen[value] = true
-		return was
+		return duplicate
 	})
 }

@@ -32,59 +32,59 @@ type fakeNode struct {
 	measured []string // pods whose use was asked for, with a * where that is of disks too
 }
 
-func (p *fakeNode) do(what string) {
-	p.actions = append(p.actions, what)
-	if p.after != nil {
-		p.after(p, what)
+func (n *fakeNode) do(what string) {
+	n.actions = append(n.actions, what)
+	if n.after != nil {
+		n.after(n, what)
 	}
 }
 
-func (p *fakeNode) Pods() []*corev1.Pod {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.pods)
+func (n *fakeNode) Pods() []*corev1.Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.pods)
 }
 
-func (p *fakeNode) Evict(_ context.Context, e Eviction) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.why = append(p.why, e.Message)
-	p.pods = slices.DeleteFunc(p.pods, func(o *corev1.Pod) bool { return o == e.Pod })
-	p.do(fmt.Sprintf("evict %s with %d", e.Pod.Name, e.Grace))
+func (n *fakeNode) Evict(_ context.Context, e Eviction) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.why = append(n.why, e.Message)
+	n.pods = slices.DeleteFunc(n.pods, func(o *corev1.Pod) bool { return o == e.Pod })
+	n.do(fmt.Sprintf("evict %s with %d", e.Pod.Name, e.Grace))
 	return nil
 }
 
-func (p *fakeNode) Removed(*corev1.Pod) bool { return true }
+func (n *fakeNode) Removed(*corev1.Pod) bool { return true }
 
-func (p *fakeNode) DeleteUnusedContainers(context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.do("free containers")
+func (n *fakeNode) DeleteUnusedContainers(context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.do("free containers")
 	return nil
 }
 
-func (p *fakeNode) DeleteUnusedImages(context.Context) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.do("free images")
+func (n *fakeNode) DeleteUnusedImages(context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.do("free images")
 	return nil
 }
 
-func (p *fakeNode) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (n *fakeNode) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	u := Usage{Signals: map[Signal]Observation{}, Pods: map[types.UID]PodUsage{}}
-	for s, o := range p.signal {
+	for s, o := range n.signal {
 		u.Signals[s] = o
 	}
 	for _, pod := range pods {
 		u.Pods[pod.UID] = PodUsage{}
 		asked := pod.Name
 		if disks == nil || disks(pod) {
-			u.Pods[pod.UID] = p.disks[pod.UID]
+			u.Pods[pod.UID] = n.disks[pod.UID]
 			asked += "*"
 		}
-		p.measured = append(p.measured, asked)
+		n.measured = append(n.measured, asked)
 	}
 	return u, nil
 }

@@ -94,28 +94,28 @@ func newTestNode(t *testing.T, ctx context.Context, before func(*client.Client))
 }
 
 // until waits for the node to satisfy a condition.
-func (s *testNode) until(what string, ok func(*corev1.Node) bool) *corev1.Node {
-	s.t.Helper()
+func (n *testNode) until(what string, ok func(*corev1.Node) bool) *corev1.Node {
+	n.t.Helper()
 	var last *corev1.Node
 	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
-		node, err := client.For[*corev1.Node](s.client).Get(s.t.Context(), "", "a")
+		node, err := client.For[*corev1.Node](n.client).Get(n.t.Context(), "", "a")
 		if err == nil && ok(node) {
 			return node
 		}
 		last = node
 	}
-	s.t.Fatalf("%s: it never was; %+v", what, last)
+	n.t.Fatalf("%s: it never was; %+v", what, last)
 	return nil
 }
 
-func (s *testNode) patch(subresource string, patch map[string]any) {
-	s.t.Helper()
+func (n *testNode) patch(subresource string, patch map[string]any) {
+	n.t.Helper()
 	text, err := json.Marshal(patch)
 	if err == nil {
-		_, err = client.For[*corev1.Node](s.client).Patch(s.t.Context(), "", "a", client.RawPatch(client.StrategicPatch, text), client.WriteOptions{Subresource: subresource})
+		_, err = client.For[*corev1.Node](n.client).Patch(n.t.Context(), "", "a", client.RawPatch(client.StrategicPatch, text), client.WriteOptions{Subresource: subresource})
 	}
 	if err != nil {
-		s.t.Fatal(err)
+		n.t.Fatal(err)
 	}
 }
 
@@ -185,13 +185,13 @@ func TestNodeLifecycle(t *testing.T) {
 }
 
 // wantEvents waits until events with these reasons have been recorded.
-func (s *testNode) wantEvents(desired ...string) {
-	s.t.Helper()
+func (n *testNode) wantEvents(desired ...string) {
+	n.t.Helper()
 	var missing []string
 	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
-		events, _, err := client.For[*corev1.Event](s.client).List(s.t.Context(), "default", client.Selector{})
+		events, _, err := client.For[*corev1.Event](n.client).List(n.t.Context(), "default", client.Selector{})
 		if err != nil {
-			s.t.Fatal(err)
+			n.t.Fatal(err)
 		}
 		missing = slices.DeleteFunc(slices.Clone(desired), func(reason string) bool {
 			return slices.ContainsFunc(events, func(e *corev1.Event) bool {
@@ -202,25 +202,25 @@ func (s *testNode) wantEvents(desired ...string) {
 			return
 		}
 	}
-	s.t.Errorf("missing events: %v", missing)
+	n.t.Errorf("missing events: %v", missing)
 }
 
-func (s *testNode) checkLease(node *corev1.Node) {
-	s.t.Helper()
-	leases := client.For[*coordinationv1.Lease](s.client)
-	first, err := leases.Get(s.t.Context(), corev1.NamespaceNodeLease, "a")
+func (n *testNode) checkLease(node *corev1.Node) {
+	n.t.Helper()
+	leases := client.For[*coordinationv1.Lease](n.client)
+	first, err := leases.Get(n.t.Context(), corev1.NamespaceNodeLease, "a")
 	if err != nil {
-		s.t.Fatal(err)
+		n.t.Fatal(err)
 	}
 	if *first.Spec.HolderIdentity != "a" || *first.Spec.LeaseDurationSeconds != 1 || len(first.OwnerReferences) != 1 || first.OwnerReferences[0].UID != node.UID {
-		s.t.Errorf("%+v", first)
+		n.t.Errorf("%+v", first)
 	}
 	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(50 * time.Millisecond) {
-		if next, err := leases.Get(s.t.Context(), corev1.NamespaceNodeLease, "a"); err == nil && next.Spec.RenewTime.After(first.Spec.RenewTime.Time) {
+		if next, err := leases.Get(n.t.Context(), corev1.NamespaceNodeLease, "a"); err == nil && next.Spec.RenewTime.After(first.Spec.RenewTime.Time) {
 			return
 		}
 	}
-	s.t.Error("the lease is not renewed")
+	n.t.Error("the lease is not renewed")
 }
 
 // TestExistingNodeObject starts a node whose object exists: the administrator's settings are kept, the kubelet's own are

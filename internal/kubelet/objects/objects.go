@@ -18,8 +18,8 @@ import (
 	"skiff/internal/client"
 )
 
-// Objects is the cache. All methods may be called concurrently. Returned objects are read-only.
-type Objects struct {
+// Cache caches the objects. All methods may be called concurrently. Returned objects are read-only.
+type Cache struct {
 	dependencies
 	configMaps *watchedKind[*corev1.ConfigMap]
 	secrets    *watchedKind[*corev1.Secret]
@@ -35,9 +35,9 @@ type dependencies struct {
 
 // New returns an empty cache. changed is called with each pod that references an object that has changed; it must not
 // block and is not called after Run has returned.
-func New(c *client.Client, changed func(pod types.UID), log *slog.Logger) *Objects {
+func New(c *client.Client, changed func(pod types.UID), log *slog.Logger) *Cache {
 	d := dependencies{goroutines: &goroutines{}, changed: changed, log: log}
-	return &Objects{
+	return &Cache{
 		dependencies: d,
 		configMaps: newWatchedKind(client.For[*corev1.ConfigMap](c), "configmap",
 			func(m *corev1.ConfigMap) bool { return m.Immutable != nil && *m.Immutable }, d),
@@ -51,75 +51,75 @@ func New(c *client.Client, changed func(pod types.UID), log *slog.Logger) *Objec
 }
 
 // Run watches until ctx is done, and returns when all watches have ended.
-func (o *Objects) Run(ctx context.Context) error {
-	o.goroutines.run(ctx)
+func (c *Cache) Run(ctx context.Context) error {
+	c.goroutines.run(ctx)
 	return nil
 }
 
 // Register watches the objects a pod references. It is called again when the pod is updated; objects it no longer
 // references are dropped.
-func (o *Objects) Register(pod *corev1.Pod) {
+func (c *Cache) Register(pod *corev1.Pod) {
 	refs := referencesOf(pod)
-	o.configMaps.set(pod.UID, pod.Namespace, refs.configMaps)
-	o.secrets.set(pod.UID, pod.Namespace, refs.secrets)
-	o.bundles.set(pod.UID, refs.bundles)
+	c.configMaps.set(pod.UID, pod.Namespace, refs.configMaps)
+	c.secrets.set(pod.UID, pod.Namespace, refs.secrets)
+	c.bundles.set(pod.UID, refs.bundles)
 }
 
 // Unregister drops the objects a pod referenced.
-func (o *Objects) Unregister(uid types.UID) {
-	o.configMaps.set(uid, "", nil)
-	o.secrets.set(uid, "", nil)
-	o.bundles.set(uid, false)
+func (c *Cache) Unregister(uid types.UID) {
+	c.configMaps.set(uid, "", nil)
+	c.secrets.set(uid, "", nil)
+	c.bundles.set(uid, false)
 }
 
 // ConfigMap returns a config map that a registered pod references. It waits up to syncTimeout for the first response of
 // the server.
-func (o *Objects) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
-	return o.configMaps.get(types.NamespacedName{Namespace: namespace, Name: name})
+func (c *Cache) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
+	return c.configMaps.get(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 // Secret returns a secret that a registered pod references. It waits up to syncTimeout for the first response of the
 // server.
-func (o *Objects) Secret(namespace, name string) (*corev1.Secret, error) {
-	return o.secrets.get(types.NamespacedName{Namespace: namespace, Name: name})
+func (c *Cache) Secret(namespace, name string) (*corev1.Secret, error) {
+	return c.secrets.get(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 // TrustBundles returns all trust bundles of the cluster. They are watched once a pod projects one.
-func (o *Objects) TrustBundles() ([]*certificatesv1.ClusterTrustBundle, error) {
-	return o.bundles.all()
+func (c *Cache) TrustBundles() ([]*certificatesv1.ClusterTrustBundle, error) {
+	return c.bundles.all()
 }
 
-// goroutines runs goroutines that end with Run. Those started earlier wait for it.
+// goroutines runs functions in goroutines until the context of run is done. Functions passed to start before run are queued.
 type goroutines struct {
 	mu      sync.Mutex
 	ctx     context.Context
-	ended   bool
+	stopped bool
 	queued  []func(context.Context)
 	running sync.WaitGroup
 }
 
-func (l *goroutines) start(loop func(context.Context)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (g *goroutines) start(loop func(context.Context)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	switch {
-	case l.ctx == nil:
-		l.queued = append(l.queued, loop)
-	case !l.ended:
-		l.running.Go(func() { loop(l.ctx) })
+	case g.ctx == nil:
+		g.queued = append(g.queued, loop)
+	case !g.stopped:
+		g.running.Go(func() { loop(g.ctx) })
 	}
 }
 
-func (l *goroutines) run(ctx context.Context) {
-	l.mu.Lock()
-	l.ctx = ctx
-	for _, loop := range l.queued {
-		l.running.Go(func() { loop(ctx) })
+func (g *goroutines) run(ctx context.Context) {
+	g.mu.Lock()
+	g.ctx = ctx
+	for _, loop := range g.queued {
+		g.running.Go(func() { loop(ctx) })
 	}
-	l.queued = nil
-	l.mu.Unlock()
+	g.queued = nil
+	g.mu.Unlock()
 	<-ctx.Done()
-	l.mu.Lock()
-	l.ended = true
-	l.mu.Unlock()
-	l.running.Wait()
+	g.mu.Lock()
+	g.stopped = true
+	g.mu.Unlock()
+	g.running.Wait()
 }

@@ -80,7 +80,7 @@ func TestReferences(t *testing.T) {
 }
 
 // start runs a cache on an empty server. notified has the pods that were notified of changes.
-func start(t *testing.T) (*Objects, *client.Client, chan types.UID) {
+func start(t *testing.T) (*Cache, *client.Client, chan types.UID) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	c := inprocess.Start(t, ctx)

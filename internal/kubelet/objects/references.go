@@ -14,56 +14,56 @@ type references struct {
 
 // referencesOf returns all references of a pod to objects that its node reads.
 func referencesOf(pod *corev1.Pod) references {
-	n := references{configMaps: map[string]bool{}, secrets: map[string]bool{}}
+	refs := references{configMaps: map[string]bool{}, secrets: map[string]bool{}}
 	for _, reference := range pod.Spec.ImagePullSecrets {
-		n.secret(reference.Name)
+		refs.secret(reference.Name)
 	}
 	for _, c := range container.All(&pod.Spec) {
 		for _, from := range c.EnvFrom {
 			if from.ConfigMapRef != nil {
-				n.configMap(from.ConfigMapRef.Name)
+				refs.configMap(from.ConfigMapRef.Name)
 			}
 			if from.SecretRef != nil {
-				n.secret(from.SecretRef.Name)
+				refs.secret(from.SecretRef.Name)
 			}
 		}
 		for _, variable := range c.Env {
 			if from := variable.ValueFrom; from != nil && from.ConfigMapKeyRef != nil {
-				n.configMap(from.ConfigMapKeyRef.Name)
+				refs.configMap(from.ConfigMapKeyRef.Name)
 			} else if from != nil && from.SecretKeyRef != nil {
-				n.secret(from.SecretKeyRef.Name)
+				refs.secret(from.SecretKeyRef.Name)
 			}
 		}
 	}
 	for i := range pod.Spec.Volumes {
-		n.volume(&pod.Spec.Volumes[i])
+		refs.volume(&pod.Spec.Volumes[i])
 	}
-	return n
+	return refs
 }
 
-func (n *references) volume(v *corev1.Volume) {
+func (r *references) volume(v *corev1.Volume) {
 	switch {
 	case v.ConfigMap != nil:
-		n.configMap(v.ConfigMap.Name)
+		r.configMap(v.ConfigMap.Name)
 	case v.Secret != nil:
-		n.secret(v.Secret.SecretName)
+		r.secret(v.Secret.SecretName)
 	case v.CSI != nil && v.CSI.NodePublishSecretRef != nil:
-		n.secret(v.CSI.NodePublishSecretRef.Name)
+		r.secret(v.CSI.NodePublishSecretRef.Name)
 	case v.Projected != nil:
 		for _, source := range v.Projected.Sources {
 			if source.ConfigMap != nil {
-				n.configMap(source.ConfigMap.Name)
+				r.configMap(source.ConfigMap.Name)
 			}
 			if source.Secret != nil {
-				n.secret(source.Secret.Name)
+				r.secret(source.Secret.Name)
 			}
-			n.bundles = n.bundles || source.ClusterTrustBundle != nil
+			r.bundles = r.bundles || source.ClusterTrustBundle != nil
 		}
 	}
 }
 
-func (n *references) configMap(name string) { add(n.configMaps, name) }
-func (n *references) secret(name string)    { add(n.secrets, name) }
+func (r *references) configMap(name string) { add(r.configMaps, name) }
+func (r *references) secret(name string)    { add(r.secrets, name) }
 
 // add ignores the empty name, which old pods may have.
 func add(set map[string]bool, name string) {

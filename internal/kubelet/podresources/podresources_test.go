@@ -27,11 +27,11 @@ type fakeDevices struct {
 	freed       int
 }
 
-func (g *fakeDevices) FreeRemovedPods() { g.freed++ }
-func (g *fakeDevices) Allocated(uid types.UID, container string) []devices.Device {
-	return g.of[string(uid)+"/"+container]
+func (d *fakeDevices) FreeRemovedPods() { d.freed++ }
+func (d *fakeDevices) Allocated(uid types.UID, container string) []devices.Device {
+	return d.of[string(uid)+"/"+container]
 }
-func (g *fakeDevices) Allocatable() []devices.Device { return g.allocatable }
+func (d *fakeDevices) Allocatable() []devices.Device { return d.allocatable }
 
 // write formats a response in one line.
 func write(pods ...*api.PodResources) string {

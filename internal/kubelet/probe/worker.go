@@ -223,10 +223,10 @@ type worker struct {
 
 // run probes until ctx is done or the result is final: a startup probe ends with its first result, a liveness probe when it has failed, because
 // the container will be restarted. It returns the last result.
-func (a *worker) run(ctx context.Context) Result {
-	period := time.Duration(max(a.spec.PeriodSeconds, 1)) * time.Second
-	delay := time.Until(a.running.StartedAt.Add(time.Duration(a.spec.InitialDelaySeconds) * time.Second))
-	if a.found {
+func (w *worker) run(ctx context.Context) Result {
+	period := time.Duration(max(w.spec.PeriodSeconds, 1)) * time.Second
+	delay := time.Until(w.running.StartedAt.Add(time.Duration(w.spec.InitialDelaySeconds) * time.Second))
+	if w.found {
 		// After a restart of the kubelet, containers are not all probed at the same time.
 		delay = max(delay, 0) + rand.N(period)
 	}
@@ -241,7 +241,7 @@ func (a *worker) run(ctx context.Context) Result {
 		case <-timer.C:
 		}
 		timer.Reset(period)
-		outcome, ok := a.probe(ctx)
+		outcome, ok := w.probe(ctx)
 		if !ok {
 			continue
 		}
@@ -249,60 +249,60 @@ func (a *worker) run(ctx context.Context) Result {
 			last, count = outcome, 0
 		}
 		count++
-		if outcome == Failure && count < a.spec.FailureThreshold || outcome == Success && count < a.spec.SuccessThreshold {
+		if outcome == Failure && count < w.spec.FailureThreshold || outcome == Success && count < w.spec.SuccessThreshold {
 			continue
 		}
 		result := Passed
 		if outcome == Failure {
 			result = Failed
 		}
-		a.set(result)
-		if a.kind == Startup || a.kind == Liveness && result == Failed {
+		w.set(result)
+		if w.kind == Startup || w.kind == Liveness && result == Failed {
 			return result
 		}
 	}
 }
 
 // probe probes once, with retries if the probe could not be run, and records events about failures.
-func (a *worker) probe(ctx context.Context) (Outcome, bool) {
+func (w *worker) probe(ctx context.Context) (Outcome, bool) {
 	var outcome Outcome
 	var output string
 	var err error
 	began := time.Now()
 	for range retries {
-		if outcome, output, err = Once(ctx, a.spec, a.target, a.p.Exec); err == nil || ctx.Err() != nil {
+		if outcome, output, err = Once(ctx, w.spec, w.target, w.p.Exec); err == nil || ctx.Err() != nil {
 			break
 		}
 	}
 	if ctx.Err() != nil {
 		return Failure, false
 	}
-	if err == nil && a.p.Answered != nil {
-		a.p.Answered(a.pod, a.target.Container, a.kind.String(), outcome != Failure, time.Since(began))
+	if err == nil && w.p.Answered != nil {
+		w.p.Answered(w.pod, w.target.Container, w.kind.String(), outcome != Failure, time.Since(began))
 	}
-	tell := func(reason, format string, args ...any) {
-		a.p.Event(a.pod, a.target.Container, reason, fmt.Sprintf(format, args...))
+	recordEvent := func(reason, format string, args ...any) {
+		w.p.Event(w.pod, w.target.Container, reason, fmt.Sprintf(format, args...))
 	}
 	switch {
 	case err != nil:
-		tell("Unhealthy", "%s probe errored and resulted in %s state: %s", a.kind, "unknown", err)
+		recordEvent("Unhealthy", "%s probe errored and resulted in %s state: %s", w.kind, "unknown", err)
 		return Failure, false
 	case outcome == Warning:
-		tell("ProbeWarning", "%s probe warning: %s", a.kind, output)
+		recordEvent("ProbeWarning", "%s probe warning: %s", w.kind, output)
 		return Success, true
 	case outcome == Failure:
-		tell("Unhealthy", "%s probe failed: %s", a.kind, output)
+		recordEvent("Unhealthy", "%s probe failed: %s", w.kind, output)
 	}
 	return outcome, true
 }
 
-func (a *worker) set(result Result) {
-	a.p.mu.Lock()
-	changed := a.w.results[a.kind] != result
-	a.w.results[a.kind] = result
-	a.p.mu.Unlock()
+func (w *worker) set(result Result) {
+	w.p.mu.Lock()
+	changed := w.w.results[w.kind] != result
+	w.w.results[w.kind] = result
+	w.p.mu.Unlock()
 	if changed {
-		a.p.Changed(a.pod.UID)
+		w.p.Changed(w.pod.UID)
 	}
 }
 

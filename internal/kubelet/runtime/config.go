@@ -36,24 +36,24 @@ func newDirectories(dataDir string) directories {
 	return f
 }
 
-func (f directories) root() string       { return filepath.Join(f.dir, "root") }
-func (f directories) state() string      { return filepath.Join(f.dir, "state") }
-func (f directories) configFile() string { return filepath.Join(f.dir, "config.toml") }
-func (f directories) logFile() string    { return filepath.Join(f.dir, "containerd.log") }
-func (f directories) pidFile() string    { return filepath.Join(f.dir, "pid") }
-func (f directories) profile() string    { return filepath.Join(f.dir, "sandbox.json") }
-func (f directories) socket() string     { return filepath.Join(f.sockets, "containerd.sock") }
+func (d directories) root() string       { return filepath.Join(d.dir, "root") }
+func (d directories) state() string      { return filepath.Join(d.dir, "state") }
+func (d directories) configFile() string { return filepath.Join(d.dir, "config.toml") }
+func (d directories) logFile() string    { return filepath.Join(d.dir, "containerd.log") }
+func (d directories) pidFile() string    { return filepath.Join(d.dir, "pid") }
+func (d directories) profile() string    { return filepath.Join(d.dir, "sandbox.json") }
+func (d directories) socket() string     { return filepath.Join(d.sockets, "containerd.sock") }
 
 // registries is the directory with a hosts.toml for each registry with special settings.
-func (f directories) registries() string { return filepath.Join(f.data, "registries") }
+func (d directories) registries() string { return filepath.Join(d.data, "registries") }
 
 // removeStateOfEarlierBoot removes the state of containers that ran before the host was rebooted, as it would be in /run. Images are kept.
-func (f directories) removeStateOfEarlierBoot() error {
+func (d directories) removeStateOfEarlierBoot() error {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return err
 	}
-	bootFile := filepath.Join(f.dir, "boot")
+	bootFile := filepath.Join(d.dir, "boot")
 	recorded, err := os.ReadFile(bootFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -61,10 +61,10 @@ func (f directories) removeStateOfEarlierBoot() error {
 	if string(recorded) == string(boot) {
 		return nil
 	}
-	if err := os.RemoveAll(f.state()); err != nil {
+	if err := os.RemoveAll(d.state()); err != nil {
 		return fmt.Errorf("remove container state of an earlier boot: %w", err)
 	}
-	if err := os.MkdirAll(f.dir, 0o700); err != nil {
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
 	return os.WriteFile(bootFile, boot, 0o600)

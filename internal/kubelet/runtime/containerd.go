@@ -206,7 +206,7 @@ func (c *Containerd) runOnce(ctx context.Context) error {
 	select {
 	case <-within.Done():
 		child.stop()
-	case <-child.ended:
+	case <-child.exited:
 		cancel(nil)
 	}
 	<-served
@@ -267,7 +267,7 @@ func (c *Containerd) importDir(ctx context.Context, importer Importer) {
 // child is a running containerd.
 type child struct {
 	process *os.Process
-	ended   chan struct{}
+	exited  chan struct{}
 	err     error // valid after ended is closed
 }
 
@@ -285,7 +285,7 @@ func (c *Containerd) start() (*child, error) {
 	// The shim and runc are configured with full paths; CNI plugins and hooks may need PATH.
 	cmd.Env = append(os.Environ(), "PATH="+c.options.Programs+":"+os.Getenv("PATH"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
-	result := &child{ended: make(chan struct{})}
+	result := &child{exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		// The kernel sends Pdeathsig when the thread that started the child exits, so this goroutine keeps the thread.
@@ -296,7 +296,7 @@ func (c *Containerd) start() (*child, error) {
 		started <- err
 		if err == nil {
 			result.err = cmd.Wait()
-			close(result.ended)
+			close(result.exited)
 		}
 	}()
 	if err := <-started; err != nil {
@@ -313,10 +313,10 @@ func (c *Containerd) start() (*child, error) {
 func (c *child) stop() {
 	_ = c.process.Signal(syscall.SIGTERM)
 	select {
-	case <-c.ended:
+	case <-c.exited:
 	case <-time.After(stopTimeout):
 		_ = c.process.Kill()
-		<-c.ended
+		<-c.exited
 	}
 }
 

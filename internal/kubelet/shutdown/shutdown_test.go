@@ -129,31 +129,31 @@ type testNode struct {
 	pods []*corev1.Pod
 }
 
-func (m *testNode) note(format string, args ...any) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.log = append(m.log, fmt.Sprintf(format, args...))
+func (n *testNode) note(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.log = append(n.log, fmt.Sprintf(format, args...))
 }
 
-func (m *testNode) history() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return strings.Join(m.log, "; ")
+func (n *testNode) history() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return strings.Join(n.log, "; ")
 }
 
-func (m *testNode) await(t *testing.T, story string) {
+func (n *testNode) await(t *testing.T, story string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); m.history() != story; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); n.history() != story; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("story: %s\nwant:  %s", m.history(), story)
+			t.Fatalf("story: %s\nwant:  %s", n.history(), story)
 		}
 	}
 }
 
-func (m *testNode) end(name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	close(m.ends[name])
+func (n *testNode) end(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	close(n.ends[name])
 }
 
 // start runs the node until the test ends.

@@ -48,8 +48,8 @@ func phase(pod *corev1.Pod, status *corev1.PodStatus, ended, initialized bool) c
 	return corev1.PodPending
 }
 
-// ended returns the last termination of a container, or nil.
-func ended(s *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
+// lastTermination returns the last termination of a container, or nil.
+func lastTermination(s *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	if s.State.Terminated != nil {
 		return s.State.Terminated
 	}
@@ -65,7 +65,7 @@ func finalTermination(c *corev1.Container, spec *corev1.PodSpec, end *corev1.Con
 }
 
 func (t *tally) init(c *corev1.Container, spec *corev1.PodSpec, s *corev1.ContainerStatus) {
-	end := ended(s)
+	end := lastTermination(s)
 	switch {
 	case end == nil:
 		t.pendingInit++
@@ -81,7 +81,7 @@ func (t *tally) sidecar(s *corev1.ContainerStatus) {
 			t.pendingSidecars++
 		}
 		t.running++
-	case ended(s) != nil:
+	case lastTermination(s) != nil:
 		// Terminated sidecars do not affect the phase.
 	case s.State.Waiting != nil:
 		t.pendingSidecars++
@@ -93,7 +93,7 @@ func (t *tally) sidecar(s *corev1.ContainerStatus) {
 }
 
 func (t *tally) regular(c *corev1.Container, spec *corev1.PodSpec, s *corev1.ContainerStatus) {
-	end := ended(s)
+	end := lastTermination(s)
 	switch {
 	case s.State.Running != nil:
 		t.running++

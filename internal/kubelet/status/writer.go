@@ -73,8 +73,8 @@ func (w *Writer) Run(ctx context.Context) error {
 }
 
 func (w *Writer) next(ctx context.Context) bool {
-	uid, ended := w.queue.Get()
-	if ended {
+	uid, shutdown := w.queue.Get()
+	if shutdown {
 		return false
 	}
 	defer w.queue.Done(uid)

@@ -74,18 +74,18 @@ var cadvisorLabels = []string{"container", "id", "image", "name", "namespace", "
 type CadvisorMetrics struct{ *Usage }
 
 // Describe implements prometheus.Collector.
-func (a CadvisorMetrics) Describe(chan<- *prometheus.Desc) {}
+func (m CadvisorMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (a CadvisorMetrics) Collect(to chan<- prometheus.Metric) {
-	for _, pod := range a.Pods() {
+func (m CadvisorMetrics) Collect(to chan<- prometheus.Metric) {
+	for _, pod := range m.Pods() {
 		for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
 			for _, status := range list {
 				if status.State.Running == nil {
 					continue
 				}
 				id := containerID(status.ContainerID)
-				s, err := a.Cgroups.ContainerStats(pod.UID, id)
+				s, err := m.Cgroups.ContainerStats(pod.UID, id)
 				if err != nil {
 					continue
 				}

@@ -28,33 +28,33 @@ type fakeCgroups struct {
 }
 
 // use adds CPU time used until now.
-func (g *fakeCgroups) use(used time.Duration) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.at, g.used = time.Now(), g.used+used
+func (c *fakeCgroups) use(used time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.used = time.Now(), c.used+used
 }
 
-func (g *fakeCgroups) stats() (cgroup.Stats, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	s := cgroup.Stats{Time: g.at, Processes: 4}
-	s.CPU.Usage = uint64(g.used)
+func (c *fakeCgroups) stats() (cgroup.Stats, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := cgroup.Stats{Time: c.at, Processes: 4}
+	s.CPU.Usage = uint64(c.used)
 	s.Memory = cgroup.MemoryStats{Usage: 300, WorkingSet: 200, RSS: 100, Limit: 1000}
 	return s, nil
 }
 
-func (g *fakeCgroups) NodeStats() (cgroup.Stats, error) { return g.stats() }
-func (g *fakeCgroups) PodsStats() (cgroup.Stats, error) { return g.stats() }
+func (c *fakeCgroups) NodeStats() (cgroup.Stats, error) { return c.stats() }
+func (c *fakeCgroups) PodsStats() (cgroup.Stats, error) { return c.stats() }
 
-func (g *fakeCgroups) PodStats(uid types.UID) (cgroup.Stats, error) {
+func (c *fakeCgroups) PodStats(uid types.UID) (cgroup.Stats, error) {
 	if uid == "pending" {
 		return cgroup.Stats{}, fs.ErrNotExist
 	}
-	return g.stats()
+	return c.stats()
 }
 
-func (g *fakeCgroups) ContainerStats(uid types.UID, _ string) (cgroup.Stats, error) {
-	return g.PodStats(uid)
+func (c *fakeCgroups) ContainerStats(uid types.UID, _ string) (cgroup.Stats, error) {
+	return c.PodStats(uid)
 }
 
 // fakeRuntime is a runtime that reports the writable layers of containers.

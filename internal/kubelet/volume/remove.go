@@ -31,9 +31,9 @@ func removeTree(parent, name string) error {
 	count := 0
 	for len(dirs) > 0 {
 		dir := dirs[len(dirs)-1]
-		if gone, err := removeOne(at, dir); err != nil {
+		if removed, err := removeOne(at, dir); err != nil {
 			return wrapRemove(parent, dir, err)
-		} else if gone {
+		} else if removed {
 			dirs = dirs[:len(dirs)-1]
 			continue
 		}
@@ -118,11 +118,11 @@ func empty(at int, dir, prefix string, count *int) ([]string, error) {
 	}
 	var moved []string
 	for _, name := range names {
-		gone, err := removeOne(fd, name)
+		removed, err := removeOne(fd, name)
 		if err != nil {
 			return nil, err
 		}
-		if gone {
+		if removed {
 			continue
 		}
 		up, err := moveToParent(fd, name, at, prefix, count)

@@ -139,11 +139,11 @@ func loopbackUp() error {
 
 // detach reverts attach, also after a partial failure.
 func detach(s Settings, container, ifname string) error {
-	var gone Attachment
+	var released Attachment
 	err := locked(s.DataDir, func(state *State) error {
 		before := slices.Clone(state.Attachments)
-		gone, _ = state.release(container, ifname)
-		if len(gone.Ports) == 0 {
+		released, _ = state.release(container, ifname)
+		if len(released.Ports) == 0 {
 			return nil
 		}
 		if _, ok := ready(planHost(s)); !ok {
@@ -154,7 +154,7 @@ func detach(s Settings, container, ifname string) error {
 	if err != nil {
 		return err
 	}
-	deleteFlows(gone)
+	deleteFlows(released)
 	return removeLink(vethName(container, ifname))
 }
 
@@ -261,10 +261,10 @@ func (p podPlan) check(ifname string) error {
 // Collect removes every attachment that is not in live, with its link and host ports, and returns the removed ones.
 func Collect(s Settings, live []Identity) ([]Attachment, error) {
 	s = s.WithDefaults()
-	var gone []Attachment
+	var released []Attachment
 	err := locked(s.DataDir, func(state *State) error {
 		before := slices.Clone(state.Attachments)
-		gone = state.keep(live)
+		released = state.keep(live)
 		if _, ok := ready(planHost(s)); !ok {
 			return nil
 		}
@@ -273,21 +273,21 @@ func Collect(s Settings, live []Identity) ([]Attachment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("collect orphaned attachments: %w", err)
 	}
-	for _, a := range gone {
+	for _, a := range released {
 		deleteFlows(a)
 	}
 	bridge, err := netlink.LinkByName(s.Bridge)
 	if err != nil {
 		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			return gone, nil
+			return released, nil
 		}
-		return gone, fmt.Errorf("collect orphaned attachments: %w", err)
+		return released, fmt.Errorf("collect orphaned attachments: %w", err)
 	}
 	var keep []string
 	for _, id := range live {
 		keep = append(keep, vethName(id.Container, id.Interface))
 	}
-	return gone, removePorts(bridge, keep)
+	return released, removePorts(bridge, keep)
 }
 
 // removePorts deletes the veth links of a bridge that skiff created, except those to keep.

@@ -369,8 +369,8 @@ func Remove(s Settings) error {
 		routes, err := ownRoutes()
 		problems = append(problems, err)
 		for _, r := range routes {
-			mine := slices.ContainsFunc(slices.Concat(s.ClusterCIDRs, s.ServiceCIDRs), func(p netip.Prefix) bool { return r.Dst != nil && prefixOf(r.Dst) == p.Masked() })
-			if !mine {
+			isClusterRoute := slices.ContainsFunc(slices.Concat(s.ClusterCIDRs, s.ServiceCIDRs), func(p netip.Prefix) bool { return r.Dst != nil && prefixOf(r.Dst) == p.Masked() })
+			if !isClusterRoute {
 				continue
 			}
 			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {

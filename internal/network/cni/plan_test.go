@@ -202,9 +202,9 @@ func TestAddresses(t *testing.T) {
 			t.Fatalf("step %d: %s got %q, want %q", i, step.name, got, step.want)
 		}
 	}
-	gone := s.keep([]Identity{{"h", "eth0"}, {"b", "eth1"}})
-	if len(gone) != 4 || len(s.Attachments) != 1 {
-		t.Errorf("%d gone, %d left", len(gone), len(s.Attachments))
+	released := s.keep([]Identity{{"h", "eth0"}, {"b", "eth1"}})
+	if len(released) != 4 || len(s.Attachments) != 1 {
+		t.Errorf("%d gone, %d left", len(released), len(s.Attachments))
 	}
 	dual, err := s.reserve(Attachment{Container: "dual", Interface: "eth0"}, prefixes("10.0.0.0/29", "fd00::/64"))
 	if err != nil || dual.Addresses[1] != netip.MustParseAddr("fd00::2") {

@@ -117,22 +117,22 @@ func (s *State) release(container, ifname string) (Attachment, bool) {
 	if i < 0 {
 		return Attachment{}, false
 	}
-	gone := s.Attachments[i]
+	released := s.Attachments[i]
 	s.Attachments = slices.Delete(s.Attachments, i, i+1)
-	return gone, true
+	return released, true
 }
 
 // keep removes every attachment that is not in live, and returns the removed ones.
 func (s *State) keep(live []Identity) []Attachment {
-	var gone []Attachment
+	var released []Attachment
 	s.Attachments = slices.DeleteFunc(s.Attachments, func(a Attachment) bool {
 		if slices.Contains(live, Identity{a.Container, a.Interface}) {
 			return false
 		}
-		gone = append(gone, a)
+		released = append(released, a)
 		return true
 	})
-	return gone
+	return released
 }
 
 // locked calls change with the state while it holds the file lock, and writes the state unless change fails.

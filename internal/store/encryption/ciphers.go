@@ -31,13 +31,13 @@ func (g gcm) encrypt(_ context.Context, plain, key []byte) ([]byte, error) {
 	return g.encryptAfter(nil, plain, key), nil
 }
 
-// encryptAfter returns head followed by the nonce and the ciphertext.
-func (g gcm) encryptAfter(head, plain, key []byte) []byte {
-	size := len(head) + g.aead.NonceSize()
+// encryptAfter returns prefix followed by the nonce and the ciphertext.
+func (g gcm) encryptAfter(prefix, plain, key []byte) []byte {
+	size := len(prefix) + g.aead.NonceSize()
 	out := make([]byte, size, size+len(plain)+g.aead.Overhead())
-	copy(out, head)
-	rand.Read(out[len(head):])
-	return g.aead.Seal(out, out[len(head):], plain, key)
+	copy(out, prefix)
+	rand.Read(out[len(prefix):])
+	return g.aead.Seal(out, out[len(prefix):], plain, key)
 }
 
 func (g gcm) decrypt(_ context.Context, encrypted, key []byte) ([]byte, bool, error) {

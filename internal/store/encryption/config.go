@@ -222,20 +222,20 @@ func validateKeys(keys []configv1.Key, path *field.Path, sizes ...int) (errs fie
 		return field.ErrorList{field.Required(path, "at least one keys is required")}
 	}
 	for i, key := range keys {
-		at := path.Index(i)
+		idxPath := path.Index(i)
 		if key.Name == "" {
-			errs = append(errs, field.Required(at.Child("name"), "name is a mandatory field for a key"))
+			errs = append(errs, field.Required(idxPath.Child("name"), "name is a mandatory field for a key"))
 		}
 		if key.Secret == "" {
-			errs = append(errs, field.Required(at.Child("secret"), "secret is a mandatory field for a key"))
+			errs = append(errs, field.Required(idxPath.Child("secret"), "secret is a mandatory field for a key"))
 			continue
 		}
 		secret, err := base64.StdEncoding.DecodeString(key.Secret)
 		switch {
 		case err != nil:
-			errs = append(errs, field.Invalid(at.Child("secret"), "REDACTED", "secrets must be base64 encoded"))
+			errs = append(errs, field.Invalid(idxPath.Child("secret"), "REDACTED", "secrets must be base64 encoded"))
 		case !slices.Contains(sizes, len(secret)):
-			errs = append(errs, field.Invalid(at.Child("secret"), "REDACTED",
+			errs = append(errs, field.Invalid(idxPath.Child("secret"), "REDACTED",
 				fmt.Sprintf("secret is not of the expected length, got %d, expected one of %v", len(secret), sizes)))
 		}
 	}

@@ -161,7 +161,7 @@ func (s *Store) Compact(ctx context.Context, before store.Revision) error {
 	keep := sort.Search(len(s.log), func(i int) bool { return s.log[i].Modified >= before })
 	s.log = append([]store.Event(nil), s.log[keep:]...)
 
-	var gone []*record
+	var compacted []*record
 	s.records.Ascend(func(r *record) bool {
 		// The version at the compacted revision stays readable; a deletion before it leaves nothing.
 		n := sort.Search(len(r.versions), func(i int) bool { return r.versions[i].revision > before })
@@ -170,11 +170,11 @@ func (s *Store) Compact(ctx context.Context, before store.Revision) error {
 		}
 		r.versions = append([]version(nil), r.versions[n:]...)
 		if len(r.versions) == 0 {
-			gone = append(gone, r)
+			compacted = append(compacted, r)
 		}
 		return true
 	})
-	for _, r := range gone {
+	for _, r := range compacted {
 		s.records.Delete(r)
 	}
 	s.broadcast()
