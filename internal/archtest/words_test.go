@@ -30,7 +30,7 @@ var banned = []struct {
 	{words: `mend(s|ed|ing)?`, use: "fix", comment: true, part: true},
 	{words: `turns?`, use: "seat, queue or semaphore", part: true},
 	{words: `looks?`, use: "sync, reconcile or get", part: true},
-	{words: `near|beside|alone|quiet|even|few|fade`, use: "a name that says what it is"},
+	{words: `near|beside|alone|among|quiet|even|few|fade`, use: "a name that says what it is"},
 }
 
 // goFiles calls f with every Go file of the tree and its content.

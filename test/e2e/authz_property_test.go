@@ -152,9 +152,9 @@ func (p *randomPolicy) rules(urls bool) []rbacv1.PolicyRule {
 	return rules
 }
 
-// roleRef names a role that may not exist: fewer than `among` roles do.
-func (p *randomPolicy) roleRef(kind string, among int) rbacv1.RoleRef {
-	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: p.uniqueName(fmt.Sprint("role-", p.IntN(among)))}
+// roleRef names a role that may not exist: fewer than `roles` roles do.
+func (p *randomPolicy) roleRef(kind string, roles int) rbacv1.RoleRef {
+	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: p.uniqueName(fmt.Sprint("role-", p.IntN(roles)))}
 }
 
 // subjects returns random subjects: service accounts appear as such, as users by their full name, and through the groups of all
