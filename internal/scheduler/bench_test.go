@@ -15,24 +15,25 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func BenchmarkSchedule(b *testing.B) {
 	for _, load := range schedulertest.BenchLoads {
 		for _, n := range []int{1000, 5000, 15000} {
 			b.Run(fmt.Sprintf("%s/%d", load.Name, n), func(b *testing.B) {
-				s, profile := cluster(b, schedulertest.BenchNodes(n)), plugins.DefaultProfile()
+				s, profile := snapshottest.New(b, schedulertest.BenchNodes(n)), plugins.DefaultProfile()
 				placed := 0
 				var log decision.Log
 				b.ResetTimer()
 				for i := range b.N {
-					info := infoOf(b, load.Pod(i))
+					info := snapshottest.PodInfo(b, load.Pod(i))
 					d, err := decision.Schedule(s, info, profile)
 					var full *decision.FitError
 					if errors.As(err, &full) || placed == 4*n {
 						// The cluster is full: begin with an empty one.
 						b.StopTimer()
-						s, placed = cluster(b, schedulertest.BenchNodes(n)), 0
+						s, placed = snapshottest.New(b, schedulertest.BenchNodes(n)), 0
 						log = decision.Log{}
 						b.StartTimer()
 						continue
@@ -59,14 +60,14 @@ func BenchmarkRecord(b *testing.B) {
 		b.Run(load.Name, func(b *testing.B) {
 			infos := make([]*snapshot.PodInfo, pods)
 			for i := range infos {
-				infos[i] = infoOf(b, load.Pod(i))
+				infos[i] = snapshottest.PodInfo(b, load.Pod(i))
 			}
 			var took [2]time.Duration // without, with
 			profile := plugins.DefaultProfile()
 			// Garbage is collected between the rounds, so that no round pays for the other. The size of the record is bounded.
 			defer debug.SetGCPercent(debug.SetGCPercent(-1))
 			for range b.N {
-				snapshots := [2]*snapshot.Snapshot{cluster(b, schedulertest.BenchNodes(nodes)), cluster(b, schedulertest.BenchNodes(nodes))}
+				snapshots := [2]*snapshot.Snapshot{snapshottest.New(b, schedulertest.BenchNodes(nodes)), snapshottest.New(b, schedulertest.BenchNodes(nodes))}
 				decision.SetOptions(snapshots[0], decision.Options{NoRecord: true})
 				var log decision.Log
 				for from := 0; from < pods; from += batch {
@@ -119,9 +120,9 @@ func BenchmarkMemory(b *testing.B) {
 		}
 		runtime.GC()
 		runtime.ReadMemStats(&before)
-		s := cluster(b, nodes)
+		s := snapshottest.New(b, nodes)
 		for _, pod := range pods {
-			info := infoOf(b, pod)
+			info := snapshottest.PodInfo(b, pod)
 			if d, err := decision.Schedule(s, info, profile); err == nil {
 				s.Assume(info, d.Node)
 			}

@@ -18,28 +18,8 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
-
-// onlyClaim is the one claim there is; nil when there is none.
-func (f *fakeServer) onlyClaim() (found *resourcev1.ResourceClaim) {
-	f.notify(func() {
-		if n := len(f.scheduler.snapshot.Devices.Claims); n > 1 {
-			f.t.Errorf("there are %d claims", n)
-		}
-		for _, claim := range f.scheduler.snapshot.Devices.Claims {
-			found = claim.DeepCopy()
-		}
-	})
-	return found
-}
-
-func (f *fakeServer) addObjects(objects ...metav1.Object) {
-	f.notify(func() {
-		for _, o := range objects {
-			f.scheduler.snapshot.SetObject(o)
-		}
-	})
-}
 
 // Who asks for an extended resource gets a claim for devices, written before the pod is bound.
 func TestExtendedResourceClaimIsMade(t *testing.T) {
@@ -71,7 +51,7 @@ func TestExtendedResourceClaimIsMade(t *testing.T) {
 		})
 		// The device is free when the claim has gone with its pod.
 		f.removePod(first)
-		if err := f.deleteDeviceClaim(t.Context(), claim); err != nil {
+		if err := f.DeleteResourceClaim(t.Context(), claim); err != nil {
 			t.Fatal(err)
 		}
 		f.pass(time.Minute)
@@ -216,48 +196,48 @@ func (d *deviceServer) failing(fail func(write string, claim *resourcev1.Resourc
 	d.fail = fail
 }
 
-func (d *deviceServer) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (d *deviceServer) UpdateResourceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := d.try("update", claim); err != nil {
 		return nil, err
 	}
-	return d.fakeServer.updateDeviceClaim(ctx, claim)
+	return d.fakeServer.UpdateResourceClaim(ctx, claim)
 }
 
-func (d *deviceServer) updateDeviceClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (d *deviceServer) UpdateResourceClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := d.try("status", claim); err != nil {
 		return nil, err
 	}
-	return d.fakeServer.updateDeviceClaimStatus(ctx, claim)
+	return d.fakeServer.UpdateResourceClaimStatus(ctx, claim)
 }
 
-func (d *deviceServer) createDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (d *deviceServer) CreateResourceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := d.try("create", claim); err != nil {
 		return nil, err
 	}
-	return d.fakeServer.createDeviceClaim(ctx, claim)
+	return d.fakeServer.CreateResourceClaim(ctx, claim)
 }
 
-func (d *deviceServer) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
+func (d *deviceServer) PatchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
 	if strings.Contains(string(patch), "extendedResourceClaimStatus") {
 		if err := d.try("pod", schedulertest.DevicesClaim(pod.Name)); err != nil {
 			return err
 		}
 	}
-	return d.fakeServer.patchStatus(ctx, pod, patch)
+	return d.fakeServer.PatchStatus(ctx, pod, patch)
 }
 
-func (d *deviceServer) deleteDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+func (d *deviceServer) DeleteResourceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	if err := d.try("delete", claim); err != nil {
 		return err
 	}
-	return d.fakeServer.deleteDeviceClaim(ctx, claim)
+	return d.fakeServer.DeleteResourceClaim(ctx, claim)
 }
 
-func (d *deviceServer) getDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (d *deviceServer) GetResourceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := d.try("get", claim); err != nil {
 		return nil, err
 	}
-	return d.fakeServer.getDeviceClaim(ctx, claim)
+	return d.fakeServer.GetResourceClaim(ctx, claim)
 }
 
 // claimNow is a claim as the server has it.
@@ -282,7 +262,7 @@ func withDeviceServer(t *testing.T, known schedulertest.Objects, run func(*devic
 	t.Helper()
 	withFakeServer(t, nil, func(f *fakeServer) {
 		d := &deviceServer{fakeServer: f}
-		f.notify(func() { f.scheduler.writer = d })
+		f.notify(func() { f.scheduler.binder.Writer = d })
 		f.addNode(schedulertest.TestNode("a"))
 		f.addObjects(append(schedulertest.Objects{schedulertest.ClassForExtendedResource("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 2)}, known...)...)
 		run(d)
@@ -400,7 +380,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 					schedulertest.ClaimBeingDeleted(leaving)
 					d.storeClaim(leaving)
 					time.Sleep(time.Second)
-					_ = d.fakeServer.deleteDeviceClaim(context.Background(), leaving) // it has no way to fail
+					_ = d.fakeServer.DeleteResourceClaim(context.Background(), leaving) // it has no way to fail
 					again := held.DeepCopy()
 					again.UID = "again"
 					d.storeClaim(again)
@@ -510,12 +490,12 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 				}
 				// Nothing is done with what was freed: the pod is only looked at.
 				d.notify(func() {
-					decision, err := decision.Schedule(d.scheduler.snapshot, infoOf(t, test.pod), d.scheduler.profiles[corev1.DefaultSchedulerName])
+					decision, err := decision.Schedule(d.scheduler.snapshot, snapshottest.PodInfo(t, test.pod), d.scheduler.profiles[corev1.DefaultSchedulerName])
 					if err == nil {
 						t.Errorf("goes to %s", decision.Node)
 						return
 					}
-					if got := d.scheduler.deallocateUnusedClaims(t.Context(), decision); got != test.patches {
+					if got := d.scheduler.binder.DeallocateUnusedClaims(t.Context(), d.scheduler.snapshot, decision); got != test.patches {
 						t.Errorf("%q was done, want %q", got, test.patches)
 					}
 				})
@@ -631,7 +611,7 @@ func TestPodWaitsForAllItsDevices(t *testing.T) {
 // A claim that goes while its pod waits for devices ends the wait.
 func TestClaimDeletedWhilePodWaits(t *testing.T) {
 	withBindingConditions(t, func(f *fakeServer) {
-		if err := f.deleteDeviceClaim(t.Context(), f.onlyClaim()); err != nil {
+		if err := f.DeleteResourceClaim(t.Context(), f.onlyClaim()); err != nil {
 			t.Fatal(err)
 		}
 		f.pass(time.Second)
@@ -684,7 +664,7 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 			})
 		}},
 		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.ClaimBeingDeleted)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
-			if err := d.fakeServer.deleteDeviceClaim(t.Context(), d.claimNow("x")); err != nil {
+			if err := d.fakeServer.DeleteResourceClaim(t.Context(), d.claimNow("x")); err != nil {
 				t.Fatal(err)
 			}
 			x := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), func(c *resourcev1.ResourceClaim) { c.UID = "new" })

@@ -15,6 +15,7 @@ import (
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func TestConfiguration(t *testing.T) {
@@ -51,10 +52,10 @@ profiles:
 	if packing.Preemption != nil || profiles["default-scheduler"].Preemption == nil {
 		t.Error("preemption is not switched off, or for all")
 	}
-	s := cluster(t, []*corev1.Node{
+	s := snapshottest.New(t, []*corev1.Node{
 		schedulertest.TestNode("full", schedulertest.NodeLabel("pool", "batch"), schedulertest.Taint("k", "", corev1.TaintEffectNoSchedule)), schedulertest.TestNode("empty", schedulertest.NodeLabel("pool", "batch")), schedulertest.TestNode("other"),
 	}, schedulertest.TestPod("1", schedulertest.OnNode("full"), schedulertest.RequestingCPU("2")))
-	d, err := decision.Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.WithAffinity(corev1.LabelHostname, "nobody", "there"))), packing)
+	d, err := decision.Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.WithAffinity(corev1.LabelHostname, "nobody", "there"))), packing)
 	if err != nil || d.Node != "full" {
 		t.Errorf("packing chose %q, %v", d.Node, err)
 	}
@@ -90,7 +91,7 @@ extenders: [{urlPrefix: "http://localhost", managedResources: [{name: example.co
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
 	if got := refusalsOf(t, s, schedulertest.TestPod("p", schedulertest.Requesting("example.com/theirs", "1")), profiles["default-scheduler"]); len(got) != 0 {
 		t.Errorf("refused by %v", got)
 	}

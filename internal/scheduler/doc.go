@@ -8,6 +8,6 @@
 // background, many pods at a time. What fails is forgotten and retried. Plugins have upstream's names, order, weights and messages, and
 // a KubeSchedulerConfiguration file arranges them.
 //
-// Follow one pod: watch.go → queue/queue.go → run.go → decision/schedule.go → plugins → bind.go. Why a pod is on its node, or on none,
+// Follow one pod: watch.go → queue/queue.go → run.go → decision/schedule.go → plugins → bind.go → binding. Why a pod is on its node, or on none,
 // is explained by Decision.Explain and Scheduler.Why.
 package scheduler

@@ -18,7 +18,9 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // extenderName stands for extenders among the plugins that rejected a pod.
@@ -233,4 +235,191 @@ func (e *extender) bind(ctx context.Context, pod *corev1.Pod, node string) error
 		return errors.New(result.Error)
 	}
 	return nil
+}
+
+// extendersFor are the extenders that filter or score nodes for a pod.
+func (s *Scheduler) extendersFor(pod *corev1.Pod) (interested []*extender) {
+	for _, e := range s.extenders {
+		if e.interested(pod) {
+			interested = append(interested, e)
+		}
+	}
+	return interested
+}
+
+// extend lets extenders filter and score the feasible nodes, and calls then with the result. The caller holds s.mu, and so does the
+// caller of then. Extenders are called in between, after the locked section, so the chosen node is checked once more.
+func (s *Scheduler) extend(ctx context.Context, extenders []*extender, d *decision.Decision, then func(error)) {
+	if len(extenders) == 0 {
+		then(nil)
+		return
+	}
+	nodes, totals := s.extenderCandidates(d)
+	s.afterUnlock(func() {
+		left, refusals, err := filterByExtenders(ctx, extenders, d.Pod.Pod, nodes)
+		if err == nil && len(left) > 1 {
+			s.scoreByExtenders(ctx, extenders, d.Pod.Pod, left, totals)
+		}
+		s.locked(func() {
+			switch {
+			case d.Nominated && (err != nil || len(left) != 1 || s.takeBest(d, left, nil) != nil):
+				s.extendWithoutNominated(ctx, extenders, d, then)
+			case d.Nominated:
+				then(nil)
+			case err != nil:
+				then(err)
+			case len(left) == 0:
+				then(s.refusedByExtenders(d, refusals))
+			default:
+				then(s.takeBest(d, left, totals))
+			}
+		})
+	})
+}
+
+// extendWithoutNominated decides again after extenders rejected the node the pod is nominated to. The caller holds s.mu.
+func (s *Scheduler) extendWithoutNominated(ctx context.Context, extenders []*extender, d *decision.Decision, then func(error)) {
+	again, err := decision.Decide(s.snapshot, d.Pod, d.Profile, false)
+	if *d = *again; err != nil {
+		then(err)
+		return
+	}
+	s.extend(ctx, extenders, d, then)
+}
+
+// extenderCandidates are the nodes that extenders choose from, with their scores: the nominated node, if it was chosen, or all feasible
+// nodes. The caller holds s.mu.
+func (s *Scheduler) extenderCandidates(d *decision.Decision) (nodes []*corev1.Node, totals map[string]int64) {
+	if d.Nominated {
+		return []*corev1.Node{s.snapshot.NodeInfos[d.NodeNumber].Node}, nil
+	}
+	totals = map[string]int64{}
+	verdicts, _ := d.Explain()
+	for _, v := range verdicts {
+		if v.Refusal == nil {
+			totals[v.Node] = v.Total
+			nodes = append(nodes, s.snapshot.NodeInfos[s.snapshot.NodeNumbers[v.Node]].Node)
+		}
+	}
+	return nodes, totals
+}
+
+// filterByExtenders returns the nodes that all extenders accept, and the refusals of the others by node name.
+func filterByExtenders(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
+	all := map[string]*plugins.Refusal{}
+	for _, e := range extenders {
+		if len(nodes) == 0 {
+			break
+		}
+		kept, refusals, err := e.filter(ctx, pod, nodes)
+		if err != nil {
+			if e.config.Ignorable {
+				continue
+			}
+			return nil, nil, err
+		}
+		nodes = kept
+		for name, r := range refusals {
+			all[name] = r
+		}
+	}
+	return nodes, all, nil
+}
+
+// scoreByExtenders adds the scores of extenders to the totals. An extender that fails adds nothing.
+func (s *Scheduler) scoreByExtenders(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node, totals map[string]int64) {
+	for _, e := range extenders {
+		scores, err := e.scores(ctx, pod, nodes)
+		if err != nil {
+			s.log.Warn("failed to get scores from extender", "extender", e.config.URLPrefix, "pod", snapshot.ObjectKey(pod), "error", err)
+			continue
+		}
+		for name, score := range scores {
+			totals[name] += score
+		}
+	}
+}
+
+// refusedByExtenders adds the extenders' refusals to those of the plugins.
+func (s *Scheduler) refusedByExtenders(d *decision.Decision, refusals map[string]*plugins.Refusal) error {
+	if d.Overrides == nil {
+		d.Overrides = map[int32]*plugins.Refusal{}
+	}
+	for name, r := range refusals {
+		if node, ok := s.snapshot.NodeNumbers[name]; ok {
+			d.Overrides[node] = r
+			if d.Limited != nil {
+				d.Limited[node] = r
+			}
+		}
+	}
+	d.Node, d.NodeNumber, d.Feasible = "", snapshot.NoValue, 0
+	e := d.FitError()
+	if !slices.Contains(e.Plugins, extenderName) {
+		e.Plugins = append(e.Plugins, extenderName)
+	}
+	return e
+}
+
+// takeBest chooses the node with the highest total among those that still fit the pod. The caller holds s.mu.
+func (s *Scheduler) takeBest(d *decision.Decision, nodes []*corev1.Node, totals map[string]int64) error {
+	topo, err := decision.TopologyFor(s.snapshot, d.Pod, d.Profile)
+	if err != nil {
+		return err
+	}
+	d.SkipAffinity = topo.Affinity.FiltersNothing()
+	slices.SortStableFunc(nodes, func(a, b *corev1.Node) int { return int(totals[b.Name] - totals[a.Name]) })
+	for _, n := range nodes {
+		number, ok := s.snapshot.NodeNumbers[n.Name]
+		if ok && s.snapshot.NodeInfos[number].Node != nil && d.CheckWithNominated(topo, number) == nil {
+			d.Node, d.NodeNumber, d.Feasible = n.Name, number, len(nodes)
+			return nil
+		}
+	}
+	return errors.New("the cluster changed while extenders were called")
+}
+
+// review lets extenders narrow the candidates for preemption. The caller does not hold s.mu.
+func (s *Scheduler) review(ctx context.Context, reviewers []*extender, pod *corev1.Pod, candidates []plugins.Preemption) ([]plugins.Preemption, error) {
+	for _, e := range reviewers {
+		if len(candidates) == 0 {
+			break
+		}
+		kept, err := e.preempt(ctx, pod, candidates, s.podsOn)
+		if err != nil {
+			if e.config.Ignorable {
+				continue
+			}
+			return nil, err
+		}
+		candidates = kept
+	}
+	return candidates, nil
+}
+
+// podsOn are the pods of a node, if the node exists.
+func (s *Scheduler) podsOn(name string) (pods []*corev1.Pod, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	number, known := s.snapshot.NodeNumbers[name]
+	if !known || s.snapshot.NodeInfos[number].Node == nil {
+		return nil, false
+	}
+	for _, p := range s.snapshot.NodeInfos[number].Pods {
+		pods = append(pods, p.Info.Pod)
+	}
+	return pods, true
+}
+
+// bindWithExtender lets the first extender that binds pods of this kind bind the pod. It reports false if none did.
+func (s *Scheduler) bindWithExtender(ctx context.Context, pod *corev1.Pod, node string) (handled bool, err error) {
+	for _, e := range s.extenders {
+		if e.config.BindVerb == "" || !e.interested(pod) {
+			continue
+		}
+		if err := e.bind(ctx, pod, node); err == nil || !e.config.Ignorable {
+			return true, err
+		}
+	}
+	return false, nil
 }

@@ -27,6 +27,7 @@ import (
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 const oneMinute = time.Minute
@@ -551,7 +552,7 @@ func TestClusterChangesWhileExtendersAreCalled(t *testing.T) {
 	s := f.scheduler
 	s.nodeAdded(schedulertest.TestNode("a"))
 	s.nodeAdded(schedulertest.TestNode("b"))
-	d, err := decision.Schedule(s.snapshot, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("3"))), s.profiles[corev1.DefaultSchedulerName])
+	d, err := decision.Schedule(s.snapshot, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("3"))), s.profiles[corev1.DefaultSchedulerName])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -620,7 +621,7 @@ func TestExtendersReviewPreemption(t *testing.T) {
 				s.podAdded(schedulertest.TestPod(node+"0", schedulertest.OnNode(node), schedulertest.RequestingCPU("2")))
 				s.podAdded(schedulertest.TestPod(node+"1", schedulertest.OnNode(node), schedulertest.RequestingCPU("2"), schedulertest.Priority(1)))
 			}
-			d, err := decision.Schedule(s.snapshot, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.Priority(9))), s.profiles[corev1.DefaultSchedulerName])
+			d, err := decision.Schedule(s.snapshot, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.Priority(9))), s.profiles[corev1.DefaultSchedulerName])
 			if !decision.IsUnschedulable(err) {
 				t.Fatal(err)
 			}

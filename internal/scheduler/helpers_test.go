@@ -9,34 +9,13 @@ import (
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
-
-func infoOf(t testing.TB, pod *corev1.Pod) *snapshot.PodInfo {
-	t.Helper()
-	info, err := snapshot.NewPodInfo(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
-}
-
-// cluster makes a snapshot of nodes and of pods that run on them.
-func cluster(t testing.TB, nodes []*corev1.Node, running ...*corev1.Pod) *snapshot.Snapshot {
-	t.Helper()
-	s := snapshot.NewSnapshot()
-	for _, n := range nodes {
-		s.SetNode(n)
-	}
-	for _, p := range running {
-		s.SetPod(infoOf(t, p))
-	}
-	return s
-}
 
 // refusalsOf says of every node why it cannot take the pod; nodes that can are missing.
 func refusalsOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *plugins.Profile) map[string]string {
 	t.Helper()
-	d, err := decision.Schedule(s, infoOf(t, pod), profile)
+	d, err := decision.Schedule(s, snapshottest.PodInfo(t, pod), profile)
 	if err != nil && !decision.IsUnschedulable(err) {
 		t.Fatal(err)
 	}
@@ -51,35 +30,6 @@ func refusalsOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *pl
 		}
 	}
 	return refusals
-}
-
-func planned(plan *snapshot.PodVolumes) string {
-	var words []string
-	for _, b := range plan.StaticBindings {
-		words = append(words, b.Claim.Name+"="+b.Volume.Name)
-	}
-	for _, p := range plan.DynamicProvisions {
-		word := p.Claim.Name + "+"
-		if p.Capacity != nil {
-			word += p.Capacity.Name
-		}
-		words = append(words, word)
-	}
-	return strings.Join(words, " ")
-}
-
-func planFor(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, node string) (snapshot.PodVolumes, []string) {
-	t.Helper()
-	claims, err := s.Volumes.PodVolumeClaims(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := s.NodeNumbers[node]
-	plan, reasons, err := s.Volumes.FindPodVolumes(claims, s.NodeInfos[n].Node, s.NodeInfos[n].CSINode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return plan, reasons
 }
 
 // oddPlugin is a plugin of a test's own.

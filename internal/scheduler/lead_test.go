@@ -19,10 +19,10 @@ type slowServer struct {
 	takes time.Duration
 }
 
-func (s slowServer) bind(ctx context.Context, pod *corev1.Pod, node string) error {
+func (s slowServer) Bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	select {
 	case <-time.After(s.takes):
-		return s.fakeServer.bind(ctx, pod, node)
+		return s.fakeServer.Bind(ctx, pod, node)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -70,7 +70,7 @@ func TestRunAgain(t *testing.T) {
 	const n = 2 * maxInFlight
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer(t, nil)
-		f.scheduler.writer = slowServer{f, time.Second}
+		f.scheduler.binder.Writer = slowServer{f, time.Second}
 		run := func(d time.Duration) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), d)

@@ -16,6 +16,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/queue"
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // numbers reads what a registry has: "name{label=value,...}" and the value, or the count of a histogram.
@@ -183,17 +184,17 @@ func TestMetricsAreUpstreams(t *testing.T) {
 	decision.SetOptions(s.snapshot, decision.Options{Timed: metrics.pluginTimer()})
 	profile := s.profiles[corev1.DefaultSchedulerName]
 	s.nodeAdded(schedulertest.TestNode("a"))
-	if _, err := decision.Schedule(s.snapshot, infoOf(t, schedulertest.TestPod("p")), profile); err != nil {
+	if _, err := decision.Schedule(s.snapshot, snapshottest.PodInfo(t, schedulertest.TestPod("p")), profile); err != nil {
 		t.Fatal(err)
 	}
 	s.podAdded(schedulertest.TestPod("q"))
 	began := time.Now()
-	p := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("p")), Attempts: 2, FirstAttempt: began}
+	p := &queue.QueuedPod{PodInfo: snapshottest.PodInfo(t, schedulertest.TestPod("p")), Attempts: 2, FirstAttempt: began}
 	metrics.bound(p, began)
 	metrics.preempted(&plugins.Preemption{Victims: []*corev1.Pod{schedulertest.TestPod("v"), schedulertest.TestPod("w")}})
 	metrics.preempted(nil)
 	metrics.timed("Bind", profile)(nil)
-	waiting := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("r")), RejectedBy: []string{plugins.NodeResourcesFitName}}
+	waiting := &queue.QueuedPod{PodInfo: snapshottest.PodInfo(t, schedulertest.TestPod("r")), RejectedBy: []string{plugins.NodeResourcesFitName}}
 	s.queue.All["r"], s.queue.UnschedulablePods["r"] = waiting, waiting
 	families, err := registry.Gather()
 	if err != nil {
@@ -260,7 +261,7 @@ func TestTriesAreLabelled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		metrics.bound(&queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("p")), Attempts: tries, FirstAttempt: time.Now()}, time.Now())
+		metrics.bound(&queue.QueuedPod{PodInfo: snapshottest.PodInfo(t, schedulertest.TestPod("p")), Attempts: tries, FirstAttempt: time.Now()}, time.Now())
 		if got := numbers(t, registry); got["pod_scheduling_sli_duration_seconds{attempts="+label+"}"] != 1 || got["schedule_attempts_total{profile=default-scheduler,result=scheduled}"] != 1 {
 			t.Errorf("%d tries: %v", tries, got)
 		}
@@ -325,13 +326,13 @@ func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
 	s.nodeAdded(schedulertest.TestNode("b"))
 	s.podAdded(schedulertest.TestPod("runs", schedulertest.OnNode("a")))
 	s.podAdded(schedulertest.TestPod("lost", schedulertest.OnNode("ghost"))) // its node is none
-	s.snapshot.Assume(infoOf(t, schedulertest.TestPod("decided")), "b")
+	s.snapshot.Assume(snapshottest.PodInfo(t, schedulertest.TestPod("decided")), "b")
 	expect("nodes and pods", map[string]float64{"cache_size{type=nodes}": 2, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
 	s.nodeDeleted(schedulertest.TestNode("b"))
 	expect("a node less", map[string]float64{"cache_size{type=nodes}": 1, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
 	s.podAdded(schedulertest.TestPod("decided", schedulertest.OnNode("b")))
 	wait := func(name, profile string, change func(*queue.QueuedPod), rejectedBy ...string) {
-		p := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), RejectedBy: rejectedBy, Location: queue.InUnschedulablePods}
+		p := &queue.QueuedPod{PodInfo: snapshottest.PodInfo(t, schedulertest.TestPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), RejectedBy: rejectedBy, Location: queue.InUnschedulablePods}
 		change(p)
 		s.queue.All[p.PodInfo.Pod.UID], s.queue.UnschedulablePods[p.PodInfo.Pod.UID] = p, p
 	}
@@ -397,7 +398,7 @@ func TestTimes(t *testing.T) {
 			time.Sleep(time.Second << i)
 			done(r)
 		}
-		metrics.bound(&queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("p")), Attempts: 3, FirstAttempt: began.Add(-time.Minute)}, time.Now().Add(-2*time.Second))
+		metrics.bound(&queue.QueuedPod{PodInfo: snapshottest.PodInfo(t, schedulertest.TestPod("p")), Attempts: 3, FirstAttempt: began.Add(-time.Minute)}, time.Now().Add(-2*time.Second))
 		families, err := registry.Gather()
 		if err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // profileOf is the profile that a file with these plugins has.
@@ -134,7 +135,7 @@ func TestFirstRefusalInProfileOrderIsReported(t *testing.T) {
 		"{filter: {enabled: [{name: InterPodAffinity}, {name: PodTopologySpread}]}}":                          plugins.InterPodAffinityName,
 		"{filter: {disabled: [{name: '*'}], enabled: [{name: InterPodAffinity}, {name: NodeUnschedulable}]}}": plugins.InterPodAffinityName,
 	} {
-		d, err := decision.Schedule(cluster(t, nodes, running), infoOf(t, pod), profileOf(t, plugins))
+		d, err := decision.Schedule(snapshottest.New(t, nodes, running), snapshottest.PodInfo(t, pod), profileOf(t, plugins))
 		if err == nil {
 			t.Errorf("%s: the pod fits", plugins)
 			continue
@@ -265,7 +266,7 @@ func TestCustomPlugins(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return decision.Schedule(cluster(t, nodes, schedulertest.TestPod("r", schedulertest.OnNode("a"))), infoOf(t, schedulertest.TestPod("p")), profiles[corev1.DefaultSchedulerName])
+		return decision.Schedule(snapshottest.New(t, nodes, schedulertest.TestPod("r", schedulertest.OnNode("a"))), snapshottest.PodInfo(t, schedulertest.TestPod("p")), profiles[corev1.DefaultSchedulerName])
 	}
 	const likes = "pluginConfig: [{name: Mine, args: {refuses: a, likes: c}}, {name: Yours, args: {refuses: b, likes: b}}]"
 	d, err := decide("profiles: [{" + likes + "}]")

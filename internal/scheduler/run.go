@@ -5,16 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/scheduler/binding"
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/queue"
@@ -46,7 +44,7 @@ type Scheduler struct {
 	// record records an event about a pod. It may be nil.
 	record   func(component string, pod *corev1.Pod, eventType, reason, message string)
 	metrics  *Metrics
-	writer   writer
+	binder   *binding.Binder
 	lists    lists
 	wake     chan struct{}
 	inFlight chan struct{}
@@ -54,11 +52,9 @@ type Scheduler struct {
 
 	mu sync.Mutex
 	// unlocked are run, in order, by locked when the current locked section has ended.
-	unlocked []func()
-	snapshot *snapshot.Snapshot
-	queue    *queue.Queue
-	// preparing has the pods that wait for volumes and devices before they are bound, and the functions that cancel their binding.
-	preparing map[types.UID]context.CancelCauseFunc
+	unlocked  []func()
+	snapshot  *snapshot.Snapshot
+	queue     *queue.Queue
 	decisions decision.Log
 }
 
@@ -76,7 +72,7 @@ func New(config Config) (*Scheduler, error) {
 		return nil, err
 	}
 	decision.SetOptions(s.snapshot, decision.Options{Timed: s.metrics.pluginTimer(), Log: &s.decisions})
-	s.writer = newAPIWriter(config.Client)
+	s.binder.Writer = binding.NewWriter(config.Client)
 	if err := s.watch(config.Informers); err != nil {
 		return nil, err
 	}
@@ -115,8 +111,9 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	s := &Scheduler{
 		log: log, profiles: profiles, extenders: extenders,
 		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight),
-		snapshot: snapshot.NewSnapshot(), queue: queue.New(profiles, initial, most), preparing: map[types.UID]context.CancelCauseFunc{},
+		snapshot: snapshot.NewSnapshot(), queue: queue.New(profiles, initial, most),
 	}
+	s.binder = s.newBinder()
 	decision.SetOptions(s.snapshot, decision.Options{Log: &s.decisions})
 	s.queue.KeepAllEvents = s.queue.KeepAllEvents || len(extenders) > 0
 	s.queue.ClaimsMissing = s.lacksClaims
@@ -244,148 +241,6 @@ func (s *Scheduler) conclude(ctx context.Context, p *queue.QueuedPod, d *decisio
 	s.assume(ctx, p, d, began)
 }
 
-// extendersFor are the extenders that filter or score nodes for a pod.
-func (s *Scheduler) extendersFor(pod *corev1.Pod) (interested []*extender) {
-	for _, e := range s.extenders {
-		if e.interested(pod) {
-			interested = append(interested, e)
-		}
-	}
-	return interested
-}
-
-// extend lets extenders filter and score the feasible nodes, and calls then with the result. The caller holds s.mu, and so does the
-// caller of then. Extenders are called in between, after the locked section, so the chosen node is checked once more.
-func (s *Scheduler) extend(ctx context.Context, extenders []*extender, d *decision.Decision, then func(error)) {
-	if len(extenders) == 0 {
-		then(nil)
-		return
-	}
-	nodes, totals := s.extenderCandidates(d)
-	s.afterUnlock(func() {
-		left, refusals, err := filterByExtenders(ctx, extenders, d.Pod.Pod, nodes)
-		if err == nil && len(left) > 1 {
-			s.scoreByExtenders(ctx, extenders, d.Pod.Pod, left, totals)
-		}
-		s.locked(func() {
-			switch {
-			case d.Nominated && (err != nil || len(left) != 1 || s.takeBest(d, left, nil) != nil):
-				s.extendWithoutNominated(ctx, extenders, d, then)
-			case d.Nominated:
-				then(nil)
-			case err != nil:
-				then(err)
-			case len(left) == 0:
-				then(s.refusedByExtenders(d, refusals))
-			default:
-				then(s.takeBest(d, left, totals))
-			}
-		})
-	})
-}
-
-// extendWithoutNominated decides again after extenders rejected the node the pod is nominated to. The caller holds s.mu.
-func (s *Scheduler) extendWithoutNominated(ctx context.Context, extenders []*extender, d *decision.Decision, then func(error)) {
-	again, err := decision.Decide(s.snapshot, d.Pod, d.Profile, false)
-	if *d = *again; err != nil {
-		then(err)
-		return
-	}
-	s.extend(ctx, extenders, d, then)
-}
-
-// extenderCandidates are the nodes that extenders choose from, with their scores: the nominated node, if it was chosen, or all feasible
-// nodes. The caller holds s.mu.
-func (s *Scheduler) extenderCandidates(d *decision.Decision) (nodes []*corev1.Node, totals map[string]int64) {
-	if d.Nominated {
-		return []*corev1.Node{s.snapshot.NodeInfos[d.NodeNumber].Node}, nil
-	}
-	totals = map[string]int64{}
-	verdicts, _ := d.Explain()
-	for _, v := range verdicts {
-		if v.Refusal == nil {
-			totals[v.Node] = v.Total
-			nodes = append(nodes, s.snapshot.NodeInfos[s.snapshot.NodeNumbers[v.Node]].Node)
-		}
-	}
-	return nodes, totals
-}
-
-// filterByExtenders returns the nodes that all extenders accept, and the refusals of the others by node name.
-func filterByExtenders(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
-	all := map[string]*plugins.Refusal{}
-	for _, e := range extenders {
-		if len(nodes) == 0 {
-			break
-		}
-		kept, refusals, err := e.filter(ctx, pod, nodes)
-		if err != nil {
-			if e.config.Ignorable {
-				continue
-			}
-			return nil, nil, err
-		}
-		nodes = kept
-		for name, r := range refusals {
-			all[name] = r
-		}
-	}
-	return nodes, all, nil
-}
-
-// scoreByExtenders adds the scores of extenders to the totals. An extender that fails adds nothing.
-func (s *Scheduler) scoreByExtenders(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node, totals map[string]int64) {
-	for _, e := range extenders {
-		scores, err := e.scores(ctx, pod, nodes)
-		if err != nil {
-			s.log.Warn("failed to get scores from extender", "extender", e.config.URLPrefix, "pod", snapshot.ObjectKey(pod), "error", err)
-			continue
-		}
-		for name, score := range scores {
-			totals[name] += score
-		}
-	}
-}
-
-// refusedByExtenders adds the extenders' refusals to those of the plugins.
-func (s *Scheduler) refusedByExtenders(d *decision.Decision, refusals map[string]*plugins.Refusal) error {
-	if d.Overrides == nil {
-		d.Overrides = map[int32]*plugins.Refusal{}
-	}
-	for name, r := range refusals {
-		if node, ok := s.snapshot.NodeNumbers[name]; ok {
-			d.Overrides[node] = r
-			if d.Limited != nil {
-				d.Limited[node] = r
-			}
-		}
-	}
-	d.Node, d.NodeNumber, d.Feasible = "", snapshot.NoValue, 0
-	e := d.FitError()
-	if !slices.Contains(e.Plugins, extenderName) {
-		e.Plugins = append(e.Plugins, extenderName)
-	}
-	return e
-}
-
-// takeBest chooses the node with the highest total among those that still fit the pod. The caller holds s.mu.
-func (s *Scheduler) takeBest(d *decision.Decision, nodes []*corev1.Node, totals map[string]int64) error {
-	topo, err := decision.TopologyFor(s.snapshot, d.Pod, d.Profile)
-	if err != nil {
-		return err
-	}
-	d.SkipAffinity = topo.Affinity.FiltersNothing()
-	slices.SortStableFunc(nodes, func(a, b *corev1.Node) int { return int(totals[b.Name] - totals[a.Name]) })
-	for _, n := range nodes {
-		number, ok := s.snapshot.NodeNumbers[n.Name]
-		if ok && s.snapshot.NodeInfos[number].Node != nil && d.CheckWithNominated(topo, number) == nil {
-			d.Node, d.NodeNumber, d.Feasible = n.Name, number, len(nodes)
-			return nil
-		}
-	}
-	return errors.New("the cluster changed while extenders were called")
-}
-
 // failure is an attempt to schedule a pod that did not lead to a binding.
 type failure struct {
 	pod      *queue.QueuedPod
@@ -410,7 +265,7 @@ func (s *Scheduler) failed(ctx context.Context, p *queue.QueuedPod, d *decision.
 	case errors.As(err, &fit):
 		f.reason, f.rejectedBy = corev1.PodReasonUnschedulable, fit.Plugins
 		if d.Profile.DeallocatesClaims {
-			if fit.Preemption = s.deallocateUnusedClaims(ctx, d); fit.Preemption != "" {
+			if fit.Preemption = s.binder.DeallocateUnusedClaims(ctx, s.snapshot, d); fit.Preemption != "" {
 				f.nominated = pod.Status.NominatedNodeName
 				break
 			}
@@ -473,24 +328,6 @@ func (s *Scheduler) preempt(ctx context.Context, d *decision.Decision, then func
 	})
 }
 
-// review lets extenders narrow the candidates for preemption. The caller does not hold s.mu.
-func (s *Scheduler) review(ctx context.Context, reviewers []*extender, pod *corev1.Pod, candidates []plugins.Preemption) ([]plugins.Preemption, error) {
-	for _, e := range reviewers {
-		if len(candidates) == 0 {
-			break
-		}
-		kept, err := e.preempt(ctx, pod, candidates, s.podsOn)
-		if err != nil {
-			if e.config.Ignorable {
-				continue
-			}
-			return nil, err
-		}
-		candidates = kept
-	}
-	return candidates, nil
-}
-
 // report requeues a pod, evicts its victims, and writes why it was not scheduled. The caller holds s.mu.
 func (s *Scheduler) report(ctx context.Context, f *failure) {
 	p, pod := f.pod, f.pod.PodInfo.Pod
@@ -510,20 +347,6 @@ func (s *Scheduler) report(ctx context.Context, f *failure) {
 	s.setCondition(ctx, pod, f.reason, message, f.nominated)
 }
 
-// podsOn are the pods of a node, if the node exists.
-func (s *Scheduler) podsOn(name string) (pods []*corev1.Pod, known bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	number, known := s.snapshot.NodeNumbers[name]
-	if !known || s.snapshot.NodeInfos[number].Node == nil {
-		return nil, false
-	}
-	for _, p := range s.snapshot.NodeInfos[number].Pods {
-		pods = append(pods, p.Info.Pod)
-	}
-	return pods, true
-}
-
 // recordEvent records an event about a pod, with its profile's name as reporting component.
 func (s *Scheduler) recordEvent(profile *plugins.Profile, pod *corev1.Pod, eventType, reason, message string) {
 	if s.record != nil {
@@ -539,9 +362,6 @@ func truncated(message string) string {
 	}
 	return message[:most-4] + " ..."
 }
-
-// jitter adds a random part to the pause before a retry.
-func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
 
 // lacksClaims reports whether resource claims of a pod do not exist yet or are being deleted.
 func (s *Scheduler) lacksClaims(pod *corev1.Pod) bool {

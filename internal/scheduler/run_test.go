@@ -5,338 +5,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
+	"skiff/internal/scheduler/binding"
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/queue"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
-
-// fakeServer is the API server as the scheduler sees it: it takes writes and, a moment later, tells what has changed.
-type fakeServer struct {
-	t         testing.TB
-	scheduler *Scheduler
-	delay     time.Duration
-
-	delivering sync.Mutex // held while a change is delivered: no change overtakes another
-
-	mu      sync.Mutex
-	pods    map[string]*corev1.Pod
-	seen    map[string]*corev1.Pod // as delivered last
-	patches map[string][]string
-	deleted []string
-	// refuse makes bindings fail while it returns an error; fail does so with other writes, by verb.
-	refuse func(pod *corev1.Pod, node string) error
-	fail   func(verb string, pod *corev1.Pod) error
-	bound  map[string]int
-	// grace is how long a deleted pod stays.
-	grace   time.Duration
-	events  []string
-	budgets []*policyv1.PodDisruptionBudget
-}
-
-func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfiguration) *fakeServer {
-	t.Helper()
-	s, err := newScheduler(configuration, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &fakeServer{t: t, scheduler: s, delay: 5 * time.Millisecond, grace: 3 * time.Second, pods: map[string]*corev1.Pod{}, seen: map[string]*corev1.Pod{}, patches: map[string][]string{}, bound: map[string]int{}}
-	s.writer = f
-	s.record = func(component string, pod *corev1.Pod, eventType, reason, message string) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.events = append(f.events, fmt.Sprintf("%s %s %s %s: %s", component, pod.Name, eventType, reason, message))
-	}
-	s.lists.pods = func(_, name string) (*corev1.Pod, bool) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		p, ok := f.seen[name]
-		return p, ok
-	}
-	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return f.budgets }
-	return f
-}
-
-// notify applies a change as an informer does.
-func (f *fakeServer) notify(change func()) {
-	f.scheduler.mu.Lock()
-	change()
-	f.scheduler.mu.Unlock()
-	f.scheduler.wakeUp()
-}
-
-func (f *fakeServer) addNode(n *corev1.Node) { f.notify(func() { f.scheduler.nodeAdded(n) }) }
-
-func (f *fakeServer) addPod(p *corev1.Pod) {
-	f.mu.Lock()
-	f.pods[p.Name] = p
-	f.mu.Unlock()
-	f.deliver(p.Name)
-}
-
-func (f *fakeServer) removePod(name string) {
-	f.mu.Lock()
-	delete(f.pods, name)
-	f.mu.Unlock()
-	f.deliver(name)
-}
-
-// deliver brings the scheduler from the state of a pod that it has seen last to the server's current one, as an informer does: in order,
-// and several changes at once if they came before it.
-func (f *fakeServer) deliver(name string) {
-	f.delivering.Lock()
-	defer f.delivering.Unlock()
-	f.mu.Lock()
-	old, now := f.seen[name], f.pods[name]
-	if now == nil {
-		delete(f.seen, name)
-	} else {
-		f.seen[name] = now
-	}
-	f.mu.Unlock()
-	switch {
-	case old == now:
-	case old == nil:
-		f.notify(func() { f.scheduler.podAdded(now) })
-	case now == nil:
-		f.notify(func() { f.scheduler.podDeleted(old) })
-	default:
-		f.notify(func() { f.scheduler.podChanged(old, now) })
-	}
-}
-
-func (f *fakeServer) nodeOf(name string) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if p := f.pods[name]; p != nil {
-		return p.Spec.NodeName
-	}
-	return ""
-}
-
-func (f *fakeServer) change(name string, change func(*corev1.Pod)) {
-	f.mu.Lock()
-	f.store(name, change)
-	f.mu.Unlock()
-	f.deliver(name)
-}
-
-// store changes a pod on the server. The scheduler sees it when it is delivered. The caller holds f.mu.
-func (f *fakeServer) store(name string, change func(*corev1.Pod)) {
-	if old := f.pods[name]; old != nil {
-		now := old.DeepCopy()
-		change(now)
-		f.pods[name] = now
-	}
-}
-
-func (f *fakeServer) bind(_ context.Context, pod *corev1.Pod, node string) error {
-	time.Sleep(f.delay)
-	f.mu.Lock()
-	current := f.pods[pod.Name]
-	switch {
-	case current == nil:
-		f.mu.Unlock()
-		return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
-	case current.Spec.NodeName != "" || current.DeletionTimestamp != nil || current.UID != pod.UID:
-		f.mu.Unlock()
-		return apierrors.NewConflict(corev1.Resource("pods"), pod.Name, errors.New("already assigned"))
-	}
-	if f.refuse != nil {
-		if err := f.refuse(pod, node); err != nil {
-			f.mu.Unlock()
-			return err
-		}
-	}
-	f.bound[pod.Name]++
-	f.store(pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = node })
-	f.mu.Unlock()
-	// The watch is slower than the response.
-	go func() {
-		time.Sleep(f.delay)
-		f.deliver(pod.Name)
-	}()
-	return nil
-}
-
-func (f *fakeServer) patchStatus(_ context.Context, pod *corev1.Pod, patch []byte) error {
-	var read struct{ Status corev1.PodStatus }
-	if err := json.Unmarshal(patch, &read); err != nil {
-		return err
-	}
-	if err := f.failing("patch", pod); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	f.patches[pod.Name] = append(f.patches[pod.Name], string(patch))
-	f.mu.Unlock()
-	f.change(pod.Name, func(p *corev1.Pod) {
-		for _, c := range read.Status.Conditions {
-			p.Status.Conditions = append(slices.DeleteFunc(p.Status.Conditions, func(old corev1.PodCondition) bool { return old.Type == c.Type }), c)
-		}
-		if strings.Contains(string(patch), "nominatedNodeName") {
-			p.Status.NominatedNodeName = read.Status.NominatedNodeName
-		}
-	})
-	return nil
-}
-
-// failing is what keeps a write from being done, if anything does.
-func (f *fakeServer) failing(verb string, pod *corev1.Pod) error {
-	time.Sleep(time.Millisecond)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.fail != nil {
-		if err := f.fail(verb, pod); err != nil {
-			return err
-		}
-	}
-	if current := f.pods[pod.Name]; current == nil || current.UID != pod.UID {
-		return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
-	}
-	return nil
-}
-
-func (f *fakeServer) deletePod(_ context.Context, pod *corev1.Pod) error {
-	if err := f.failing("delete", pod); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	f.deleted = append(f.deleted, pod.Name)
-	f.mu.Unlock()
-	f.change(pod.Name, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} })
-	go func() {
-		time.Sleep(f.grace)
-		f.removePod(pod.Name)
-	}()
-	return nil
-}
-
-func (f *fakeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
-	return pv, nil
-}
-
-func (f *fakeServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-	return claim, nil
-}
-
-// podCount counts the pods the scheduler takes to be on nodes.
-func (f *fakeServer) podCount() int {
-	f.scheduler.mu.Lock()
-	defer f.scheduler.mu.Unlock()
-	return f.scheduler.snapshot.NumPods()
-}
-
-// patchesOf are the patches written about a pod.
-func (f *fakeServer) patchesOf(pod string) []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.patches[pod])
-}
-
-// victims are the pods that were deleted.
-func (f *fakeServer) victims() []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.deleted)
-}
-
-// boundTimes counts the bindings of a pod.
-func (f *fakeServer) boundTimes(pod string) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.bound[pod]
-}
-
-func (f *fakeServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (found *resourcev1.ResourceClaim, err error) {
-	f.notify(func() { found = f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)] })
-	if found == nil {
-		return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaims"), claim.Name)
-	}
-	return found, nil
-}
-
-func (f *fakeServer) createDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	claim = claim.DeepCopy()
-	claim.Name = claim.GenerateName + "x"
-	claim.UID = types.UID(claim.Name)
-	return f.storeClaim(claim), nil
-}
-
-func (f *fakeServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
-	f.notify(func() {
-		old := f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)]
-		f.scheduler.snapshot.DeleteObject(claim)
-		f.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Delete, Old: old})
-	})
-	return nil
-}
-
-func (f *fakeServer) updateDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	return f.storeClaim(claim), nil
-}
-
-func (f *fakeServer) updateDeviceClaimStatus(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	return f.storeClaim(claim), nil
-}
-
-func (f *fakeServer) storeClaim(claim *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
-	claim = claim.DeepCopy()
-	version, _ := strconv.Atoi(claim.ResourceVersion)
-	claim.ResourceVersion = strconv.Itoa(version + 1)
-	f.notify(func() {
-		old := f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)]
-		f.scheduler.snapshot.SetObject(claim)
-		f.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.UpdateOther, Old: old, New: claim})
-	})
-	return claim
-}
-
-// pass lets time go by, until nothing happens any more at its end.
-func (f *fakeServer) pass(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
-}
-
-// withFakeServer runs a scheduler over a fake server, in a bubble of its own time.
-func withFakeServer(t *testing.T, configuration *configv1.KubeSchedulerConfiguration, run func(*fakeServer)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeServer(t, configuration)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- f.scheduler.Run(ctx) }()
-		run(f)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		// Wait for what the server still has to send.
-		time.Sleep(10*time.Second + f.grace)
-	})
-}
 
 func TestSchedulerBindsEachPodOnce(t *testing.T) {
 	withFakeServer(t, nil, func(f *fakeServer) {
@@ -535,12 +226,12 @@ extenders:
 	for _, name := range []string{"a", "b", "c"} {
 		f.scheduler.snapshot.SetNode(schedulertest.TestNode(name))
 	}
-	info := infoOf(t, schedulertest.TestPod("p"))
+	info := snapshottest.PodInfo(t, schedulertest.TestPod("p"))
 	d, err := scheduleWithExtenders(t, f.scheduler, info)
 	if err != nil || d.Node != "c" {
 		t.Fatalf("decided for %q, %v", d.Node, err)
 	}
-	if err := f.scheduler.bind(t.Context(), d, &reservation{}); err != nil || fmt.Sprint(bound) != "[p on c]" {
+	if err := f.scheduler.binder.Bind(t.Context(), d, &binding.Reservation{}); err != nil || fmt.Sprint(bound) != "[p on c]" {
 		t.Errorf("bound %v, %v", bound, err)
 	}
 	for _, name := range []string{"b", "c"} {
@@ -620,17 +311,6 @@ func TestTruncated(t *testing.T) {
 		if got := truncated(message); got != want {
 			t.Errorf("%d letters become %d: %q", n, len(got), got[max(0, len(got)-8):])
 		}
-	}
-}
-
-func TestJitter(t *testing.T) {
-	for range 1000 {
-		if got := jitter(10 * time.Millisecond); got < 10*time.Millisecond || got > 15*time.Millisecond {
-			t.Fatalf("%v", got)
-		}
-	}
-	if got := jitter(0); got != 0 {
-		t.Errorf("%v", got)
 	}
 }
 
@@ -920,7 +600,7 @@ func TestNominatedNodeAndExtenders(t *testing.T) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addNode(schedulertest.TestNode("b"))
 			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3"), schedulertest.RequestingMemory("16Gi")))
-			d, err := scheduleWithExtenders(t, f.scheduler, infoOf(t, test.pod))
+			d, err := scheduleWithExtenders(t, f.scheduler, snapshottest.PodInfo(t, test.pod))
 			text := ""
 			if err != nil {
 				text = err.Error()

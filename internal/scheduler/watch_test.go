@@ -33,6 +33,7 @@ import (
 	"skiff/internal/scheduler/queue"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 	"skiff/internal/store/cache"
 	memorystore "skiff/internal/store/memory"
 )
@@ -139,7 +140,7 @@ func newWatchTest(t *testing.T) *watchTest {
 	}
 	w := &watchTest{s, t}
 	// A pod that is being tried makes the queue remember what happens.
-	s.queue.Add(infoOf(t, schedulertest.TestPod("flying")), time.Now())
+	s.queue.Add(snapshottest.PodInfo(t, schedulertest.TestPod("flying")), time.Now())
 	if p, _ := s.queue.Pop(time.Now()); p == nil {
 		t.Fatal("no pod is in flight")
 	}
@@ -148,7 +149,7 @@ func newWatchTest(t *testing.T) *watchTest {
 
 // assume puts a pod on a node as deciding does.
 func (w *watchTest) assumes(pod *corev1.Pod, node string) {
-	w.snapshot.Assume(infoOf(w.t, pod), node)
+	w.snapshot.Assume(snapshottest.PodInfo(w.t, pod), node)
 	w.queue.Done(pod.UID)
 }
 
@@ -364,7 +365,7 @@ func TestWatch(t *testing.T) {
 		},
 		"what is not written yet is not forgotten": func(w *watchTest) {
 			w.podAdded(schedulertest.TestPod("p"))
-			w.snapshot.Nominate(infoOf(w.t, schedulertest.TestPod("p")), "p", "a")
+			w.snapshot.Nominate(snapshottest.PodInfo(w.t, schedulertest.TestPod("p")), "p", "a")
 			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active", "p to a")
 		},
@@ -463,7 +464,7 @@ func TestWatch(t *testing.T) {
 func TestFreedNominationMovesPodsOfLowerPriority(t *testing.T) {
 	w := newWatchTest(t)
 	for i, n := range []int32{4, 5, 6} {
-		info := infoOf(t, schedulertest.TestPod(fmt.Sprint("p", n), schedulertest.Priority(n), schedulertest.RequestingCPU("1")))
+		info := snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("p", n), schedulertest.Priority(n), schedulertest.RequestingCPU("1")))
 		w.queue.Add(info, time.Unix(int64(i), 0))
 		p, _ := w.queue.Pop(time.Now())
 		w.queue.AddUnschedulable(w.snapshot, p, []string{plugins.NodeResourcesFitName}, time.Now())
@@ -656,7 +657,7 @@ func (s *realServer) createWithPriority(pod *corev1.Pod, n int32) {
 func TestSchedulerWithLostWrites(t *testing.T) {
 	server := newRealServer(t)
 	random := rand.New(rand.NewPCG(1, 1))
-	lossy := &lossyTransport{RoundTripper: server.local.Transport(), asked: map[string]int{}, lose: func(method, _ string) (bool, bool) {
+	lossy := &schedulertest.LossyTransport{RoundTripper: server.local.Transport(), Lose: func(method, _ string) (bool, bool) {
 		if method == http.MethodGet {
 			return random.IntN(6) == 0, false
 		}

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/scheduler/binding"
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/snapshot"
@@ -146,7 +147,7 @@ func (s *Scheduler) whatIfPod(cluster *snapshot.Snapshot, i int, pod *corev1.Pod
 		s.suggest(e, d)
 		return e, nil
 	}
-	if _, err := reserve(cluster, d); err != nil {
+	if _, err := binding.Reserve(cluster, d); err != nil {
 		e.Node, e.Message = "", err.Error()
 		return e, nil
 	}

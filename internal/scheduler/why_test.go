@@ -15,6 +15,7 @@ import (
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // What is reported about a pod, by its state.
@@ -248,10 +249,10 @@ func TestKeptToANode(t *testing.T) {
 
 // The log tells the last decision about a pod, until as many as it holds have come after it.
 func TestLastDecision(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
 	var log decision.Log
 	remember := func(name string, at int64) *decision.Decision {
-		d, err := decision.Schedule(s, infoOf(t, schedulertest.TestPod(name)), plugins.DefaultProfile())
+		d, err := decision.Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod(name)), plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +311,7 @@ func TestWhatIfComesTrue(t *testing.T) {
 		}
 		s, placed := f.scheduler.snapshot, 0
 		for i, pod := range pods {
-			info := infoOf(t, pod)
+			info := snapshottest.PodInfo(t, pod)
 			d, err := decision.Schedule(s, info, f.scheduler.profiles[pod.Spec.SchedulerName])
 			e := supposed[i]
 			if e.Namespace != pod.Namespace || e.Name != pod.Name || e.Node != d.Node || e.Feasible != d.Feasible || e.Nodes != d.Nodes || (e.Message == "") != (err == nil) || len(e.Verdicts) != 0 {

@@ -14,13 +14,14 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // Terms nobody carries any more are forgotten once there are many, and those somebody carries never.
 func TestDropHolders(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
 	for i := range 40 {
-		s.SetPod(infoOf(t, schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "k", fmt.Sprint(i)))))
+		s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "k", fmt.Sprint(i)))))
 	}
 	for i := range 39 {
 		s.DeletePod(schedulertest.TestPod(fmt.Sprint(i)).UID)
@@ -40,7 +41,7 @@ func TestDropHolders(t *testing.T) {
 			t.Errorf("label %d: refused %v, want %d", i, got, want)
 		}
 	}
-	s.SetPod(infoOf(t, schedulertest.TestPod("38", schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "k", "38"))))
+	s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("38", schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "k", "38"))))
 	if got := refusalsOf(t, s, schedulertest.TestPod("p", schedulertest.Labelled("k", "38")), plugins.DefaultProfile()); len(got) != 1 {
 		t.Errorf("a term that was forgotten and has come back: %v", got)
 	}
@@ -126,7 +127,7 @@ func TestMovedVolumes(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("za"), schedulertest.NodeLabel("topology.ebs.csi.aws.com/zone", "driver-zone")), schedulertest.TestNode("b", schedulertest.Zone("zb"))}, test.running...)
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("za"), schedulertest.NodeLabel("topology.ebs.csi.aws.com/zone", "driver-zone")), schedulertest.TestNode("b", schedulertest.Zone("zb"))}, test.running...)
 			for _, o := range test.objects {
 				s.SetObject(o)
 			}
@@ -149,7 +150,7 @@ func TestDeviceExpressionsThatFail(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := threeNodes(t, test.known...)
-			_, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.Claiming("x"))), plugins.DefaultProfile())
+			_, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.Claiming("x"))), plugins.DefaultProfile())
 			if err == nil || IsUnschedulable(err) || !strings.HasPrefix(err.Error(), `running "DynamicResources" filter plugin: `) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
@@ -166,8 +167,8 @@ func TestBetterDevicesWin(t *testing.T) {
 		{schedulertest.NewAlternative("l", "class", 1, schedulertest.ModelIs("large")), schedulertest.NewAlternative("s", "class", 1, schedulertest.ModelIs("small")), "b"},
 		{schedulertest.NewAlternative("s", "class", 2, schedulertest.ModelIs("small")), schedulertest.NewAlternative("l", "class", 1, schedulertest.ModelIs("large")), "b"},
 	} {
-		s := knowing(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.Objects{schedulertest.DeviceClass("class"), schedulertest.ModelSlice("a", "small"), schedulertest.ModelSlice("b", "large"), schedulertest.DevicesClaim("x", schedulertest.FirstOf("r", test.first, test.second))})
-		d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.Claiming("x"))), plugins.DefaultProfile())
+		s := snapshottest.NewWithObjects(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.Objects{schedulertest.DeviceClass("class"), schedulertest.ModelSlice("a", "small"), schedulertest.ModelSlice("b", "large"), schedulertest.DevicesClaim("x", schedulertest.FirstOf("r", test.first, test.second))})
+		d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.Claiming("x"))), plugins.DefaultProfile())
 		if err != nil || d.Node != test.want {
 			t.Errorf("%v: goes to %q, %v", test, d.Node, err)
 		}
@@ -194,7 +195,7 @@ func TestNodeAffinityPreferencesThatCannotBeRead(t *testing.T) {
 		{"two nodes, nominated to one", []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.NominatedTo("b")}, odd...)...), "b", ""},
 		{"two nodes that differ for neighbours", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b")}, schedulertest.TestPod("p", append([]schedulertest.PodOption{schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "a=b")}, odd...)...), "", why},
 	} {
-		d, err := Schedule(cluster(t, test.nodes), infoOf(t, test.pod), plugins.DefaultProfile())
+		d, err := Schedule(snapshottest.New(t, test.nodes), snapshottest.PodInfo(t, test.pod), plugins.DefaultProfile())
 		fail := ""
 		if err != nil {
 			fail = err.Error()

@@ -14,6 +14,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // The words of a pod that fits nowhere are upstream's, down to order and punctuation.
@@ -43,7 +44,7 @@ func TestFitErrorInUpstreamsWords(t *testing.T) {
 // failureOf schedules a pod that fits nowhere.
 func failureOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *plugins.Profile) (*Decision, *FitError) {
 	t.Helper()
-	d, err := Schedule(s, infoOf(t, pod), profile)
+	d, err := Schedule(s, snapshottest.PodInfo(t, pod), profile)
 	var fit *FitError
 	if !errors.As(err, &fit) || d.Node != "" || d.Feasible != 0 {
 		t.Fatalf("the pod went to %q, %v", d.Node, err)
@@ -85,13 +86,13 @@ func TestRefusalsAreCounted(t *testing.T) {
 	} {
 		t.Run(test.rule, func(t *testing.T) {
 			if test.reasons == nil {
-				d, err := Schedule(cluster(t, nodes, test.running...), infoOf(t, test.pod), plugins.DefaultProfile())
+				d, err := Schedule(snapshottest.New(t, nodes, test.running...), snapshottest.PodInfo(t, test.pod), plugins.DefaultProfile())
 				if err != nil || d.Node != "d" || d.Feasible != 1 || d.Nodes != 5 {
 					t.Errorf("went to %q, %d of %d, %v", d.Node, d.Feasible, d.Nodes, err)
 				}
 				return
 			}
-			d, fit := failureOf(t, cluster(t, nodes, test.running...), test.pod, plugins.DefaultProfile())
+			d, fit := failureOf(t, snapshottest.New(t, nodes, test.running...), test.pod, plugins.DefaultProfile())
 			if !reflect.DeepEqual(fit.Reasons, test.reasons) || !slices.Equal(fit.Plugins, test.rules) || fit.Nodes != 5 {
 				t.Errorf("reasons %v by %v, want %v by %v", fit.Reasons, fit.Plugins, test.reasons, test.rules)
 			}
@@ -117,7 +118,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 }
 
 func TestNoNodes(t *testing.T) {
-	d, err := Schedule(cluster(t, nil), infoOf(t, schedulertest.TestPod("p")), plugins.DefaultProfile())
+	d, err := Schedule(snapshottest.New(t, nil), snapshottest.PodInfo(t, schedulertest.TestPod("p")), plugins.DefaultProfile())
 	if !errors.Is(err, ErrNoNodes) || err.Error() != "no nodes available to schedule pods" || !IsUnschedulable(err) || d.Nodes != 0 {
 		t.Errorf("%+v, %v", d, err)
 	}
@@ -137,8 +138,8 @@ func TestVerdictsInOrder(t *testing.T) {
 	const want = "large a b small y z"
 	// Equal nodes are told by name, in whatever order they came.
 	for _, order := range [][]*corev1.Node{nodes, append(slices.Clone(nodes[:2]), nodes[3], nodes[2], nodes[4], nodes[5])} {
-		s := cluster(t, order)
-		d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("1Gi"))), plugins.DefaultProfile())
+		s := snapshottest.New(t, order)
+		d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("1Gi"))), plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,10 +166,10 @@ func TestVerdictsInOrder(t *testing.T) {
 
 // The winner is told first even where others score the same.
 func TestTheWinnerComesFirst(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")})
 	seen := map[string]bool{}
 	for i := range 6 {
-		info := infoOf(t, schedulertest.TestPod(fmt.Sprint("p", i)))
+		info := snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("p", i)))
 		d, err := Schedule(s, info, plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
@@ -196,18 +197,18 @@ func TestDecisionsTellWhatTheySaw(t *testing.T) {
 		schedulertest.TestPod("few", schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("c"))), schedulertest.TestPod("both", schedulertest.WithPreferredAffinity(10, corev1.LabelHostname, "app", "db"), schedulertest.Labelled("app", "web"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app=web")),
 	} {
 		t.Run(pod.Name, func(t *testing.T) {
-			s := cluster(t, nodes, running...)
-			d, err := Schedule(s, infoOf(t, pod), plugins.DefaultProfile())
+			s := snapshottest.New(t, nodes, running...)
+			d, err := Schedule(s, snapshottest.PodInfo(t, pod), plugins.DefaultProfile())
 			if err != nil {
 				t.Fatal(err)
 			}
 			before, _ := d.Explain()
-			s.SetPod(infoOf(t, schedulertest.TestPod("late", schedulertest.OnNode("b"), schedulertest.RequestingCPU("3"), schedulertest.Labelled("app", "web"))))
+			s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("late", schedulertest.OnNode("b"), schedulertest.RequestingCPU("3"), schedulertest.Labelled("app", "web"))))
 			s.SetNode(schedulertest.TestNode("c", schedulertest.Zone("1")))
 			s.SetNode(schedulertest.TestNode("a", schedulertest.Zone("2")))
 			s.SetNode(schedulertest.TestNode("e", schedulertest.Zone("3")))
 			s.SetNode(schedulertest.TestNode("d"))
-			again, err := Schedule(s, infoOf(t, pod), plugins.DefaultProfile())
+			again, err := Schedule(s, snapshottest.PodInfo(t, pod), plugins.DefaultProfile())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -252,10 +253,10 @@ func TestLentColumns(t *testing.T) {
 // Without a record decisions are the same, and nothing is there to be told.
 func TestWithoutARecord(t *testing.T) {
 	for _, load := range schedulertest.BenchLoads {
-		kept, bare := cluster(t, schedulertest.BenchNodes(30)), cluster(t, schedulertest.BenchNodes(30))
+		kept, bare := snapshottest.New(t, schedulertest.BenchNodes(30)), snapshottest.New(t, schedulertest.BenchNodes(30))
 		SetOptions(bare, Options{NoRecord: true})
 		for i := range 40 {
-			info := infoOf(t, load.Pod(i))
+			info := snapshottest.PodInfo(t, load.Pod(i))
 			d, err := Schedule(kept, info, plugins.DefaultProfile())
 			other, otherErr := Schedule(bare, info, plugins.DefaultProfile())
 			if d.Node != other.Node || d.Feasible != other.Feasible || fmt.Sprint(err) != fmt.Sprint(otherErr) {
@@ -282,7 +283,7 @@ func TestScoresByHand(t *testing.T) {
 	pod := schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("8Gi"), func(p *corev1.Pod) {
 		schedulertest.AffinityOf(p).NodeAffinity = &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 4, Preference: schedulertest.Expression("disk", corev1.NodeSelectorOpIn, "ssd")}}}
 	})
-	d, err := Schedule(cluster(t, nodes, running), infoOf(t, pod), plugins.DefaultProfile())
+	d, err := Schedule(snapshottest.New(t, nodes, running), snapshottest.PodInfo(t, pod), plugins.DefaultProfile())
 	if err != nil || d.Node != "preferred" {
 		t.Fatalf("went to %q, %v", d.Node, err)
 	}
@@ -329,7 +330,7 @@ func TestBesideScores(t *testing.T) {
 
 // A reason that no node has any more is not counted, though the table remembers it.
 func TestReasonsOfNoNodeAreNotTold(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Cordoned), schedulertest.TestNode("b", schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule))})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Cordoned), schedulertest.TestNode("b", schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule))})
 	for _, step := range []struct {
 		node *corev1.Node
 		want string
@@ -385,8 +386,8 @@ func TestVerdictsAfterNodesComeAndGo(t *testing.T) {
 		{"a node is uncordoned", schedulertest.TestPod("p"), func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("c")) }, "a b -c"},
 		{"a node comes to one with neighbours", schedulertest.TestPod("p", schedulertest.Labelled("app", "x"), schedulertest.Spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app=x")), func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("d")) }, "a b -c"},
 	} {
-		s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "3")), schedulertest.TestNode("c", schedulertest.Cordoned)}, schedulertest.TestPod("r", schedulertest.OnNode("b"), schedulertest.RequestingCPU("2"), schedulertest.RequestingMemory("16Gi")))
-		d, err := Schedule(s, infoOf(t, test.pod), plugins.DefaultProfile())
+		s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "3")), schedulertest.TestNode("c", schedulertest.Cordoned)}, schedulertest.TestPod("r", schedulertest.OnNode("b"), schedulertest.RequestingCPU("2"), schedulertest.RequestingMemory("16Gi")))
+		d, err := Schedule(s, snapshottest.PodInfo(t, test.pod), plugins.DefaultProfile())
 		if err != nil || d.Node != "a" {
 			t.Fatalf("%s: %q, %v", test.rule, d.Node, err)
 		}
@@ -415,7 +416,7 @@ func TestTheWinnerComesFirstInAnyOrder(t *testing.T) {
 			s.SetNode(schedulertest.TestNode(names[i]))
 		}
 		for _, winner := range names {
-			d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p")), plugins.DefaultProfile())
+			d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p")), plugins.DefaultProfile())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -440,7 +441,7 @@ func TestDecisionsAgreeWithThemselves(t *testing.T) {
 	placed, failed := 0, 0
 	for round := range 1500 {
 		w.step()
-		d, err := Schedule(w.snapshot, infoOf(t, w.RandomPod()), plugins.DefaultProfile())
+		d, err := Schedule(w.snapshot, snapshottest.PodInfo(t, w.RandomPod()), plugins.DefaultProfile())
 		reasons, rules, feasible := map[string]int{}, map[string]bool{}, 0
 		verdicts := must(d.Explain())
 		for _, v := range verdicts {

@@ -11,22 +11,23 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // The log keeps the records of the last maxDetailed decisions that have one of their own. Decisions on a shared table keep theirs as long as
 // the table.
 func TestDecisionLogDropsRecords(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "5000"), schedulertest.NodeHas(corev1.ResourceCPU, "1000"))})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "5000"), schedulertest.NodeHas(corev1.ResourceCPU, "1000"))})
 	var log Log
 	var plain, withAffinity []*Decision
 	for i := range 3 * maxDetailed {
-		d, err := Schedule(s, infoOf(t, schedulertest.TestPod(fmt.Sprint("plain", i))), plugins.DefaultProfile())
+		d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("plain", i))), plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
 		}
 		log.Remember(d, nil, time.Time{})
 		plain = append(plain, d)
-		if d, err = Schedule(s, infoOf(t, schedulertest.TestPod(fmt.Sprint("near", i), schedulertest.Labelled("app", "x"), schedulertest.WithAffinity(corev1.LabelHostname, "app", "x"))), plugins.DefaultProfile()); err != nil {
+		if d, err = Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("near", i), schedulertest.Labelled("app", "x"), schedulertest.WithAffinity(corev1.LabelHostname, "app", "x"))), plugins.DefaultProfile()); err != nil {
 			t.Fatal(err)
 		}
 		log.Remember(d, nil, time.Time{})
@@ -75,10 +76,10 @@ func TestOwnRecord(t *testing.T) {
 
 // Counts nobody asks for any more are forgotten, and made again when somebody does.
 func TestManyCounters(t *testing.T) {
-	s := cluster(t, schedulertest.TestNodes(4, func(i int) schedulertest.NodeOption { return schedulertest.Zone(fmt.Sprint(i % 2)) }))
+	s := snapshottest.New(t, schedulertest.TestNodes(4, func(i int) schedulertest.NodeOption { return schedulertest.Zone(fmt.Sprint(i % 2)) }))
 	for i := range snapshot.MaxCounters + 100 {
 		pod := schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.Labelled("app", fmt.Sprint(i)), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app="+fmt.Sprint(i)))
-		info := infoOf(t, pod)
+		info := snapshottest.PodInfo(t, pod)
 		d, err := Schedule(s, info, plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
@@ -102,13 +103,13 @@ func TestManyCounters(t *testing.T) {
 }
 
 func TestDecisionLog(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "5000"), schedulertest.NodeHas(corev1.ResourceCPU, "1000"))})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "5000"), schedulertest.NodeHas(corev1.ResourceCPU, "1000"))})
 	var log Log
 	if log.Last("p0") != nil {
 		t.Error("an empty log knows a pod")
 	}
 	for i := range MaxRemembered + 10 {
-		d, err := Schedule(s, infoOf(t, schedulertest.TestPod(fmt.Sprint("p", i))), plugins.DefaultProfile())
+		d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("p", i))), plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +124,7 @@ func TestDecisionLog(t *testing.T) {
 		t.Error("the log knows more than it has room for")
 	}
 	// The last of several decisions about a pod counts.
-	d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p500")), plugins.DefaultProfile())
+	d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p500")), plugins.DefaultProfile())
 	if err != nil {
 		t.Fatal(err)
 	}

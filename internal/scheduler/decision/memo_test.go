@@ -10,6 +10,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // Memory used again has the right size, and what must be empty is.
@@ -81,12 +82,12 @@ func TestRecordsAreUsedAgain(t *testing.T) {
 
 // A record that is used again by a later decision does not change what an earlier one told.
 func TestDecisionsKeepTheirRecords(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2"))}, schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.Labelled("color", "green")))
-	first, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelTopologyZone, "color", "green"))), worldProfile)
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2"))}, schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.Labelled("color", "green")))
+	first, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelTopologyZone, "color", "green"))), worldProfile)
 	if err != nil || first.Node != "b" {
 		t.Fatalf("on %q, %v", first.Node, err)
 	}
-	second, err := Schedule(s, infoOf(t, schedulertest.TestPod("q", schedulertest.WithAffinity(corev1.LabelTopologyZone, "color", "green"))), worldProfile)
+	second, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("q", schedulertest.WithAffinity(corev1.LabelTopologyZone, "color", "green"))), worldProfile)
 	if err != nil || second.Node != "a" {
 		t.Fatalf("on %q, %v", second.Node, err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // A pod that names several nodes is scored on them by all rules, not only by those that need no other node to compare with.
@@ -52,7 +53,7 @@ func TestFewNodes(t *testing.T) {
 		},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			d, err := Schedule(cluster(t, test.nodes, test.running...), infoOf(t, test.pod), plugins.DefaultProfile())
+			d, err := Schedule(snapshottest.New(t, test.nodes, test.running...), snapshottest.PodInfo(t, test.pod), plugins.DefaultProfile())
 			if err != nil || d.Node != test.want {
 				t.Fatalf("goes to %q, %v, want %q", d.Node, err, test.want)
 			}
@@ -74,12 +75,12 @@ func TestPodLevelRequests(t *testing.T) {
 			p.Spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}}
 		}
 	}
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "2"))})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "2"))})
 	if got := refusalsOf(t, s, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), whole("3")), plugins.DefaultProfile()); len(got) != 1 || got["b"] != "Insufficient cpu" {
 		t.Errorf("refused: %v", got)
 	}
 	score := func(pod *corev1.Pod) int64 {
-		d, err := Schedule(s, infoOf(t, pod), plugins.DefaultProfile())
+		d, err := Schedule(s, snapshottest.PodInfo(t, pod), plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,20 +104,20 @@ func TestNominatedNeighbours(t *testing.T) {
 	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
 	unfriendly := schedulertest.TestPod("n", schedulertest.Priority(10), schedulertest.RequestingCPU("3"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "web"))
 	newcomer := schedulertest.TestPod("p", schedulertest.Labelled("app", "web"), schedulertest.Priority(1))
-	s := cluster(t, nodes)
-	s.Nominate(infoOf(t, unfriendly), unfriendly.UID, "a")
+	s := snapshottest.New(t, nodes)
+	s.Nominate(snapshottest.PodInfo(t, unfriendly), unfriendly.UID, "a")
 	if got := refusalsOf(t, s, newcomer, plugins.DefaultProfile()); len(got) != 0 {
 		t.Errorf("refused: %v", got)
 	}
 	// As soon as affinity has a say anywhere, the nominated pod's counts too.
-	s = cluster(t, nodes, schedulertest.TestPod("x", schedulertest.OnNode("b"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "web")))
-	s.Nominate(infoOf(t, unfriendly), unfriendly.UID, "a")
+	s = snapshottest.New(t, nodes, schedulertest.TestPod("x", schedulertest.OnNode("b"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "web")))
+	s.Nominate(snapshottest.PodInfo(t, unfriendly), unfriendly.UID, "a")
 	if got := refusalsOf(t, s, newcomer, plugins.DefaultProfile()); len(got) != 2 {
 		t.Errorf("refused: %v, want both", got)
 	}
 	// Room kept for a nominated pod is not given away, except to who is more important.
-	s = cluster(t, nodes)
-	s.Nominate(infoOf(t, unfriendly), unfriendly.UID, "a")
+	s = snapshottest.New(t, nodes)
+	s.Nominate(snapshottest.PodInfo(t, unfriendly), unfriendly.UID, "a")
 	for _, test := range []struct {
 		pod  *corev1.Pod
 		want int
@@ -126,8 +127,8 @@ func TestNominatedNeighbours(t *testing.T) {
 		}
 	}
 	// A node that is refused anyway is refused as it will be.
-	s = cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "1"))})
-	s.Nominate(infoOf(t, schedulertest.TestPod("n", schedulertest.Priority(10))), "n", "a")
+	s = snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "1"))})
+	s.Nominate(snapshottest.PodInfo(t, schedulertest.TestPod("n", schedulertest.Priority(10))), "n", "a")
 	if got := refusalsOf(t, s, schedulertest.TestPod("p", schedulertest.RequestingCPU("9")), plugins.DefaultProfile())["a"]; got != "Too many pods, Insufficient cpu" {
 		t.Errorf("refused: %s", got)
 	}

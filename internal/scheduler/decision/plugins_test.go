@@ -17,12 +17,13 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // refusalsOf says of every node why it cannot take the pod; nodes that can are missing.
 func refusalsOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *plugins.Profile) map[string]string {
 	t.Helper()
-	d, err := Schedule(s, infoOf(t, pod), profile)
+	d, err := Schedule(s, snapshottest.PodInfo(t, pod), profile)
 	if err != nil && !IsUnschedulable(err) {
 		t.Fatal(err)
 	}
@@ -263,12 +264,12 @@ func TestFilters(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, test.nodes)
+			s := snapshottest.New(t, test.nodes)
 			for _, team := range []string{"red", "blue"} {
 				s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team + "-team", Labels: map[string]string{"team": team}}})
 			}
 			for _, p := range test.running {
-				info := infoOf(t, p)
+				info := snapshottest.PodInfo(t, p)
 				s.SetPod(info)
 				s.Nominate(info, p.UID, p.Status.NominatedNodeName)
 			}
@@ -283,13 +284,13 @@ func TestFilters(t *testing.T) {
 				}
 			}
 			// And pods that arrive after the pod is known must count just as those that were there before.
-			late := cluster(t, test.nodes)
+			late := snapshottest.New(t, test.nodes)
 			for name, set := range s.Namespaces {
 				late.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: set}})
 			}
 			refusalsOf(t, late, test.pod, profile)
 			for _, p := range test.running {
-				info := infoOf(t, p)
+				info := snapshottest.PodInfo(t, p)
 				late.SetPod(info)
 				late.Nominate(info, p.UID, p.Status.NominatedNodeName)
 			}
@@ -305,8 +306,8 @@ func TestFitErrorText(t *testing.T) {
 	for _, name := range []string{"c", "d", "e"} {
 		nodes = append(nodes, schedulertest.TestNode(name, schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule)))
 	}
-	s := cluster(t, nodes)
-	d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("5"))), plugins.DefaultProfile())
+	s := snapshottest.New(t, nodes)
+	d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("5"))), plugins.DefaultProfile())
 	want := "0/5 nodes are available: 2 Insufficient cpu, 3 node(s) had untolerated taint(s)."
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
@@ -321,7 +322,7 @@ func TestFitErrorText(t *testing.T) {
 	if !errors.Is(err, ErrPreemptionNotHelpful) || fit.Error() != want {
 		t.Errorf("%v: %s, want %s", err, fit, want)
 	}
-	if _, err := Schedule(snapshot.NewSnapshot(), infoOf(t, schedulertest.TestPod("p")), plugins.DefaultProfile()); !errors.Is(err, ErrNoNodes) {
+	if _, err := Schedule(snapshot.NewSnapshot(), snapshottest.PodInfo(t, schedulertest.TestPod("p")), plugins.DefaultProfile()); !errors.Is(err, ErrNoNodes) {
 		t.Errorf("without nodes: %v", err)
 	}
 }
@@ -329,7 +330,7 @@ func TestFitErrorText(t *testing.T) {
 // scoresOf is what one rule says of each node, unweighted.
 func scoresOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *plugins.Profile, rule string, weight int64) map[string]int64 {
 	t.Helper()
-	d, err := Schedule(s, infoOf(t, pod), profile)
+	d, err := Schedule(s, snapshottest.PodInfo(t, pod), profile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,11 +438,11 @@ func TestScores(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := cluster(t, test.nodes)
+			s := snapshottest.New(t, test.nodes)
 			s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}}})
 			scoresOf(t, s, test.pod, profile, test.rule, test.weight)
 			for _, p := range test.running {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			if got := scoresOf(t, s, test.pod, profile, test.rule, test.weight); !maps.Equal(got, test.want) {
 				t.Errorf("scores %v, want %v", got, test.want)
@@ -564,12 +565,12 @@ func TestVolumeRules(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("za")), schedulertest.TestNode("b", schedulertest.Zone("zb"))})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("za")), schedulertest.TestNode("b", schedulertest.Zone("zb"))})
 			for _, o := range test.objects {
 				s.SetObject(o)
 			}
 			for _, p := range test.running {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			if test.all != "" {
 				test.want = map[string]string{"a": test.all, "b": test.all}
@@ -584,7 +585,7 @@ func TestVolumeRules(t *testing.T) {
 }
 
 func TestVolumePlanIsAssumedAndReverted(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
 	mode := storagev1.VolumeBindingWaitForFirstConsumer
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	claimOf := func(name string) *corev1.PersistentVolumeClaim {

@@ -20,6 +20,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // preemptCase is a cluster that has no room for a pod, and the way to make it.
@@ -36,13 +37,13 @@ type preemptCase struct {
 }
 
 func (test preemptCase) run(t *testing.T) {
-	s := cluster(t, test.nodes)
+	s := snapshottest.New(t, test.nodes)
 	for _, p := range test.running {
-		info := infoOf(t, p)
+		info := snapshottest.PodInfo(t, p)
 		s.SetPod(info)
 		s.Nominate(info, p.UID, p.Status.NominatedNodeName)
 	}
-	d, err := Schedule(s, infoOf(t, test.pod), plugins.DefaultProfile())
+	d, err := Schedule(s, snapshottest.PodInfo(t, test.pod), plugins.DefaultProfile())
 	if !IsUnschedulable(err) {
 		t.Fatalf("the pod needs no help: %v", err)
 	}
@@ -490,9 +491,9 @@ func TestPreemptChecksEnoughNodes(t *testing.T) {
 				if i < test.protected {
 					o = append(o, schedulertest.Labelled("color", "green"))
 				}
-				s.SetPod(infoOf(t, schedulertest.TestPod(fmt.Sprint("v", i), o...)))
+				s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("v", i), o...)))
 			}
-			d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1))), profile)
+			d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1))), profile)
 			if !IsUnschedulable(err) {
 				t.Fatal(err)
 			}
@@ -555,7 +556,7 @@ func TestPreemptWhenRulesCannotDecide(t *testing.T) {
 			if name != "nobody has to go after all" {
 				asks = "2"
 			}
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3")), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("3")))
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3")), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("3")))
 			asked := map[int32]int{}
 			profile := plugins.DefaultProfile()
 			odd := oddPlugin{func(node int32) *plugins.Refusal {
@@ -565,7 +566,7 @@ func TestPreemptWhenRulesCannotDecide(t *testing.T) {
 			profile.Filters = append([]plugins.FilterPlugin{odd}, profile.Filters...)
 			profile.SpreadOrder++
 			profile.AffinityOrder++
-			d, err := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU(asks), schedulertest.Priority(1))), profile)
+			d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU(asks), schedulertest.Priority(1))), profile)
 			if !IsUnschedulable(err) {
 				t.Fatal(err)
 			}
@@ -583,7 +584,7 @@ func TestPreemptWhenRulesCannotDecide(t *testing.T) {
 
 // Extenders may take candidates away, change their victims, or fail.
 func TestPreemptReview(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.Priority(1)), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Priority(2)))
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.Priority(1)), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Priority(2)))
 	for name, test := range map[string]struct {
 		review  func([]plugins.Preemption) ([]plugins.Preemption, error)
 		node    string
@@ -597,7 +598,7 @@ func TestPreemptReview(t *testing.T) {
 		"a failure":    {func([]plugins.Preemption) ([]plugins.Preemption, error) { return nil, errors.New("out of order") }, "", "out of order"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, _ := Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(9))), plugins.DefaultProfile())
+			d, _ := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(9))), plugins.DefaultProfile())
 			way, message, err := Preempt(d, nil, test.review)
 			if message != test.message || (way == nil) != (test.node == "") || way != nil && way.Node != test.node || (err == nil) != (way != nil) || errors.Is(err, ErrPreemptionNotHelpful) {
 				t.Errorf("%+v, %q, %v", way, message, err)
@@ -815,12 +816,12 @@ func TestPreemptEqualsModel(t *testing.T) {
 	needed, helped, broken := 0, 0, 0
 	for seed := range uint64(1500) {
 		m, pod := randomPreemptModel(seed)
-		s := cluster(t, m.nodes, m.pods...)
+		s := snapshottest.New(t, m.nodes, m.pods...)
 		for _, p := range m.coming {
-			s.Nominate(infoOf(t, p), p.UID, p.Status.NominatedNodeName)
+			s.Nominate(snapshottest.PodInfo(t, p), p.UID, p.Status.NominatedNodeName)
 		}
 		room := slices.ContainsFunc(m.nodes, func(n *corev1.Node) bool { return m.fits(n, pod, m.on(n)) })
-		d, err := Schedule(s, infoOf(t, pod), worldProfile)
+		d, err := Schedule(s, snapshottest.PodInfo(t, pod), worldProfile)
 		if room != (err == nil) {
 			t.Fatalf("seed %d: there is room: %v; %v", seed, room, err)
 		}

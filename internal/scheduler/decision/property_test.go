@@ -15,6 +15,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // world is a cluster as objects, beside the snapshot that has followed every change to it.
@@ -57,7 +58,7 @@ func (w *world) step() {
 				p.DeletionTimestamp = &metav1.Time{}
 			}
 			w.pods[uid] = p
-			w.snapshot.SetPod(infoOf(w.t, p))
+			w.snapshot.SetPod(snapshottest.PodInfo(w.t, p))
 			break
 		}
 	default:
@@ -67,7 +68,7 @@ func (w *world) step() {
 
 // schedule decides about a pod and puts it there, as the scheduler would: first assumed, later confirmed.
 func (w *world) schedule(pod *corev1.Pod) {
-	info := infoOf(w.t, pod)
+	info := snapshottest.PodInfo(w.t, pod)
 	d, err := Schedule(w.snapshot, info, worldProfile)
 	w.compare(pod, d)
 	if err != nil {
@@ -84,7 +85,7 @@ func (w *world) schedule(pod *corev1.Pod) {
 	bound := pod.DeepCopy()
 	bound.Spec.NodeName = d.Node
 	w.pods[pod.UID] = bound
-	w.snapshot.SetPod(infoOf(w.t, bound))
+	w.snapshot.SetPod(snapshottest.PodInfo(w.t, bound))
 }
 
 var worldProfile = plugins.DefaultProfile()
@@ -97,9 +98,9 @@ func (w *world) compare(pod *corev1.Pod, d *Decision) {
 		fresh.SetNode(n)
 	}
 	for _, p := range w.pods {
-		fresh.SetPod(infoOf(w.t, p))
+		fresh.SetPod(snapshottest.PodInfo(w.t, p))
 	}
-	other, _ := Schedule(fresh, infoOf(w.t, pod), worldProfile)
+	other, _ := Schedule(fresh, snapshottest.PodInfo(w.t, pod), worldProfile)
 	got, want := w.verdicts(d), w.verdicts(other)
 	if !reflect.DeepEqual(got, want) || d.Feasible != other.Feasible {
 		w.t.Fatalf("pod %s: what was followed and what is differ:\n%v\n%v", pod.Name, got, want)
@@ -216,13 +217,13 @@ func TestPreemptionTakesNoMoreThanNeeded(t *testing.T) {
 		pod.Spec.Priority = new(int32)
 		*pod.Spec.Priority = 10
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("900m")}
-		d, err := Schedule(w.snapshot, infoOf(t, pod), worldProfile)
+		d, err := Schedule(w.snapshot, snapshottest.PodInfo(t, pod), worldProfile)
 		var fit *FitError
 		if !errors.As(err, &fit) {
 			continue
 		}
 		way, message, err := Preempt(d, nil, nil)
-		again, _ := Schedule(w.snapshot, infoOf(t, pod), worldProfile)
+		again, _ := Schedule(w.snapshot, snapshottest.PodInfo(t, pod), worldProfile)
 		w.compare(pod, again)
 		w.check()
 		if way == nil {
@@ -239,7 +240,7 @@ func TestPreemptionTakesNoMoreThanNeeded(t *testing.T) {
 			}
 			for uid, p := range w.pods {
 				if !slices.ContainsFunc(gone, func(v *corev1.Pod) bool { return v.UID == uid }) {
-					s.SetPod(infoOf(t, p))
+					s.SetPod(snapshottest.PodInfo(t, p))
 				}
 			}
 			return refusalsOf(t, s, pod, worldProfile)[way.Node] == ""

@@ -12,6 +12,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // saidOf writes out what was said of every node, by name.
@@ -122,15 +123,15 @@ func TestSchedule(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, test.nodes)
+			s := snapshottest.New(t, test.nodes)
 			for _, p := range test.running {
-				info := infoOf(t, p)
+				info := snapshottest.PodInfo(t, p)
 				s.SetPod(info)
 				s.Nominate(info, p.UID, p.Status.NominatedNodeName)
 			}
 			before := s.Dump()
 			for range 2 { // deciding leaves no trace: the second decision is the first
-				d, err := Schedule(s, infoOf(t, test.pod), worldProfile)
+				d, err := Schedule(s, snapshottest.PodInfo(t, test.pod), worldProfile)
 				text := ""
 				if err != nil {
 					text = err.Error()
@@ -163,10 +164,10 @@ func TestScheduleGoesAround(t *testing.T) {
 		"among named":   {schedulertest.RequestingCPU("100m"), schedulertest.RequiresNodes(schedulertest.Named("node-00000"), schedulertest.Named("node-00001"), schedulertest.Named("node-00002"))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, schedulertest.TestNodes(3))
+			s := snapshottest.New(t, schedulertest.TestNodes(3))
 			var order []string
 			for i := range 9 {
-				info := infoOf(t, schedulertest.TestPod(fmt.Sprint("p", i), o...))
+				info := snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("p", i), o...))
 				d, err := Schedule(s, info, worldProfile)
 				if err != nil {
 					t.Fatal(err)
@@ -195,10 +196,10 @@ func TestSchedulePathsAgree(t *testing.T) {
 		for range 60 {
 			pod := w.RandomPod()
 			if w.OneIn(8) {
-				w.snapshot.Nominate(infoOf(t, pod), pod.UID, fmt.Sprint("n", w.Random.IntN(6)))
+				w.snapshot.Nominate(snapshottest.PodInfo(t, pod), pod.UID, fmt.Sprint("n", w.Random.IntN(6)))
 				continue
 			}
-			info := infoOf(t, pod)
+			info := snapshottest.PodInfo(t, pod)
 			d, err := Schedule(w.snapshot, info, worldProfile)
 			if d.Table == nil || d.Limited != nil {
 				continue
@@ -286,8 +287,8 @@ func TestScheduleWhenRulesCannotDecide(t *testing.T) {
 		"a fault where the nominated node is fine": {func(s *snapshot.Snapshot) plugins.FilterPlugin { return failsOn("b", s) }, schedulertest.TestPod("p", schedulertest.NominatedTo("a")), "a", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
-			d, err := Schedule(s, infoOf(t, test.pod), profileAfter(test.rule(s)))
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
+			d, err := Schedule(s, snapshottest.PodInfo(t, test.pod), profileAfter(test.rule(s)))
 			text := ""
 			if err != nil {
 				text = err.Error()
@@ -301,8 +302,8 @@ func TestScheduleWhenRulesCannotDecide(t *testing.T) {
 
 // Room is kept while a pod is on its way: not before, not twice once it is there, and not after it has gone elsewhere.
 func TestRoomIsKeptForAWhile(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("x", schedulertest.OnNode("b"), schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("20Gi")))
-	coming, pod := infoOf(t, schedulertest.TestPod("n", schedulertest.RequestingCPU("2"))), infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("3")))
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("x", schedulertest.OnNode("b"), schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("20Gi")))
+	coming, pod := snapshottest.PodInfo(t, schedulertest.TestPod("n", schedulertest.RequestingCPU("2"))), snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("3")))
 	expect := func(when, node string, feasible int) {
 		t.Helper()
 		if d, err := Schedule(s, pod, worldProfile); err != nil || d.Node != node || d.Feasible != feasible {

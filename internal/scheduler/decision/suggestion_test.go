@@ -15,12 +15,13 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // changesFor are the changes told about a pod that fits nowhere, as lines.
 func changesFor(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod) (lines []string) {
 	t.Helper()
-	d, err := Schedule(s, infoOf(t, pod), plugins.DefaultProfile())
+	d, err := Schedule(s, snapshottest.PodInfo(t, pod), plugins.DefaultProfile())
 	if err == nil {
 		t.Fatalf("the pod fits on %s", d.Node)
 	}
@@ -200,7 +201,7 @@ func TestSmallestChanges(t *testing.T) {
 		},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			if got := changesFor(t, cluster(t, test.nodes, test.running...), test.pod); !reflect.DeepEqual(got, test.want) {
+			if got := changesFor(t, snapshottest.New(t, test.nodes, test.running...), test.pod); !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
@@ -217,7 +218,7 @@ func TestChangesOfOneKindAreTold(t *testing.T) {
 	for i := range 20 {
 		nodes = append(nodes, schedulertest.TestNode(fmt.Sprintf("n%02d", i)))
 	}
-	got := changesFor(t, cluster(t, nodes), pod)
+	got := changesFor(t, snapshottest.New(t, nodes), pod)
 	want := "n00 +19: "
 	for i := range 6 {
 		want += fmt.Sprintf("label the node k%d=v, or relax the pod's node selector; ", i)
@@ -365,7 +366,7 @@ func (o *obstacles) carryOut(t testing.TB, node string, steps []string) *obstacl
 // refusal is what keeps the pod from a node.
 func (o *obstacles) refusal(t testing.TB, node string) *plugins.Refusal {
 	t.Helper()
-	d, _ := Schedule(cluster(t, o.nodes, o.running...), infoOf(t, o.pod), plugins.DefaultProfile())
+	d, _ := Schedule(snapshottest.New(t, o.nodes, o.running...), snapshottest.PodInfo(t, o.pod), plugins.DefaultProfile())
 	verdicts, _ := d.Explain()
 	i := slices.IndexFunc(verdicts, func(v Verdict) bool { return v.Node == node })
 	return verdicts[i].Refusal
@@ -379,7 +380,7 @@ func TestChangesHelpAndNothingLessDoes(t *testing.T) {
 	told, kinds := 0, map[string]int{}
 	for round := range 600 {
 		o := randomObstacles(random)
-		d, err := Schedule(cluster(t, o.nodes, o.running...), infoOf(t, o.pod), plugins.DefaultProfile())
+		d, err := Schedule(snapshottest.New(t, o.nodes, o.running...), snapshottest.PodInfo(t, o.pod), plugins.DefaultProfile())
 		if err == nil {
 			continue
 		}
@@ -431,7 +432,7 @@ func TestTheFewestStepsComeFirst(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, seed))
 	for round := range 600 {
 		o := randomObstacles(random)
-		d, err := Schedule(cluster(t, o.nodes, o.running...), infoOf(t, o.pod), plugins.DefaultProfile())
+		d, err := Schedule(snapshottest.New(t, o.nodes, o.running...), snapshottest.PodInfo(t, o.pod), plugins.DefaultProfile())
 		if err == nil {
 			continue
 		}
@@ -449,7 +450,7 @@ func TestTheFewestStepsComeFirst(t *testing.T) {
 		// Alone in its cluster, no node needs fewer steps than the first that is told, but for what the others have to do with it.
 		if o.pod.Spec.Affinity == nil && len(o.pod.Spec.TopologySpreadConstraints) == 0 && !slices.ContainsFunc(o.running, func(p *corev1.Pod) bool { return p.Spec.Affinity != nil }) {
 			for _, n := range o.nodes {
-				single, err := Schedule(cluster(t, []*corev1.Node{n}, slices.DeleteFunc(slices.Clone(o.running), func(p *corev1.Pod) bool { return p.Spec.NodeName != n.Name })...), infoOf(t, o.pod), plugins.DefaultProfile())
+				single, err := Schedule(snapshottest.New(t, []*corev1.Node{n}, slices.DeleteFunc(slices.Clone(o.running), func(p *corev1.Pod) bool { return p.Spec.NodeName != n.Name })...), snapshottest.PodInfo(t, o.pod), plugins.DefaultProfile())
 				if err == nil {
 					continue
 				}
@@ -647,7 +648,7 @@ func TestMissingResources(t *testing.T) {
 		if test.running != nil {
 			running = append(running, schedulertest.TestPod("r", append(test.running, schedulertest.OnNode("a"))...))
 		}
-		d := &Decision{Snapshot: cluster(t, []*corev1.Node{schedulertest.TestNode("a", test.node...)}, running...), Pod: infoOf(t, schedulertest.TestPod("p", test.pod...))}
+		d := &Decision{Snapshot: snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", test.node...)}, running...), Pod: snapshottest.PodInfo(t, schedulertest.TestPod("p", test.pod...))}
 		var texts []string
 		size := 0.0
 		for _, st := range d.missingResources(0) {

@@ -14,6 +14,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // sameTable compares a table that has followed with one made anew for the same pod. Refusals may have other numbers.
@@ -93,7 +94,7 @@ func TestTablesFollow(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 5))
 			var infos []*snapshot.PodInfo
 			for i, o := range makes {
-				infos = append(infos, infoOf(t, schedulertest.TestPod(fmt.Sprint("p", i), o...)))
+				infos = append(infos, snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("p", i), o...)))
 			}
 			type moment struct {
 				table    *table
@@ -113,7 +114,7 @@ func TestTablesFollow(t *testing.T) {
 					p := w.RandomPod()
 					schedulertest.OnNode(fmt.Sprint("n", random.IntN(10)))(p)
 					running[p.UID] = true
-					w.snapshot.SetPod(infoOf(t, p))
+					w.snapshot.SetPod(snapshottest.PodInfo(t, p))
 				case k == 6:
 					for uid := range running {
 						delete(running, uid)
@@ -235,7 +236,7 @@ func TestTableCodes(t *testing.T) {
 
 // Tables are kept by make of pod, the ones used last, and their owner is told of the others.
 func TestTablesKept(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
 	log := &Log{}
 	SetOptions(s, Options{Log: log})
 	droppedRecords := func() (all []string) {
@@ -247,7 +248,7 @@ func TestTablesKept(t *testing.T) {
 		return all
 	}
 	makeOf := func(i int) *snapshot.PodInfo {
-		return infoOf(t, schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.RequestingCPU(fmt.Sprint(i+1, "m"))))
+		return snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.RequestingCPU(fmt.Sprint(i+1, "m"))))
 	}
 	tables := map[int]*table{}
 	for i := range maxTables {
@@ -269,8 +270,8 @@ func TestTablesKept(t *testing.T) {
 // Pods of one make share a table; whatever makes a difference to a node alone keeps pods apart.
 func TestTablesShared(t *testing.T) {
 	base := []schedulertest.PodOption{schedulertest.RequestingCPU("1"), schedulertest.Labelled("color", "green")}
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
-	first, _ := tableFor(s, infoOf(t, schedulertest.TestPod("p", base...)), worldProfile)
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
+	first, _ := tableFor(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", base...)), worldProfile)
 	for name, test := range map[string]struct {
 		change schedulertest.PodOption
 		same   bool
@@ -289,21 +290,21 @@ func TestTablesShared(t *testing.T) {
 		"its image":        {func(p *corev1.Pod) { p.Spec.Containers[0].Image = "other:1" }, false},
 		"something of its": {schedulertest.Requesting("example.com/gpu", "1"), false},
 	} {
-		if got, _ := tableFor(s, infoOf(t, schedulertest.TestPod("p", append(slices.Clone(base), test.change)...)), worldProfile); (got == first) != test.same {
+		if got, _ := tableFor(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", append(slices.Clone(base), test.change)...)), worldProfile); (got == first) != test.same {
 			t.Errorf("%s: shared is %v", name, got == first)
 		}
 	}
 	// What the make does not cover, and what names its nodes, has no table to share.
 	before := len(memoOf(s).tables)
 	for name, o := range map[string]schedulertest.PodOption{"volumes": schedulertest.UsingClaim("c"), "named nodes": schedulertest.RequiresNodes(schedulertest.Named("a"))} {
-		_, _ = tableFor(s, infoOf(t, schedulertest.TestPod("p", o)), worldProfile)
+		_, _ = tableFor(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", o)), worldProfile)
 		if len(memoOf(s).tables) != before {
 			t.Errorf("%s: a table is kept", name)
 		}
 	}
 	other := plugins.DefaultProfile()
 	other.Name = "other"
-	if got, _ := tableFor(s, infoOf(t, schedulertest.TestPod("p", base...)), other); got == first {
+	if got, _ := tableFor(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", base...)), other); got == first {
 		t.Error("two profiles share a table")
 	}
 }
@@ -316,7 +317,7 @@ func TestTablesFilledAnew(t *testing.T) {
 	}{
 		"nothing": {func(*snapshot.Snapshot) {}, false},
 		"a pod": {func(s *snapshot.Snapshot) {
-			s.SetPod(infoOf(t, schedulertest.TestPod("x", schedulertest.OnNode("node-00001"), schedulertest.RequestingCPU("1"))))
+			s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("x", schedulertest.OnNode("node-00001"), schedulertest.RequestingCPU("1"))))
 		}, false},
 		"as many changes as nodes": {func(s *snapshot.Snapshot) {
 			for range 4 {
@@ -342,8 +343,8 @@ func TestTablesFilledAnew(t *testing.T) {
 		"a node more, among which the image is worth less": {func(s *snapshot.Snapshot) { s.SetNode(schedulertest.TestNode("e")) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t, append(schedulertest.TestNodes(3), schedulertest.TestNode("d", schedulertest.NodeImage("pause:latest", 900<<20))))
-			info := infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
+			s := snapshottest.New(t, append(schedulertest.TestNodes(3), schedulertest.TestNode("d", schedulertest.NodeImage("pause:latest", 900<<20))))
+			info := snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 			x, _ := tableFor(s, info, worldProfile)
 			before := x.historyStart
 			test.change(s)
@@ -360,8 +361,8 @@ func TestTablesFilledAnew(t *testing.T) {
 
 // What a table was can be told for so many changes, and no longer.
 func TestTableHistory(t *testing.T) {
-	s := cluster(t, schedulertest.TestNodes(2))
-	info := infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
+	s := snapshottest.New(t, schedulertest.TestNodes(2))
+	info := snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 	x, _ := tableFor(s, info, worldProfile)
 	if _, ok := x.restore(x.position() + 1); ok {
 		t.Error("the future is told")
@@ -393,7 +394,7 @@ func TestTableHistory(t *testing.T) {
 	}
 	// A cell that comes out as it was is no change.
 	before := x.position()
-	s.SetPod(infoOf(t, schedulertest.TestPod("q", schedulertest.OnNode("node-00001"))))
+	s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("q", schedulertest.OnNode("node-00001"))))
 	s.DeletePod("q")
 	x.sync(s)
 	if x.position() != before {

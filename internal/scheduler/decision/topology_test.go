@@ -16,11 +16,12 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func topologyOf(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *plugins.Profile) *topology {
 	t.Helper()
-	n, err := TopologyFor(s, infoOf(t, pod), profile)
+	n, err := TopologyFor(s, snapshottest.PodInfo(t, pod), profile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func TestTopologyInactive(t *testing.T) {
 		{"preferred anti-affinity of a running pod", nodes, schedulertest.PodsOn("a", schedulertest.PreferredAntiAffinity(1, about)), schedulertest.TestPod("p", x), false, true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, test.nodes, test.running...)
+			s := snapshottest.New(t, test.nodes, test.running...)
 			n := topologyOf(t, s, test.pod, plugins.DefaultProfile())
 			if n.inactive() != test.inactive || n.Affinity.FiltersNothing() != test.filtersNothing {
 				t.Errorf("inactive is %t, filtersNothing is %t, want %t, %t", n.inactive(), n.Affinity.FiltersNothing(), test.inactive, test.filtersNothing)
@@ -98,7 +99,7 @@ func TestTopologyOfProfiles(t *testing.T) {
 		return set
 	}
 	pod := schedulertest.TestPod("p", x, schedulertest.Spread(host, 1, schedulertest.SpreadHard, "app=x"), schedulertest.Spread(host, 1, schedulertest.SpreadSoft, "app=x"), schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "y")), schedulertest.PreferredAffinity(1, schedulertest.PodTerm(host, "app", "z")))
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "x"))))...)
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "x"))))...)
 	for _, test := range []struct {
 		what    string
 		profile *plugins.Profile
@@ -119,9 +120,9 @@ func TestTopologyOfProfiles(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			s := s
 			if test.profile.Name == "own" { // several profiles of one name do not meet in one scheduler
-				s = cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "x"))))...)
+				s = snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c"), schedulertest.TestNode("d")}, slices.Concat(schedulertest.PodsOn("a", x), schedulertest.PodsOn("b", schedulertest.Labelled("app", "y")), schedulertest.PodsOn("c", schedulertest.Labelled("app", "z")), schedulertest.PodsOn("d", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "x"))))...)
 			}
-			d, err := Schedule(s, infoOf(t, pod), test.profile)
+			d, err := Schedule(s, snapshottest.PodInfo(t, pod), test.profile)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,7 +163,7 @@ func TestTopologyOfProfiles(t *testing.T) {
 // Topology states are bounded in number, and invalidated when terms, namespaces or owners change.
 func TestTopologyIsCachedAndInvalidated(t *testing.T) {
 	profile := plugins.DefaultProfile()
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
 	first := topologyOf(t, s, schedulertest.TestPod("p", schedulertest.Labelled("app", "x")), profile)
 	for _, test := range []struct {
 		what string
@@ -170,13 +171,13 @@ func TestTopologyIsCachedAndInvalidated(t *testing.T) {
 		kept bool
 	}{
 		{"a pod came", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.Labelled("app", "x"))))
+			s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.Labelled("app", "x"))))
 		}, true},
 		{"a pod with a new term came", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("2", schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "x"))))
+			s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("2", schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "x"))))
 		}, false},
 		{"another pod with the term came", func() {
-			s.SetPod(infoOf(t, schedulertest.TestPod("3", schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "x"))))
+			s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod("3", schedulertest.OnNode("a"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "x"))))
 		}, true},
 		{"both went", func() { s.DeletePod("2"); s.DeletePod("3") }, true},
 		{"a node came", func() { s.SetNode(schedulertest.TestNode("b", schedulertest.Zone("1"))) }, true},
@@ -185,7 +186,7 @@ func TestTopologyIsCachedAndInvalidated(t *testing.T) {
 		{"a service came", func() { s.SetService(schedulertest.SpreadService("web", map[string]string{"app": "x"})) }, false},
 		{"a pod with a new term is nominated", func() {
 			p := schedulertest.TestPod("4", schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "y"))
-			s.Nominate(infoOf(t, p), p.UID, "a")
+			s.Nominate(snapshottest.PodInfo(t, p), p.UID, "a")
 		}, false},
 	} {
 		test.do()
@@ -210,7 +211,7 @@ func TestTopologyIsCachedAndInvalidated(t *testing.T) {
 func TestTopologyWithInvalidSelector(t *testing.T) {
 	odd := schedulertest.SpreadSelector(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}})
 	for _, when := range []corev1.UnsatisfiableConstraintAction{schedulertest.SpreadHard, schedulertest.SpreadSoft} {
-		_, err := Schedule(cluster(t, []*corev1.Node{schedulertest.TestNode("a")}), infoOf(t, schedulertest.TestPod("p", schedulertest.Spread("zone", 1, when, "=", odd))), plugins.DefaultProfile())
+		_, err := Schedule(snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")}), snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.Spread("zone", 1, when, "=", odd))), plugins.DefaultProfile())
 		if err == nil || IsUnschedulable(err) || !strings.Contains(err.Error(), "Odd") {
 			t.Errorf("%s: %v", when, err)
 		}
@@ -227,7 +228,7 @@ func TestAllNodesEqualEachNode(t *testing.T) {
 			set := schedulertest.RandomLabels(r, []string{corev1.LabelTopologyZone, "rack"}, "1", "2", "3")
 			return func(n *corev1.Node) { maps.Copy(n.Labels, set) }
 		})
-		s := cluster(t, nodes)
+		s := snapshottest.New(t, nodes)
 		key := func() string { return schedulertest.OneOf(r, corev1.LabelTopologyZone, "rack", corev1.LabelHostname) }
 		value := func() string { return schedulertest.OneOf(r, "x", "y") }
 		for i := range 12 {
@@ -235,7 +236,7 @@ func TestAllNodesEqualEachNode(t *testing.T) {
 			if schedulertest.OneIn(r, 4) {
 				schedulertest.WithAntiAffinity(key(), "app", value())(p)
 			}
-			s.SetPod(infoOf(t, p))
+			s.SetPod(snapshottest.PodInfo(t, p))
 		}
 		pod := schedulertest.TestPod("p", schedulertest.Labelled("app", value()))
 		for range 1 + r.IntN(3) {
@@ -249,7 +250,7 @@ func TestAllNodesEqualEachNode(t *testing.T) {
 			}
 		}
 		n := topologyOf(t, s, pod, profile)
-		d, err := Schedule(s, infoOf(t, pod), profile)
+		d, err := Schedule(s, snapshottest.PodInfo(t, pod), profile)
 		if err != nil && !IsUnschedulable(err) {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // Administrators taint devices by rules; what a rule speaks of cannot be had without a toleration.
@@ -34,7 +35,7 @@ func TestDeviceTaintRules(t *testing.T) {
 		{"a taint without effect", schedulertest.TaintRule(&resourcev1.DeviceTaintSelector{}, resourcev1.DeviceTaintEffectNone), schedulertest.DeviceClaim("claim", 1), []string{"a", "b"}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
 			s.SetObject(&resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "class"}})
 			first := schedulertest.DeviceSlice("a", 1)
 			s.SetObject(first)

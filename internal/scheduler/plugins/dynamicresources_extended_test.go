@@ -19,6 +19,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func TestClassFor(t *testing.T) {
@@ -113,7 +114,7 @@ func TestExtendedResourcesFromDevices(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(schedulertest.Gpu, "2")), schedulertest.TestNode("b"), schedulertest.TestNode("c", schedulertest.NodeHas(schedulertest.Gpu, "0")), schedulertest.TestNode("d")}, test.running...)
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(schedulertest.Gpu, "2")), schedulertest.TestNode("b"), schedulertest.TestNode("c", schedulertest.NodeHas(schedulertest.Gpu, "0")), schedulertest.TestNode("d")}, test.running...)
 			s.SetObject(schedulertest.DeviceSlice("b", 2))
 			s.SetObject(schedulertest.DeviceSlice("c", 1))
 			for _, o := range test.objects {
@@ -128,7 +129,7 @@ func TestExtendedResourcesFromDevices(t *testing.T) {
 
 // What is remembered of a kind of pod must not outlive a change of the classes.
 func TestClassesComeAndGo(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")})
 	s.SetObject(schedulertest.DeviceSlice("a", 1))
 	class := schedulertest.ClassForExtendedResource("class", "example.com/gpu", 0)
 	for round := range 3 {
@@ -237,11 +238,11 @@ func TestDevicesInScores(t *testing.T) {
 		{"devices of another class", []metav1.Object{none, schedulertest.DeviceSlice("a", 4)}, [2]int64{0, 0}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.Zone("z"))})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.Zone("z"))})
 			for _, o := range test.objects {
 				s.SetObject(o)
 			}
-			score := rule.(ScorePlugin).Score(s, infoOf(t, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1"))))
+			score := rule.(ScorePlugin).Score(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1"))))
 			if got := [2]int64{score.Score(0), score.Score(1)}; got != test.want {
 				t.Errorf("scores %v, want %v", got, test.want)
 			}
@@ -461,7 +462,7 @@ func TestExtendedOn(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			s := knowing(t, []*corev1.Node{test.node}, test.classes)
-			e := newExtendedDevices(s, infoOf(t, test.pod))
+			e := newExtendedDevices(s, snapshottest.PodInfo(t, test.pod))
 			claim, refusal := e.claimOn(s, 0)
 			got := "-"
 			if refusal != nil {
@@ -558,7 +559,7 @@ func TestDeviceCountsAreAsTheModelSays(t *testing.T) {
 	}
 	for round := range 60 {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
-		s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("0")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("1")), schedulertest.TestNode("d")})
+		s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("0")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c", schedulertest.Zone("1")), schedulertest.TestNode("d")})
 		zones := []string{"0", "1", "1", "-"}
 		want := make([]snapshot.DeviceCount, 4)
 		place := func() (name *string, selector *corev1.NodeSelector, all *bool, on func(node int) bool) {

@@ -15,6 +15,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func devicesRule(t testing.TB) *dynamicResources {
@@ -120,7 +121,7 @@ func TestDynamicResourcesFilter(t *testing.T) {
 func TestPendingClaims(t *testing.T) {
 	s := threeNodes(t, schedulertest.DevicesClaim("one", schedulertest.Exactly("r", "class", 1, "")), schedulertest.DevicesClaim("two", schedulertest.Exactly("r", "class", 1, "")))
 	rule := devicesRule(t)
-	request, refusal := rule.PodDevices(s, infoOf(t, schedulertest.TestPod("p", schedulertest.Claiming("one"))))
+	request, refusal := rule.PodDevices(s, snapshottest.PodInfo(t, schedulertest.TestPod("p", schedulertest.Claiming("one"))))
 	if refusal != nil {
 		t.Fatal(refusal)
 	}
@@ -166,7 +167,7 @@ func TestDynamicResourcesScore(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			s := threeNodes(t, test.known...)
-			scorer := devicesRule(t).Score(s, infoOf(t, test.pod))
+			scorer := devicesRule(t).Score(s, snapshottest.PodInfo(t, test.pod))
 			if (scorer.Score == nil) != (test.want == nil) {
 				t.Fatalf("something is said: %t", scorer.Score != nil)
 			}
@@ -317,7 +318,7 @@ func TestDevicesAreAsTheModelSays(t *testing.T) {
 			}
 			served++
 			node := fits[random.IntN(len(fits))]
-			request, _ := rule.PodDevices(s, infoOf(t, pod))
+			request, _ := rule.PodDevices(s, snapshottest.PodInfo(t, pod))
 			grants, refusal := request.AllocateOn(s, s.NodeNumbers[node])
 			if refusal != nil {
 				t.Fatal(refusal)
@@ -374,7 +375,7 @@ func TestWantsDevices(t *testing.T) {
 		{"what no class stands for", schedulertest.TestPod("p", schedulertest.Requesting("example.com/nic", "1")), false}, {"a class by its own name", schedulertest.TestPod("p", schedulertest.Requesting("deviceclass.resource.kubernetes.io/class", "1")), true},
 		{"cpu", schedulertest.TestPod("p", schedulertest.RequestingCPU("1")), false},
 	} {
-		if got := s.WantsDevices(infoOf(t, test.pod)); got != test.want {
+		if got := s.WantsDevices(snapshottest.PodInfo(t, test.pod)); got != test.want {
 			t.Errorf("%s: %t", test.what, got)
 		}
 	}

@@ -8,12 +8,13 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // filterAll asks all filters of a profile about a pod: the first refusal of every node that has one.
 func filterAll(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *Profile) map[int32]*Refusal {
 	t.Helper()
-	info := infoOf(t, pod)
+	info := snapshottest.PodInfo(t, pod)
 	checks := make([]func(int32) *Refusal, len(profile.Filters))
 	refused := map[int32]*Refusal{}
 	refuseAll := func(r *Refusal) map[int32]*Refusal {
@@ -94,7 +95,7 @@ func neighbourRefusals(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, prof
 // does not score.
 func neighbourScores(t testing.TB, s *snapshot.Snapshot, pod *corev1.Pod, profile *Profile, rule string, weight int64) map[string]int64 {
 	t.Helper()
-	refused, info := filterAll(t, s, pod, profile), infoOf(t, pod)
+	refused, info := filterAll(t, s, pod, profile), snapshottest.PodInfo(t, pod)
 	var record ScoreRecord
 	x := Scoring{Weight: weight, Record: &record}
 	for i := range s.NodeInfos {

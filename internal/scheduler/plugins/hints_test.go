@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // A pod that a rule has refused is tried again after the changes that may help it, and after no others.
@@ -120,7 +121,7 @@ func TestHints(t *testing.T) {
 	} {
 		t.Run(test.rule+"/"+test.what, func(t *testing.T) {
 			profile := DefaultProfile()
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("n")})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("n")})
 			if n := asNode(test.event.New); n != nil {
 				s.SetNode(n)
 			}

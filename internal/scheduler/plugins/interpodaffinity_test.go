@@ -15,6 +15,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func TestInterPodAffinityFilter(t *testing.T) {
@@ -122,7 +123,7 @@ func TestInterPodAffinityNamespaces(t *testing.T) {
 			profile := DefaultProfile()
 			pod := schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "db", test.more...)))
 			make := func() *snapshot.Snapshot {
-				s := cluster(t, nodes)
+				s := snapshottest.New(t, nodes)
 				for _, n := range namespaces {
 					s.SetNamespace(n)
 				}
@@ -136,20 +137,20 @@ func TestInterPodAffinityNamespaces(t *testing.T) {
 			}
 			s := make()
 			for _, p := range running {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			check("at first sight", s)
 			s = make()
 			neighbourRefusals(t, s, pod, profile, InterPodAffinityName)
 			for _, p := range running {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			check("with pods that came later", s)
 			// The same term of a pod that is there: whom of all namespaces it does not want.
 			s = make()
 			there := pod.DeepCopy()
 			there.Spec.NodeName = "own"
-			s.SetPod(infoOf(t, there))
+			s.SetPod(snapshottest.PodInfo(t, there))
 			var unwelcome []string
 			for _, name := range []string{"bare", "blue", "default", "gone", "red-1", "red-2", "unknown"} {
 				if neighbourRefusals(t, s, schedulertest.TestPod("q", db, schedulertest.Namespace(name)), profile, InterPodAffinityName)["own"] == schedulertest.UnwelcomeReason {
@@ -176,10 +177,10 @@ func TestInterPodAffinityNamespaces(t *testing.T) {
 func TestInterPodAffinityFollowsNamespaces(t *testing.T) {
 	host := corev1.LabelHostname
 	profile := DefaultProfile()
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.Labelled("app", "db"), schedulertest.Namespace("team")))
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.Labelled("app", "db"), schedulertest.Namespace("team")))
 	own := schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))))
 	theirs := schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "app", "web", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))))
-	s.SetPod(infoOf(t, theirs))
+	s.SetPod(snapshottest.PodInfo(t, theirs))
 	newcomer := schedulertest.TestPod("q", schedulertest.Labelled("app", "web"), schedulertest.Namespace("team"))
 	for _, step := range []struct {
 		what       string
@@ -271,24 +272,24 @@ func TestInterPodAffinityScore(t *testing.T) {
 					t.Errorf("%s: scores %v, want %v", how, got, test.want)
 				}
 			}
-			s := cluster(t, nodes, test.running...)
+			s := snapshottest.New(t, nodes, test.running...)
 			check("at first sight", s)
 			check("the second time", s)
-			late := cluster(t, nodes)
+			late := snapshottest.New(t, nodes)
 			if affinity, _, _, _ := affinityTerms(test.pod); len(affinity) == 0 {
 				if got := neighbourScores(t, late, test.pod, profile, InterPodAffinityName, 2); got != nil {
 					t.Errorf("with nobody there: %v", got)
 				}
 			}
 			for _, p := range test.running {
-				late.SetPod(infoOf(t, p))
+				late.SetPod(snapshottest.PodInfo(t, p))
 			}
 			check("with pods that came later", late)
 			for _, p := range test.running {
 				s.DeletePod(p.UID)
 			}
 			for _, p := range slices.Backward(test.running) {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			check("after they went and came again", s)
 		})
@@ -316,7 +317,7 @@ func TestInterPodAffinityHints(t *testing.T) {
 		return schedulertest.TestPod("other", append([]schedulertest.PodOption{schedulertest.OnNode("n")}, options...)...)
 	}
 	reds := schedulertest.PodTerm(host, "app", "db", schedulertest.OfNamespacesLike(schedulertest.Matching("team", "red")))
-	s := cluster(t, nil)
+	s := snapshottest.New(t, nil)
 	s.SetNamespace(schedulertest.AffinityNamespace("red", map[string]string{"team": "red"}))
 	s.SetNamespace(schedulertest.AffinityNamespace("blue", map[string]string{"team": "blue"}))
 	checkHints(t, DefaultProfile(), InterPodAffinityName, s, []ruleHint{
@@ -576,7 +577,7 @@ func TestInterPodAffinityEqualsModel(t *testing.T) {
 		for i := range 5 {
 			m.nodes = append(m.nodes, nodeOf(i))
 		}
-		s := cluster(t, m.nodes)
+		s := snapshottest.New(t, m.nodes)
 		for name, set := range m.namespaces {
 			s.SetNamespace(schedulertest.AffinityNamespace(name, set))
 		}
@@ -600,7 +601,7 @@ func TestInterPodAffinityEqualsModel(t *testing.T) {
 				p := podOf(fmt.Sprint("pod", step), 2)
 				p.Spec.NodeName = schedulertest.OneOf(r, m.nodes...).Name
 				m.pods = append(m.pods, p)
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			m.pod = schedulertest.OneOf(r, askers...)
 			want := map[string]string{}

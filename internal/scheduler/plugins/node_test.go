@@ -15,10 +15,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func TestNodeNameFilter(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("ab"), schedulertest.TestNode("b")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("ab"), schedulertest.TestNode("b")})
 	for _, test := range []struct {
 		what string
 		pod  *corev1.Pod
@@ -43,7 +44,7 @@ func TestNodeNameFilter(t *testing.T) {
 }
 
 func TestNodeUnschedulableFilter(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("open"), schedulertest.TestNode("closed", schedulertest.Cordoned), schedulertest.TestNode("tainted", schedulertest.Taint(schedulertest.UnschedulableTaint, "", schedulertest.NoSchedule))})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("open"), schedulertest.TestNode("closed", schedulertest.Cordoned), schedulertest.TestNode("tainted", schedulertest.Taint(schedulertest.UnschedulableTaint, "", schedulertest.NoSchedule))})
 	closed := map[string]string{"closed": schedulertest.UnschedulableReason}
 	for _, test := range []struct {
 		what string
@@ -129,7 +130,7 @@ func TestTaintTolerationFilter(t *testing.T) {
 			if !test.fits {
 				want["n"] = schedulertest.TaintReason
 			}
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("n", test.taints...), schedulertest.TestNode("free")})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("n", test.taints...), schedulertest.TestNode("free")})
 			if got := pluginRefusals(t, taintToleration{}, s, schedulertest.TestPod("p", test.pod...)); !maps.Equal(got, want) {
 				t.Errorf("refused %v, want %v", got, want)
 			}
@@ -145,7 +146,7 @@ func TestTaintTolerationFilter(t *testing.T) {
 					}
 				}
 			})
-			refused := pluginRefusals(t, taintToleration{}, cluster(t, many), schedulertest.TestPod("p", append(test.pod, schedulertest.Toleration("other", schedulertest.TolExists, "", ""))...))
+			refused := pluginRefusals(t, taintToleration{}, snapshottest.New(t, many), schedulertest.TestPod("p", append(test.pod, schedulertest.Toleration("other", schedulertest.TolExists, "", ""))...))
 			if want := 3 * len(want); len(refused) != want {
 				t.Errorf("refused %v, want %d nodes", refused, want)
 			}
@@ -172,11 +173,11 @@ func TestTaintTolerationScore(t *testing.T) {
 		{"everything tolerated: all are best", schedulertest.TestPod("p", schedulertest.Toleration("", schedulertest.TolExists, "", "")), map[string]int64{"none": 100, "one": 100, "two": 100, "three": 100, "hard": 100}},
 		{"all but one tolerated", schedulertest.TestPod("p", schedulertest.Toleration("a", schedulertest.TolExists, "", ""), schedulertest.Toleration("b", schedulertest.TolExists, "", "")), map[string]int64{"none": 100, "one": 100, "two": 100, "three": 0, "hard": 100}},
 	} {
-		if got := pluginScores(t, taintToleration{}, cluster(t, nodes), test.pod); !maps.Equal(got, test.want) {
+		if got := pluginScores(t, taintToleration{}, snapshottest.New(t, nodes), test.pod); !maps.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
-	if got := pluginScores(t, taintToleration{}, cluster(t, nodes[:1]), schedulertest.TestPod("p")); !maps.Equal(got, map[string]int64{"none": 100}) {
+	if got := pluginScores(t, taintToleration{}, snapshottest.New(t, nodes[:1]), schedulertest.TestPod("p")); !maps.Equal(got, map[string]int64{"none": 100}) {
 		t.Errorf("without any taint: %v", got)
 	}
 }
@@ -184,7 +185,7 @@ func TestTaintTolerationScore(t *testing.T) {
 func TestTaintTolerationHints(t *testing.T) {
 	hard, soft := schedulertest.Taint("k", "v", schedulertest.NoSchedule), schedulertest.Taint("k", "v", schedulertest.PreferNo)
 	tolerant := schedulertest.TestPod("p", schedulertest.Toleration("k", schedulertest.TolExists, "", ""))
-	checkHints(t, DefaultProfile(), TaintTolerationName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), TaintTolerationName, snapshottest.New(t, nil), []ruleHint{
 		{"a node without taints came", schedulertest.TestPod("p"), ruleNodeCame(schedulertest.TestNode("n")), true},
 		{"a tainted node came", schedulertest.TestPod("p"), ruleNodeCame(schedulertest.TestNode("n", hard)), false},
 		{"a tainted node came that the pod tolerates", tolerant, ruleNodeCame(schedulertest.TestNode("n", hard)), true},
@@ -293,13 +294,13 @@ func TestNodeAffinityFilter(t *testing.T) {
 					want[name] = schedulertest.AffinityReason
 				}
 			}
-			s := cluster(t, nodes)
+			s := snapshottest.New(t, nodes)
 			if got := pluginRefusals(t, rule, s, test.pod); !maps.Equal(got, want) {
 				t.Errorf("refused %v, want %v", got, want)
 			}
 			// Nodes that come after the pod was read, with values nobody had before, are filtered like those that were there.
-			late := cluster(t, nodes[:1])
-			f, _ := rule.Filter(late, infoOf(t, test.pod))
+			late := snapshottest.New(t, nodes[:1])
+			f, _ := rule.Filter(late, snapshottest.PodInfo(t, test.pod))
 			for _, n := range nodes[1:] {
 				late.SetNode(n)
 			}
@@ -335,7 +336,7 @@ func TestNodeAffinityAdded(t *testing.T) {
 		{"preferences refuse nobody", added(nil, corev1.PreferredSchedulingTerm{Weight: 1, Preference: schedulertest.Expression("disk", schedulertest.OpIn, "ssd")}), schedulertest.TestPod("p"), nil},
 		{"nothing is added", &nodeAffinity{}, schedulertest.TestPod("p"), nil},
 	} {
-		if got := pluginRefusals(t, test.rule, cluster(t, nodes), test.pod); !maps.Equal(got, test.want) {
+		if got := pluginRefusals(t, test.rule, snapshottest.New(t, nodes), test.pod); !maps.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
@@ -351,7 +352,7 @@ func TestNodeAffinityAdded(t *testing.T) {
 		{"the pod alone", added(ssd), schedulertest.TestPod("p", schedulertest.PrefersNode(1, schedulertest.Expression(corev1.LabelTopologyZone, schedulertest.OpIn, "1"))), map[string]int64{"a": 100, "b": 100, "c": 0, "d": 0}},
 		{"nobody prefers anything", added(ssd), schedulertest.TestPod("p"), nil},
 	} {
-		if got := pluginScores(t, test.rule, cluster(t, nodes), test.pod); !maps.Equal(got, test.want) {
+		if got := pluginScores(t, test.rule, snapshottest.New(t, nodes), test.pod); !maps.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
@@ -360,7 +361,7 @@ func TestNodeAffinityAdded(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := schedulertest.TestPod("p", schedulertest.Selecting(corev1.LabelTopologyZone, "1"))
-	checkHints(t, profile, NodeAffinityName, cluster(t, nodes), []ruleHint{
+	checkHints(t, profile, NodeAffinityName, snapshottest.New(t, nodes), []ruleHint{
 		{"a node came that both select", pod, ruleNodeCame(nodes[0]), true},
 		{"a node came that the profile does not select", pod, ruleNodeCame(nodes[1]), false},
 		{"a node came that the pod does not select", pod, ruleNodeCame(nodes[2]), false},
@@ -395,7 +396,7 @@ func TestNodeAffinityScore(t *testing.T) {
 		{"any but a node by name", schedulertest.TestPod("p", schedulertest.PrefersNode(4, schedulertest.NodeFieldTerm(schedulertest.NodeRequirement("metadata.name", schedulertest.OpNotIn, "d")))), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 0}},
 		{"numbers", schedulertest.TestPod("p", schedulertest.PrefersNode(4, schedulertest.Expression("y", schedulertest.OpGt, "1"))), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}},
 	} {
-		if got := pluginScores(t, &nodeAffinity{}, cluster(t, nodes), test.pod); !maps.Equal(got, test.want) || (got == nil) != (test.want == nil) {
+		if got := pluginScores(t, &nodeAffinity{}, snapshottest.New(t, nodes), test.pod); !maps.Equal(got, test.want) || (got == nil) != (test.want == nil) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
@@ -405,7 +406,7 @@ func TestNodeAffinityHints(t *testing.T) {
 	pod := schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd"), schedulertest.RequiresNodes(schedulertest.Expression("n", schedulertest.OpGt, "5"), schedulertest.Expression("n", schedulertest.OpAbsent)))
 	byName := schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("n")))
 	ssd := schedulertest.NodeLabel("disk", "ssd")
-	checkHints(t, DefaultProfile(), NodeAffinityName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), NodeAffinityName, snapshottest.New(t, nil), []ruleHint{
 		{"a node that is selected came", pod, ruleNodeCame(schedulertest.TestNode("n", ssd, schedulertest.NodeLabel("n", "6"))), true},
 		{"a node the other term selects came", pod, ruleNodeCame(schedulertest.TestNode("n", ssd)), true},
 		{"a node the selector alone selects came", pod, ruleNodeCame(schedulertest.TestNode("n", ssd, schedulertest.NodeLabel("n", "5"))), false},
@@ -460,7 +461,7 @@ func TestNodeAffinityEqualsLibrary(t *testing.T) {
 		if !schedulertest.OneIn(r, 4) {
 			schedulertest.RequiresNodes(schedulertest.SomeOf(r, 3, term)...)(pod)
 		}
-		s := cluster(t, nodes)
+		s := snapshottest.New(t, nodes)
 		selected := s.RequiredSelection(pod)
 		library := nodeaffinity.GetRequiredNodeAffinity(pod)
 		for i, n := range nodes {
@@ -477,7 +478,7 @@ func TestNodeAffinityEqualsLibrary(t *testing.T) {
 			return corev1.PreferredSchedulingTerm{Weight: int32(r.IntN(5)), Preference: term()}
 		}) {
 			preferring := schedulertest.TestPod("p", schedulertest.PrefersNode(x.Weight, x.Preference))
-			score := (&nodeAffinity{}).Score(s, infoOf(t, preferring))
+			score := (&nodeAffinity{}).Score(s, snapshottest.PodInfo(t, preferring))
 			read, err := nodeaffinity.NewPreferredSchedulingTerms([]corev1.PreferredSchedulingTerm{x})
 			for i, n := range nodes {
 				if err != nil {
@@ -568,7 +569,7 @@ func TestTaintTolerationEqualsModel(t *testing.T) {
 			}
 			most = max(most, disliked[n.Name])
 		}
-		s := cluster(t, nodes)
+		s := snapshottest.New(t, nodes)
 		if got := pluginRefusals(t, taintToleration{}, s, pod); !maps.Equal(got, want) {
 			t.Fatalf("round %d: refused %v, want %v", round, got, want)
 		}
@@ -641,7 +642,7 @@ func TestNodePortsFilter(t *testing.T) {
 				want["a"] = schedulertest.TakenPortReason
 			}
 			holder := schedulertest.TestPod("holder", append(test.has, schedulertest.OnNode("a"))...)
-			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, holder)
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, holder)
 			wanting := schedulertest.TestPod("p", test.wants...)
 			if got := pluginRefusals(t, nodePorts{}, s, wanting); !maps.Equal(got, want) {
 				t.Errorf("refused %v, want %v", got, want)
@@ -660,7 +661,7 @@ func TestNodePortsFilter(t *testing.T) {
 
 func TestNodePortsHints(t *testing.T) {
 	web := schedulertest.TestPod("p", schedulertest.Port(80, "", corev1.ProtocolTCP))
-	checkHints(t, DefaultProfile(), NodePortsName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), NodePortsName, snapshottest.New(t, nil), []ruleHint{
 		{"who was only nominated went", web, rulePodWent(schedulertest.TestPod("x", schedulertest.NominatedTo("n"), schedulertest.Port(80, "", corev1.ProtocolTCP))), true},
 		{"who was nowhere went", web, rulePodWent(schedulertest.TestPod("x", schedulertest.Port(80, "", corev1.ProtocolTCP))), false},
 		{"who has no ports went", web, rulePodWent(schedulertest.TestPod("x", schedulertest.OnNode("n"))), false},
@@ -674,7 +675,7 @@ func TestNodePortsHints(t *testing.T) {
 // Two pods of a node that hold one port, as can be when somebody else binds: one of them goes, and the port is still taken.
 func TestNodePortsHeldTwice(t *testing.T) {
 	web := []schedulertest.PodOption{schedulertest.OnNode("a"), schedulertest.Port(80, "", corev1.ProtocolTCP)}
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")}, schedulertest.TestPod("1", web...), schedulertest.TestPod("2", web...))
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")}, schedulertest.TestPod("1", web...), schedulertest.TestPod("2", web...))
 	for _, step := range []struct {
 		gone string
 		want int
@@ -723,7 +724,7 @@ func TestNodePortsEqualModel(t *testing.T) {
 		taken := slices.ContainsFunc(wants, func(w socket) bool {
 			return slices.ContainsFunc(has, func(h socket) bool { return conflict(w, h) })
 		})
-		s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")}, podOf("1", has, schedulertest.OnNode("a")))
+		s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")}, podOf("1", has, schedulertest.OnNode("a")))
 		if got := len(pluginRefusals(t, nodePorts{}, s, podOf("p", wants))) > 0; got != taken {
 			t.Fatalf("round %d: %v on a node with %v: refused is %t", round, wants, has, got)
 		}
@@ -748,7 +749,7 @@ func TestNodeAffinityArgumentsReachTheRule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel("disk", "ssd")), schedulertest.TestNode("b")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel("disk", "ssd")), schedulertest.TestNode("b")})
 	want := map[string]string{"b": strings.TrimPrefix(schedulertest.EnforcedReason, schedulertest.UnresolvablePrefix)}
 	if got := filterReasons(t, s, schedulertest.TestPod("p"), profile); !maps.Equal(got, want) {
 		t.Errorf("refused %v, want %v", got, want)
@@ -763,7 +764,7 @@ func TestNodeAffinityArgumentsReachTheRule(t *testing.T) {
 // Taints, labels and the like follow the node: what a node says today counts, in tables already made.
 func TestNodeRulesFollowTheNode(t *testing.T) {
 	profile := DefaultProfile()
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
 	pod := schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Expression("disk", schedulertest.OpNotIn, "hdd")))
 	for _, step := range []struct {
 		what string

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 const (
@@ -60,7 +61,7 @@ func TestNodeDeclaredFeaturesFilter(t *testing.T) {
 					want[name], texts[name] = featureReason, strings.TrimPrefix(featureReason, schedulertest.UnresolvablePrefix)
 				}
 			}
-			s := cluster(t, nodes)
+			s := snapshottest.New(t, nodes)
 			if got := pluginRefusals(t, nodeDeclaredFeatures{}, s, test.pod); !maps.Equal(got, want) {
 				t.Errorf("refused %v, want %v", got, want)
 			}
@@ -87,7 +88,7 @@ func TestNodeDeclaredFeaturesFilter(t *testing.T) {
 func TestNodeDeclaredFeaturesHints(t *testing.T) {
 	pod, plain := schedulertest.TestPod("p", ownUsersOnHost), schedulertest.TestPod("p")
 	labelledToo := schedulertest.TestPod("p", ownUsersOnHost, schedulertest.Labelled("a", "b"))
-	checkHints(t, DefaultProfile(), NodeDeclaredFeaturesName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), NodeDeclaredFeaturesName, snapshottest.New(t, nil), []ruleHint{
 		{"a node came, whatever it declares", pod, ruleNodeCame(schedulertest.TestNode("n")), true},
 		{"a node declares something", pod, ruleNodeIs(schedulertest.TestNode("n"), schedulertest.TestNode("n", declaring(featureRestart))), true},
 		{"a node declares what is needed", pod, ruleNodeIs(schedulertest.TestNode("n"), schedulertest.TestNode("n", declaring(featureHostUsers))), true},
@@ -123,7 +124,7 @@ func TestSchedulingGates(t *testing.T) {
 		}
 	}
 	one, two, none := schedulertest.TestPod("p", gated("a")), schedulertest.TestPod("p", gated("a", "b")), schedulertest.TestPod("p")
-	checkHints(t, DefaultProfile(), SchedulingGatesName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), SchedulingGatesName, snapshottest.New(t, nil), []ruleHint{
 		{"the last gate is gone", none, ruleItselfIs(one, none), true},
 		{"both gates are gone", none, ruleItselfIs(two, none), true},
 		{"one of two gates is gone", one, ruleItselfIs(two, one), false},

@@ -15,6 +15,7 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func TestNodeResourcesFitFilter(t *testing.T) {
@@ -61,7 +62,7 @@ func TestNodeResourcesFitFilter(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, "")
-			s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)}, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used)))
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)}, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used)))
 			if got := pluginRefusals(t, rule, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 				t.Errorf("refused %q, want %q", got, test.want)
 			}
@@ -84,9 +85,9 @@ func TestNodeResourcesFitCountsPods(t *testing.T) {
 		{"no place and no room now", "1", 1, "cpu=4", "Too many pods, Insufficient cpu"},
 	} {
 		n := schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourcePods, test.pods))
-		s := cluster(t, []*corev1.Node{n})
+		s := snapshottest.New(t, []*corev1.Node{n})
 		for i := range test.on {
-			s.SetPod(infoOf(t, schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("n"), schedulertest.RequestingCPU("1m"))))
+			s.SetPod(snapshottest.PodInfo(t, schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("n"), schedulertest.RequestingCPU("1m"))))
 		}
 		if got := pluginRefusals(t, &NodeResourcesFit{}, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
@@ -94,7 +95,7 @@ func TestNodeResourcesFitCountsPods(t *testing.T) {
 	}
 	n := schedulertest.TestNode("n")
 	delete(n.Status.Allocatable, corev1.ResourcePods)
-	if got := pluginRefusals(t, &NodeResourcesFit{}, cluster(t, []*corev1.Node{n}), schedulertest.TestPod("p"))["n"]; got != "Too many pods" {
+	if got := pluginRefusals(t, &NodeResourcesFit{}, snapshottest.New(t, []*corev1.Node{n}), schedulertest.TestPod("p"))["n"]; got != "Too many pods" {
 		t.Errorf("a node that does not say how many: %q", got)
 	}
 }
@@ -190,9 +191,9 @@ func TestNodeResourcesFitScore(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, test.arguments)
-			s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
 			if test.used != "" {
-				s.SetPod(infoOf(t, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used))))
+				s.SetPod(snapshottest.PodInfo(t, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used))))
 			}
 			if got := pluginScores(t, rule, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 				t.Errorf("scores %d, want %d", got, test.want)
@@ -219,12 +220,12 @@ func TestNodeResourcesFitScoreOfWholePods(t *testing.T) {
 		{"a pod that asks as a whole is scored by its containers", schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=8 memory=8000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")), 90},
 		{"a pod that asks as a whole, its containers for nothing", schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=8 memory=8000Mi"), schedulertest.AddContainer("c", "")), (99 + 98) / 2},
 	} {
-		if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", has)}), test.pod)["n"]; got != test.want {
+		if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", has)}), test.pod)["n"]; got != test.want {
 			t.Errorf("%s: %d, want %d", test.what, got, test.want)
 		}
 	}
 	// On the node, however, a pod that asks as a whole counts as the whole.
-	s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", has)}, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.PodLevelRequests("cpu=4 memory=4000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")))
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", has)}, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.PodLevelRequests("cpu=4 memory=4000Mi"), schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")))
 	if got := pluginScores(t, mustRule[*NodeResourcesFit](t, NodeResourcesFitName, ""), s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", "cpu=1 memory=1000Mi")))["n"]; got != 50 {
 		t.Errorf("beside a pod that asks as a whole: %d, want 50", got)
 	}
@@ -258,9 +259,9 @@ func TestBalancedAllocationScore(t *testing.T) {
 		{"the quotient is cut off towards nothing", "", "cpu=1000 memory=1000", "", "cpu=10 memory=20", 50 + (50+99-100)/2, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
+			s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
 			if test.used != "" {
-				s.SetPod(infoOf(t, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used))))
+				s.SetPod(snapshottest.PodInfo(t, schedulertest.PodWithoutContainers("1", schedulertest.OnNode("n"), schedulertest.AddContainer("c", test.used))))
 			}
 			scores := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, test.arguments), s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))
 			if test.silent != (scores == nil) || scores["n"] != test.want {
@@ -269,7 +270,7 @@ func TestBalancedAllocationScore(t *testing.T) {
 		})
 	}
 	whole := schedulertest.PodWithoutContainers("p", schedulertest.PodLevelRequests("cpu=2 memory=0"), schedulertest.AddContainer("c", "cpu=1 memory=2Gi"))
-	if got := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, ""), cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "cpu=4 memory=8Gi")}), whole)["n"]; got != 62 {
+	if got := pluginScores(t, mustRule[*balancedAllocation](t, BalancedAllocationName, ""), snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "cpu=4 memory=8Gi")}), whole)["n"]; got != 62 {
 		t.Errorf("a pod that asks as a whole: %d, want 62", got)
 	}
 }
@@ -353,13 +354,13 @@ func TestResourceRulesEqualModel(t *testing.T) {
 				m.has[name], node.Status.Allocatable[name] = n, quantityOf(name, n)
 			}
 		}
-		s := cluster(t, []*corev1.Node{node})
+		s := snapshottest.New(t, []*corev1.Node{node})
 		for i := range r.IntN(5) {
 			model, list := draw()
 			m.pods = append(m.pods, model)
 			p := schedulertest.TestPod(fmt.Sprint(i), schedulertest.OnNode("n"))
 			p.Spec.Containers[0].Resources.Requests = list
-			s.SetPod(infoOf(t, p))
+			s.SetPod(snapshottest.PodInfo(t, p))
 		}
 		model, list := draw()
 		pod := schedulertest.TestPod("p")
@@ -452,7 +453,7 @@ func TestNodeResourcesFitHints(t *testing.T) {
 	changed := func(old, now *resourcev1.DeviceClass) Event {
 		return Event{Resource: DeviceClassResource, Action: UpdateOther, Old: old, New: now}
 	}
-	checkHints(t, DefaultProfile(), NodeResourcesFitName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), NodeResourcesFitName, snapshottest.New(t, nil), []ruleHint{
 		{"a pod went", pod, rulePodWent(held("cpu=1")), true},
 		{"a pod went that asked for something else", pod, rulePodWent(held("example.com/fpga=1")), true},
 		{"a nominated pod went", pod, rulePodWent(schedulertest.TestPod("x", schedulertest.NominatedTo("n"))), true},
@@ -611,12 +612,12 @@ func TestImageLocalityScore(t *testing.T) {
 		{"a name twice on one node has the first's size", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeImage("x:1", 500*mb), schedulertest.NodeImage("x:1", 900*mb))}, schedulertest.PodWithoutContainers("p", image("x:1")), map[string]int64{"a": worth(500, 1)}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			if got := pluginScores(t, imageLocality{}, cluster(t, test.nodes), test.pod); !maps.Equal(got, test.want) {
+			if got := pluginScores(t, imageLocality{}, snapshottest.New(t, test.nodes), test.pod); !maps.Equal(got, test.want) {
 				t.Errorf("scores %v, want %v", got, test.want)
 			}
 		})
 	}
-	if got := pluginScores(t, imageLocality{}, cluster(t, []*corev1.Node{schedulertest.TestNode("a")}), schedulertest.PodWithoutContainers("p")); got != nil {
+	if got := pluginScores(t, imageLocality{}, snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a")}), schedulertest.PodWithoutContainers("p")); got != nil {
 		t.Errorf("a pod without images: %v", got)
 	}
 }
@@ -625,11 +626,11 @@ func TestImageLocalityScore(t *testing.T) {
 func TestImageLocalityFollowsTheNodes(t *testing.T) {
 	const mb = 1 << 20
 	worth := func(megabytes int64) int64 { return 100 * (megabytes - 23) / (1000 - 23) }
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
 	rule := mustRule[imageLocality](t, ImageLocalityName, "")
 	pod := schedulertest.TestPod("p", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "x:1" })
-	x := rule.Score(s, infoOf(t, pod))
-	seen := NewImageVersions(s, infoOf(t, pod))
+	x := rule.Score(s, snapshottest.PodInfo(t, pod))
+	seen := NewImageVersions(s, snapshottest.PodInfo(t, pod))
 	for _, step := range []struct {
 		what    string
 		do      func()
@@ -686,14 +687,14 @@ func TestNodeResourcesFitLeavesDevicesToOthers(t *testing.T) {
 		{"no class stands for it", "cpu=4", "other.org/nic=1", schedulertest.UnresolvablePrefix + "Insufficient other.org/nic"},
 		{"CPU is not a device's business", "cpu=1", "cpu=2 example.com/fpga=9", schedulertest.UnresolvablePrefix + "Insufficient cpu"},
 	} {
-		s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
+		s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", test.has)})
 		s.SetObject(schedulertest.ClassForExtendedResource("c", string(schedulertest.FitFPGA), 0))
 		rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, "")
 		pod := schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks))
 		if got := pluginRefusals(t, rule, s, pod)["n"]; got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
-		f, _ := rule.Filter(s, infoOf(t, pod))
+		f, _ := rule.Filter(s, snapshottest.PodInfo(t, pod))
 		if devices := strings.Contains(test.asks, "fpga"); f.Volatile != devices {
 			t.Errorf("%s: volatile is %t", test.what, f.Volatile)
 		}
@@ -717,7 +718,7 @@ func TestNodeResourcesFitIgnores(t *testing.T) {
 		{"nor what is Kubernetes' own", `{"ignoredResources":["kubernetes.io/something"],"ignoredResourceGroups":["kubernetes.io"]}`, "kubernetes.io/something=1", none + "kubernetes.io/something"},
 	} {
 		rule := mustRule[*NodeResourcesFit](t, NodeResourcesFitName, test.arguments)
-		s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "")})
+		s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "")})
 		if got := pluginRefusals(t, rule, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", test.asks)))["n"]; got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
@@ -725,7 +726,7 @@ func TestNodeResourcesFitIgnores(t *testing.T) {
 	// What an extender accounts for is ignored, too.
 	profile := DefaultProfile()
 	profile.IgnoreResources([]string{"example.com/fpga"})
-	s := cluster(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "")})
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.NodeWithAllocatable("n", "")})
 	for asks, want := range map[string]string{"example.com/fpga=1": "", "other.org/nic=1": "Insufficient other.org/nic"} {
 		if got := filterReasons(t, s, schedulertest.PodWithoutContainers("p", schedulertest.AddContainer("c", asks)), profile)["n"]; got != want {
 			t.Errorf("%s of an extender: %q, want %q", asks, got, want)

@@ -10,6 +10,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // pluginRefusals asks one rule alone about all nodes that exist. Nodes it has nothing against are missing.
@@ -28,7 +29,7 @@ func pluginRefusals(t testing.TB, rule FilterPlugin, s *snapshot.Snapshot, pod *
 		}
 		return text
 	}
-	f, all := rule.Filter(s, infoOf(t, pod))
+	f, all := rule.Filter(s, snapshottest.PodInfo(t, pod))
 	refusals := map[string]string{}
 	for i := range s.NodeInfos {
 		if s.NodeInfos[i].Node == nil {
@@ -51,7 +52,7 @@ func pluginRefusals(t testing.TB, rule FilterPlugin, s *snapshot.Snapshot, pod *
 // pluginScores asks one rule alone for its scores of all nodes that exist; nil when it has nothing to say.
 func pluginScores(t testing.TB, rule ScorePlugin, s *snapshot.Snapshot, pod *corev1.Pod) map[string]int64 {
 	t.Helper()
-	x := rule.Score(s, infoOf(t, pod))
+	x := rule.Score(s, snapshottest.PodInfo(t, pod))
 	if x.Score == nil {
 		return nil
 	}
@@ -237,7 +238,7 @@ func TestHasPlace(t *testing.T) {
 
 // What rules of one's own are shown of the cluster.
 func TestRulesSeeNodesAndPods(t *testing.T) {
-	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a")), schedulertest.TestPod("2", schedulertest.OnNode("b")), schedulertest.TestPod("3", schedulertest.OnNode("a")))
+	s := snapshottest.New(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, schedulertest.TestPod("1", schedulertest.OnNode("a")), schedulertest.TestPod("2", schedulertest.OnNode("b")), schedulertest.TestPod("3", schedulertest.OnNode("a")))
 	names := func(node string) (names []string) {
 		for _, p := range s.PodsOn(s.NodeNumbers[node]) {
 			names = append(names, p.Name)

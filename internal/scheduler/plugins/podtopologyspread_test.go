@@ -18,6 +18,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 // spreadPods makes pods by node: "a a b" are two on a, and one on b, all with the label app=x.
@@ -46,15 +47,15 @@ func checkNeighbours(t *testing.T, rule string, rows []spreadRow) {
 					t.Errorf("%s: refused %v, want %v", how, got, row.want)
 				}
 			}
-			before := cluster(t, row.nodes, row.running...)
+			before := snapshottest.New(t, row.nodes, row.running...)
 			ask("at first sight", before)
-			after := cluster(t, row.nodes)
+			after := snapshottest.New(t, row.nodes)
 			neighbourRefusals(t, after, row.pod, profile, rule)
 			for _, p := range slices.Backward(row.running) {
-				after.SetPod(infoOf(t, p))
+				after.SetPod(snapshottest.PodInfo(t, p))
 			}
 			ask("with pods that came later", after)
-			late := cluster(t, nil, row.running...)
+			late := snapshottest.New(t, nil, row.running...)
 			for _, n := range row.nodes {
 				late.SetNode(n)
 			}
@@ -74,7 +75,7 @@ func checkNeighbours(t *testing.T, rule string, rows []spreadRow) {
 			}
 			neighbourRefusals(t, before, row.pod, profile, rule)
 			for _, p := range row.running {
-				before.SetPod(infoOf(t, p))
+				before.SetPod(snapshottest.PodInfo(t, p))
 			}
 			ask("after pods went and came again", before)
 		})
@@ -196,10 +197,10 @@ func TestPodTopologySpreadCountsNodes(t *testing.T) {
 	// Pods that differ only in what they tolerate or select have counts of their own, whoever came first.
 	for _, at := range []string{"a b c", "a b c c c", "d d"} {
 		running := spreadPods(at)
-		s := cluster(t, nodes, running...)
+		s := snapshottest.New(t, nodes, running...)
 		for range 2 {
 			for _, row := range rows {
-				shared, fresh := neighbourRefusals(t, s, row.pod, DefaultProfile(), PodTopologySpreadName), neighbourRefusals(t, cluster(t, nodes, running...), row.pod, DefaultProfile(), PodTopologySpreadName)
+				shared, fresh := neighbourRefusals(t, s, row.pod, DefaultProfile(), PodTopologySpreadName), neighbourRefusals(t, snapshottest.New(t, nodes, running...), row.pod, DefaultProfile(), PodTopologySpreadName)
 				if !maps.Equal(shared, fresh) {
 					t.Errorf("with pods on %s, %s: %v on a shared snapshot, %v on a new one", at, row.what, shared, fresh)
 				}
@@ -276,12 +277,12 @@ func TestPodTopologySpreadScore(t *testing.T) {
 		{"nodes of one host name are nodes of their own", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel(schedulertest.SpreadHost, "h")), schedulertest.TestNode("b", schedulertest.NodeLabel(schedulertest.SpreadHost, "h")), schedulertest.TestNode("c")}, spreadPods("a"), schedulertest.TestPod("p", x, soft(schedulertest.SpreadHost, 1)), scores(map[string]float64{"a": ln(3), "b": 0, "c": 0})},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, test.nodes)
+			s := snapshottest.New(t, test.nodes)
 			if got := neighbourScores(t, s, test.pod, DefaultProfile(), PodTopologySpreadName, 2); (got == nil) != (test.want == nil) {
 				t.Errorf("without pods: %v", got)
 			}
 			for _, p := range test.running {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			for range 2 {
 				if got := neighbourScores(t, s, test.pod, DefaultProfile(), PodTopologySpreadName, 2); !maps.Equal(got, test.want) {
@@ -333,7 +334,7 @@ func TestPodTopologySpreadDefaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := cluster(t, nodes, spreadPods("a")...)
+			s := snapshottest.New(t, nodes, spreadPods("a")...)
 			s.SetService(schedulertest.SpreadService("web", map[string]string{"app": "x"}))
 			if got := neighbourScores(t, s, test.pod, profile, PodTopologySpreadName, 2); !maps.Equal(got, test.want) {
 				t.Errorf("scores %v, want %v", got, test.want)
@@ -359,7 +360,7 @@ func TestPodTopologySpreadDefaultsAndNamelessZones(t *testing.T) {
 		return int64(math.Round(onHost*math.Log(float64(hosts+2)) + 2 + inZone*math.Log(float64(zones+2)) + 4))
 	}
 	nodes := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("")), schedulertest.TestNode("b", schedulertest.Zone("1")), schedulertest.TestNode("c"), schedulertest.TestNode("d")}
-	s := cluster(t, nodes, spreadPods("a c c d")...)
+	s := snapshottest.New(t, nodes, spreadPods("a c c d")...)
 	s.SetService(schedulertest.SpreadService("web", map[string]string{"app": "x"}))
 	check := func(what string, raw map[string]int64) {
 		t.Helper()
@@ -391,7 +392,7 @@ func TestPodTopologySpreadHints(t *testing.T) {
 	}
 	tolerant := schedulertest.Toleration("k", schedulertest.TolExists, "", "")
 	broken := schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 1, schedulertest.SpreadHard, "=", schedulertest.SpreadSelector(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}})))
-	checkHints(t, DefaultProfile(), PodTopologySpreadName, cluster(t, nil), []ruleHint{
+	checkHints(t, DefaultProfile(), PodTopologySpreadName, snapshottest.New(t, nil), []ruleHint{
 		{"one of those counted came", pod, rulePodCame(other(x)), true},
 		{"one of those counted went", pod, rulePodWent(other(x)), true},
 		{"somebody else came", pod, rulePodCame(other(y)), false},
@@ -442,7 +443,7 @@ func TestPodTopologySpreadHintsOfDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := cluster(t, nil)
+	s := snapshottest.New(t, nil)
 	s.SetService(schedulertest.SpreadService("web", map[string]string{"app": "x"}))
 	x := schedulertest.TestPod("p", schedulertest.Labelled("app", "x"))
 	checkHints(t, profile, PodTopologySpreadName, s, []ruleHint{
@@ -673,7 +674,7 @@ func TestPodTopologySpreadEqualsModel(t *testing.T) {
 		for i := range 5 {
 			m.nodes = append(m.nodes, nodeOf(i))
 		}
-		s := cluster(t, m.nodes)
+		s := snapshottest.New(t, m.nodes)
 		var askers []*corev1.Pod
 		for i := range 4 {
 			asker := podOf(fmt.Sprint("asker", i))
@@ -704,7 +705,7 @@ func TestPodTopologySpreadEqualsModel(t *testing.T) {
 				p := podOf(fmt.Sprint("pod", step))
 				p.Spec.NodeName = schedulertest.OneOf(r, m.nodes...).Name
 				m.pods = append(m.pods, p)
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 			m.pod = schedulertest.OneOf(r, askers...)
 			want := map[string]string{}
@@ -751,7 +752,7 @@ func TestPodTopologySpreadFollowsOwners(t *testing.T) {
 	set := func(match map[string]string) *appsv1.ReplicaSet {
 		return &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"}, Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: match}}}
 	}
-	s := cluster(t, nodes, spreadPods("a")...)
+	s := snapshottest.New(t, nodes, spreadPods("a")...)
 	for _, step := range []struct {
 		what string
 		do   func()
@@ -761,7 +762,7 @@ func TestPodTopologySpreadFollowsOwners(t *testing.T) {
 		{"the set is known", func() { s.SetReplicaSet(set(map[string]string{"app": "x"})) }, "b"},
 		{"another of its pods came", func() {
 			for _, p := range spreadPods("b b", schedulertest.Labelled("more", "of")) {
-				s.SetPod(infoOf(t, p))
+				s.SetPod(snapshottest.PodInfo(t, p))
 			}
 		}, "a"},
 		{"the set selects others now", func() { s.SetReplicaSet(set(map[string]string{"app": "x", "more": "of"})) }, "a"},

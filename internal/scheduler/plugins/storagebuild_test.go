@@ -8,6 +8,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func sayingOf(t testing.TB, rule Plugin, r *Refusal) string {
@@ -28,7 +29,7 @@ func sayingOf(t testing.TB, rule Plugin, r *Refusal) string {
 // heard is what a rule says about a pod.
 func heard(t testing.TB, s *snapshot.Snapshot, rule Plugin, pod *corev1.Pod) schedulertest.Verdicts {
 	t.Helper()
-	filter, refusal := rule.(FilterPlugin).Filter(s, infoOf(t, pod))
+	filter, refusal := rule.(FilterPlugin).Filter(s, snapshottest.PodInfo(t, pod))
 	if refusal != nil {
 		return schedulertest.Verdicts{"*": sayingOf(t, rule, refusal)}
 	}
@@ -50,7 +51,7 @@ func heard(t testing.TB, s *snapshot.Snapshot, rule Plugin, pod *corev1.Pod) sch
 // knowing is a cluster that knows of some objects.
 func knowing(t testing.TB, nodes []*corev1.Node, known schedulertest.Objects, running ...*corev1.Pod) *snapshot.Snapshot {
 	t.Helper()
-	s := cluster(t, nodes, running...)
+	s := snapshottest.New(t, nodes, running...)
 	for _, o := range known {
 		s.SetObject(o)
 	}

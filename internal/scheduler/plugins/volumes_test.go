@@ -17,6 +17,7 @@ import (
 
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 const once = corev1.ReadWriteOncePod
@@ -84,7 +85,7 @@ func TestVolumeRestrictions(t *testing.T) {
 // A claim for one pod is in use from the moment a pod is assumed to use it, as often as pods say so.
 func TestClaimUsersAreCounted(t *testing.T) {
 	s := knowing(t, schedulertest.TwoZones(), schedulertest.Objects{schedulertest.StorageClaim("c", claimModes(once))})
-	users := []*snapshot.PodInfo{infoOf(t, schedulertest.TestPod("1", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("c"))), infoOf(t, schedulertest.TestPod("2", schedulertest.UsingClaim("c")))}
+	users := []*snapshot.PodInfo{snapshottest.PodInfo(t, schedulertest.TestPod("1", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("c"))), snapshottest.PodInfo(t, schedulertest.TestPod("2", schedulertest.UsingClaim("c")))}
 	refused := func() int {
 		return len(heard(t, s, volumeRestrictions{}, schedulertest.TestPod("p", schedulertest.UsingClaim("c"))))
 	}
@@ -157,7 +158,7 @@ func TestDisksClashAsTheModelSays(t *testing.T) {
 			schedulertest.InlineVolumeSource(held[i].source())(other)
 		}
 		want := slices.ContainsFunc(wanted, func(w diskModel) bool { return slices.ContainsFunc(held, w.clash) })
-		s := cluster(t, schedulertest.TwoZones(), other)
+		s := snapshottest.New(t, schedulertest.TwoZones(), other)
 		got := heard(t, s, volumeRestrictions{}, pod)
 		if _, refused := got["a"]; refused != want || got["b"] != "" {
 			t.Fatalf("seed %d, round %d: %v beside %v: says %v", seed, round, wanted, held, got)
@@ -204,7 +205,7 @@ func TestVolumeRestrictionsHints(t *testing.T) {
 		{"a volume", schedulertest.TestPod("p", schedulertest.UsingClaim("c")), Event{Resource: PersistentVolumeResource, Action: Add, New: schedulertest.StorageVolume("v")}, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			if got := helpsPod(t, cluster(t, schedulertest.TwoZones()), volumeRestrictions{}, test.pod, test.event); got != test.helps {
+			if got := helpsPod(t, snapshottest.New(t, schedulertest.TwoZones()), volumeRestrictions{}, test.pod, test.event); got != test.helps {
 				t.Errorf("helps is %t", got)
 			}
 		})
@@ -496,7 +497,7 @@ func TestNodeVolumeLimitsHints(t *testing.T) {
 		{"a node", pod, Event{Resource: NodeResource, Action: Add, New: schedulertest.TestNode("n")}, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			if got := helpsPod(t, cluster(t, schedulertest.TwoZones()), nodeVolumeLimits{}, test.pod, test.event); got != test.helps {
+			if got := helpsPod(t, snapshottest.New(t, schedulertest.TwoZones()), nodeVolumeLimits{}, test.pod, test.event); got != test.helps {
 				t.Errorf("helps is %t", got)
 			}
 		})
@@ -695,7 +696,7 @@ func TestVolumeBindingScore(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			s := knowing(t, schedulertest.TwoZones(), test.known)
-			scorer := bindingPlugin(t, test.shape...).Score(s, infoOf(t, test.pod))
+			scorer := bindingPlugin(t, test.shape...).Score(s, snapshottest.PodInfo(t, test.pod))
 			var got [2]int64
 			if scorer.Score != nil {
 				got = [2]int64{scorer.Score(0), scorer.Score(1)}
@@ -766,7 +767,7 @@ func TestVolumeBindingHints(t *testing.T) {
 		{"a pod is gone", pod, Event{Resource: AssignedPod, Action: Delete, Old: schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.UsingClaim("c"))}, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			if got := helpsPod(t, cluster(t, schedulertest.TwoZones()), bindingPlugin(t), test.pod, test.event); got != test.helps {
+			if got := helpsPod(t, snapshottest.New(t, schedulertest.TwoZones()), bindingPlugin(t), test.pod, test.event); got != test.helps {
 				t.Errorf("helps is %t", got)
 			}
 		})
@@ -927,7 +928,7 @@ func TestVolumeZoneHints(t *testing.T) {
 		{"a pod is gone", pod, Event{Resource: AssignedPod, Action: Delete, Old: schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.UsingClaim("c"))}, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			if got := helpsPod(t, cluster(t, schedulertest.TwoZones()), volumeZone{}, test.pod, test.event); got != test.helps {
+			if got := helpsPod(t, snapshottest.New(t, schedulertest.TwoZones()), volumeZone{}, test.pod, test.event); got != test.helps {
 				t.Errorf("helps is %t", got)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
+	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
 func testQueue() *Queue {
@@ -58,7 +59,7 @@ func (w *queueStory) after(d time.Duration) { w.now = w.now.Add(d) }
 func (w *queueStory) add(pods ...*corev1.Pod) {
 	w.t.Helper()
 	for _, p := range pods {
-		w.q.Add(infoOf(w.t, p), w.now)
+		w.q.Add(snapshottest.PodInfo(w.t, p), w.now)
 		w.after(time.Millisecond)
 	}
 }
@@ -100,7 +101,7 @@ func (w *queueStory) happens(e plugins.Event) bool {
 
 func (w *queueStory) update(old, now *corev1.Pod) {
 	w.t.Helper()
-	w.q.Update(w.s, old, infoOf(w.t, now), w.now)
+	w.q.Update(w.s, old, snapshottest.PodInfo(w.t, now), w.now)
 }
 
 // is compares where the pods are. Pods whose try failed are marked !, gated ones *, held ones #.
@@ -940,7 +941,7 @@ func TestQueueWakesOnlyPodsAChangeMayHelp(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			q, s, now := testQueue(), snapshot.NewSnapshot(), time.Unix(1000, 0)
-			info := infoOf(t, test.pod)
+			info := snapshottest.PodInfo(t, test.pod)
 			q.Add(info, now)
 			p, _ := q.Pop(now)
 			q.AddUnschedulable(s, p, []string{test.rule}, now)
@@ -1141,7 +1142,7 @@ func TestQueueEqualsModel(t *testing.T) {
 					schedulertest.WithSchedulingGates("x")(pod)
 				}
 				m.pods = append(m.pods, p)
-				w.q.Add(infoOf(t, pod), w.now)
+				w.q.Add(snapshottest.PodInfo(t, pod), w.now)
 				step("add")
 			case k < 6:
 				p := m.pop()

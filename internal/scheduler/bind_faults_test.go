@@ -55,7 +55,7 @@ func withFaultyServer(t *testing.T, seed uint64, trouble int, known schedulertes
 			}
 		})
 		f.notify(func() {
-			f.scheduler.writer = r
+			f.scheduler.binder.Writer = r
 			for _, o := range known {
 				f.scheduler.snapshot.SetObject(o)
 				switch o := o.(type) {
@@ -157,7 +157,7 @@ func addOrUpdate(known bool) plugins.Action {
 	return plugins.Add
 }
 
-func (r *faultyServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+func (r *faultyServer) UpdatePersistentVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	if err := r.fails("volume"); err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func (r *faultyServer) bindClaimTo(name, pv string) {
 	r.setClaim(claim)
 }
 
-func (r *faultyServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+func (r *faultyServer) UpdatePersistentVolumeClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	if err := r.fails("claim"); err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (r *faultyServer) provide(name string) {
 	r.setClaim(claim)
 }
 
-func (r *faultyServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) GetResourceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	r.store.Lock()
 	defer r.store.Unlock()
 	if now := r.devices[claim.Name]; now != nil {
@@ -228,7 +228,7 @@ func (r *faultyServer) getDeviceClaim(_ context.Context, claim *resourcev1.Resou
 	return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaims"), claim.Name)
 }
 
-func (r *faultyServer) createDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) CreateResourceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := r.fails("create"); err != nil {
 		return nil, err
 	}
@@ -241,11 +241,11 @@ func (r *faultyServer) createDeviceClaim(_ context.Context, claim *resourcev1.Re
 	return claim, nil
 }
 
-func (r *faultyServer) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	return r.updateDeviceClaimStatus(ctx, claim)
+func (r *faultyServer) UpdateResourceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return r.UpdateResourceClaimStatus(ctx, claim)
 }
 
-func (r *faultyServer) updateDeviceClaimStatus(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (r *faultyServer) UpdateResourceClaimStatus(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	if err := r.fails("status"); err != nil {
 		return nil, err
 	}
@@ -259,7 +259,7 @@ func (r *faultyServer) updateDeviceClaimStatus(_ context.Context, claim *resourc
 	return claim, nil
 }
 
-func (r *faultyServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
+func (r *faultyServer) DeleteResourceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
 	r.store.Lock()
 	defer r.store.Unlock()
 	old := r.devices[claim.Name]
