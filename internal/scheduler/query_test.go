@@ -73,7 +73,7 @@ func TestQueryPanics(t *testing.T) {
 			},
 			"why a pending pod": func() { _, _ = f.scheduler.Why("default", "large") },
 			"what if": func() {
-				_, _ = f.scheduler.WhatIf([]*corev1.Pod{schedulertest.TestPod("x", schedulertest.RequestingCPU("1"))}, true)
+				_, _ = f.scheduler.WhatIf(t.Context(), []*corev1.Pod{schedulertest.TestPod("x", schedulertest.RequestingCPU("1"))}, true)
 			},
 		} {
 			func() {
@@ -107,7 +107,7 @@ func TestQueriesBesideLoad(t *testing.T) {
 				for i := range 250 {
 					if i%2 == 0 {
 						_, _ = f.scheduler.Why("default", fmt.Sprint("pod-", 1+i%80))
-					} else if _, err := f.scheduler.WhatIf([]*corev1.Pod{shapes.RandomPod(), shapes.RandomPod()}, i%3 == 0); err != nil {
+					} else if _, err := f.scheduler.WhatIf(t.Context(), []*corev1.Pod{shapes.RandomPod(), shapes.RandomPod()}, i%3 == 0); err != nil {
 						t.Error(err)
 					}
 					time.Sleep(time.Millisecond)

@@ -48,6 +48,7 @@ type Scheduler struct {
 	lists    lists
 	wake     chan struct{}
 	inFlight chan struct{}
+	queries  queryLimit
 	writing  sync.WaitGroup
 
 	mu sync.Mutex
@@ -110,7 +111,7 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	initial, most := backoffOf(configuration)
 	s := &Scheduler{
 		log: log, profiles: profiles, extenders: extenders,
-		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight),
+		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight), queries: newQueryLimit(),
 		snapshot: snapshot.NewSnapshot(), queue: queue.New(profiles, initial, most),
 	}
 	s.binder = s.newBinder()

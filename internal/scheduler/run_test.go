@@ -181,7 +181,7 @@ func TestWhyAndWhatIf(t *testing.T) {
 			t.Errorf("%+v, %v", e, err)
 		}
 		before := f.podCount()
-		answers, err := f.scheduler.WhatIf([]*corev1.Pod{schedulertest.TestPod("x", schedulertest.RequestingCPU("400m")), schedulertest.TestPod("y", schedulertest.RequestingCPU("400m"))}, false)
+		answers, err := f.scheduler.WhatIf(t.Context(), []*corev1.Pod{schedulertest.TestPod("x", schedulertest.RequestingCPU("400m")), schedulertest.TestPod("y", schedulertest.RequestingCPU("400m"))}, false)
 		if err != nil || answers[0].Node != "b" || answers[1].Node != "" || len(answers[1].Changes) == 0 {
 			t.Errorf("%+v, %v", answers, err)
 		}

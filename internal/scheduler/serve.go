@@ -1,11 +1,13 @@
 package scheduler
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,6 +76,9 @@ func (s *Scheduler) Handler() http.Handler {
 			}
 			failure := status.Status()
 			failure.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			if failure.Details != nil && failure.Details.RetryAfterSeconds > 0 {
+				w.Header().Set("Retry-After", strconv.Itoa(int(failure.Details.RetryAfterSeconds)))
+			}
 			response, code = failure, int(failure.Code)
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -96,7 +101,7 @@ func (s *Scheduler) serve(w http.ResponseWriter, r *http.Request) (any, error) {
 		if r.Method != http.MethodGet {
 			return nil, apierrors.NewMethodNotSupported(podResource, r.Method)
 		}
-		return s.serveWhy(parts[1], parts[3])
+		return s.serveWhy(r.Context(), parts[1], parts[3])
 	case len(parts) == 1 && parts[0] == "whatifs":
 		return s.serveWhatIf(w, r, "")
 	case len(parts) == 3 && parts[0] == "namespaces" && parts[2] == "whatifs":
@@ -116,10 +121,15 @@ var resources = metav1.APIResourceList{
 	},
 }
 
-func (s *Scheduler) serveWhy(namespace, name string) (any, error) {
+func (s *Scheduler) serveWhy(ctx context.Context, namespace, name string) (any, error) {
 	if !s.lists.synced() {
 		return nil, apierrors.NewServiceUnavailable("the scheduler's informers have not synced yet")
 	}
+	release, err := s.queries.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	e, err := s.Why(namespace, name)
 	switch {
 	case errors.Is(err, decision.ErrPodNotFound):
@@ -146,40 +156,56 @@ func (s *Scheduler) serveWhatIf(w http.ResponseWriter, r *http.Request, namespac
 	if err := decoder.Decode(&query); err != nil {
 		return nil, apierrors.NewBadRequest("decode request: " + err.Error())
 	}
-	var pods []*corev1.Pod
-	var owners []owner
+	// The body has been read: a slow client does not keep others waiting.
+	release, err := s.queries.acquire(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	pods, owners, err := s.hypotheticalPods(&query, namespace)
+	if err != nil {
+		return nil, err
+	}
+	cluster := s.fork()
+	for _, o := range owners {
+		cluster.SetOwner(o.key, o.selector)
+	}
+	results, err := s.whatIf(r.Context(), cluster, pods, query.Verdicts)
+	switch {
+	case r.Context().Err() != nil:
+		return nil, errQueryEnded(r.Context())
+	case err != nil:
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return &WhatIf{TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: GroupVersion.String()}, Results: results}, nil
+}
+
+// hypotheticalPods makes the pods of a query and their owners. All must be in the namespace, unless it is empty.
+func (s *Scheduler) hypotheticalPods(query *WhatIf, namespace string) (pods []*corev1.Pod, owners []owner, err error) {
 	for i := range query.Pods {
 		hypothetical := &query.Pods[i]
 		if hypothetical.Pod.Namespace == "" {
 			hypothetical.Pod.Namespace = namespace
 		}
 		if hypothetical.Pod.Namespace == "" || namespace != "" && hypothetical.Pod.Namespace != namespace {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d]: namespace %q is not that of the request", i, hypothetical.Pod.Namespace))
+			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d]: namespace %q is not that of the request", i, hypothetical.Pod.Namespace))
 		}
 		if max(hypothetical.Copies, 1) > maxQueryPods-len(pods) {
-			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxQueryPods))
+			return nil, nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxQueryPods))
 		}
 		if hypothetical.Owner != nil {
 			o, err := hypothetical.owner(i)
 			if err != nil {
-				return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d].owner.selector: %v", i, err))
+				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d].owner.selector: %v", i, err))
 			}
 			owners = append(owners, o)
 		}
 		pods = append(pods, s.expand(hypothetical)...)
 	}
 	if len(pods) > maxQueryPods {
-		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxQueryPods))
+		return nil, nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxQueryPods))
 	}
-	cluster := s.fork()
-	for _, o := range owners {
-		cluster.SetOwner(o.key, o.selector)
-	}
-	results, err := s.whatIf(cluster, pods, query.Verdicts)
-	if err != nil {
-		return nil, apierrors.NewBadRequest(err.Error())
-	}
-	return &WhatIf{TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: GroupVersion.String()}, Results: results}, nil
+	return pods, owners, nil
 }
 
 // owner makes the hypothetical controller the owner of the pod, under a name no object can have.

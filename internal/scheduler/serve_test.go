@@ -128,14 +128,14 @@ func TestWhatIfLeavesNoTrace(t *testing.T) {
 			return fmt.Sprint(s.Requested, s.NonZeroRequested, s.LastPlacement, s.Placements, len(s.PodEntries), s.ClaimUsers)
 		}
 		before := state()
-		first, err := f.scheduler.WhatIf(pods, true)
+		first, err := f.scheduler.WhatIf(t.Context(), pods, true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if state() != before {
 			t.Errorf("asking changed the columns:\n%s\n%s", before, state())
 		}
-		second, err := f.scheduler.WhatIf(pods, true)
+		second, err := f.scheduler.WhatIf(t.Context(), pods, true)
 		one, _ := json.Marshal(first)
 		two, _ := json.Marshal(second)
 		if err != nil || string(one) != string(two) {
@@ -318,7 +318,7 @@ func TestKeepTo(t *testing.T) {
 			}
 			before := pod.DeepCopy()
 			pods := f.scheduler.expand(&HypotheticalPod{Pod: *pod, EveryNode: true, Copies: 5})
-			results, err := f.scheduler.WhatIf(pods, false)
+			results, err := f.scheduler.WhatIf(t.Context(), pods, false)
 			if err != nil || len(results) != 3 {
 				t.Fatal(len(results), err)
 			}

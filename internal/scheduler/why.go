@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"context"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -99,14 +100,17 @@ func (s *Scheduler) suggest(e *decision.Explanation, d *decision.Decision) {
 
 // WhatIf decides about pods as if they were created now, one after another, on a private copy of the snapshot. Verdicts about every
 // node are added if wanted.
-func (s *Scheduler) WhatIf(pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
-	return s.whatIf(s.fork(), pods, verdicts)
+func (s *Scheduler) WhatIf(ctx context.Context, pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
+	return s.whatIf(ctx, s.fork(), pods, verdicts)
 }
 
-// whatIf decides about pods on a copy of the snapshot.
-func (s *Scheduler) whatIf(cluster *snapshot.Snapshot, pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
+// whatIf decides about pods on a copy of the snapshot, until ctx is done.
+func (s *Scheduler) whatIf(ctx context.Context, cluster *snapshot.Snapshot, pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
 	all := make([]decision.Explanation, 0, len(pods))
 	for i, pod := range pods {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		e, err := s.whatIfPod(cluster, i, pod, verdicts)
 		if err != nil {
 			return nil, err

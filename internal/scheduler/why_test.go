@@ -163,7 +163,7 @@ func TestWhatIfOneAfterAnother(t *testing.T) {
 			schedulertest.TestPod("5", schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "x"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "y")), schedulertest.TestPod("6", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }),
 			schedulertest.TestPod("7", schedulertest.OnNode("b"), schedulertest.NominatedTo("b"), func(p *corev1.Pod) { p.Spec.SchedulerName = "" }),
 		}
-		results, err := f.scheduler.WhatIf(pods, true)
+		results, err := f.scheduler.WhatIf(t.Context(), pods, true)
 		if err != nil || len(results) != len(pods) {
 			t.Fatal(results, err)
 		}
@@ -174,11 +174,11 @@ func TestWhatIfOneAfterAnother(t *testing.T) {
 			t.Errorf("%+v", results)
 		}
 		// Copies of what exists do not disturb it, and the same question has the same answer.
-		again, err := f.scheduler.WhatIf(pods, true)
+		again, err := f.scheduler.WhatIf(t.Context(), pods, true)
 		if err != nil || fmt.Sprint(again) == "" || len(again) != len(results) || again[0].Node != results[0].Node || again[3].Node != results[3].Node {
 			t.Errorf("%+v, %v", again, err)
 		}
-		if _, err := f.scheduler.WhatIf([]*corev1.Pod{schedulertest.TestPod("bad", func(p *corev1.Pod) {
+		if _, err := f.scheduler.WhatIf(t.Context(), []*corev1.Pod{schedulertest.TestPod("bad", func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}}}
 		})}, false); err == nil || !strings.HasPrefix(err.Error(), "pod default/bad: ") {
 			t.Errorf("a pod that cannot be read: %v", err)
@@ -302,7 +302,7 @@ func TestWhatIfComesTrue(t *testing.T) {
 			return fmt.Sprint(s.Requested, s.NonZeroRequested, s.LastPlacement, s.Placements, len(s.PodEntries))
 		}
 		before := state()
-		supposed, err := f.scheduler.WhatIf(pods, false)
+		supposed, err := f.scheduler.WhatIf(t.Context(), pods, false)
 		if err != nil || len(supposed) != len(pods) {
 			t.Fatalf("seed %d: %d answers, %v", seed, len(supposed), err)
 		}
