@@ -25,7 +25,7 @@ import (
 	"skiff/internal/delegated"
 	"skiff/internal/health"
 	"skiff/internal/scheduler"
-	"skiff/internal/scheduler/ask"
+	"skiff/internal/scheduler/query"
 )
 
 // deferredHandler is the HTTP handler of a component that starts after the server it is a path of.
@@ -132,7 +132,7 @@ func Why(ctx context.Context, c config.SchedulerQuery, target string, out io.Wri
 	if err != nil {
 		return err
 	}
-	return printResult(c.Output, out, e, func() error { return ask.PrintWhy(out, e) })
+	return printResult(c.Output, out, e, func() error { return query.PrintWhy(out, e) })
 }
 
 // WhatIf writes where the pods of a manifest would be placed.
@@ -149,7 +149,7 @@ func WhatIf(ctx context.Context, c config.SchedulerQuery, in io.Reader, out io.W
 		defer file.Close()
 		in = file
 	}
-	workloads, err := ask.ReadManifest(in, namespace)
+	workloads, err := query.ReadManifest(in, namespace)
 	if err != nil {
 		return err
 	}
@@ -160,10 +160,10 @@ func WhatIf(ctx context.Context, c config.SchedulerQuery, in io.Reader, out io.W
 	if err != nil {
 		return err
 	}
-	return printResult(c.Output, out, results, func() error { return ask.PrintWhatIf(out, results) })
+	return printResult(c.Output, out, results, func() error { return query.PrintWhatIf(out, results) })
 }
 
-func newQueryClient(c config.SchedulerQuery) (*ask.Client, string, error) {
+func newQueryClient(c config.SchedulerQuery) (*query.Client, string, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.Kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: c.Context})
@@ -175,7 +175,7 @@ func newQueryClient(c config.SchedulerQuery) (*ask.Client, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("--kubeconfig: %w", err)
 	}
-	client, err := ask.New(settings, ask.SchedulerAddress{URL: c.Scheduler, CAFile: c.SchedulerCA})
+	client, err := query.New(settings, query.SchedulerAddress{URL: c.Scheduler, CAFile: c.SchedulerCA})
 	return client, cmp.Or(c.Namespace, namespace), err
 }
 

@@ -113,7 +113,7 @@ func (d *Decision) suggestionFor(topo *topology, node int32) *candidateSuggestio
 		c.steps = append(c.steps, d.steps(node, plugins.TopologyRefusals[code])...)
 	}
 	if len(c.steps) == 0 && d.Overrides[node] != nil {
-		c.steps = []step{{kind: "nominated", text: "wait: room is kept for a nominated pod of the same or higher priority"}}
+		c.steps = []step{{kind: "nominated", text: "wait: the free resources are reserved for a nominated pod of the same or higher priority"}}
 	}
 	if len(c.steps) == 0 {
 		return nil

@@ -130,7 +130,7 @@ func TestTopologyOfProfiles(t *testing.T) {
 			verdicts, _ := d.Explain()
 			for _, v := range verdicts {
 				if v.Refusal != nil {
-					short := map[string]string{schedulertest.SkewReason: "skewed", schedulertest.AwayReason: "away", schedulertest.UnwelcomeReason: "unwelcome"}[v.Refusal.Reasons[0]]
+					short := map[string]string{schedulertest.SkewReason: "skewed", schedulertest.PodAntiAffinityReason: "away", schedulertest.ExistingAntiAffinityReason: "unwelcome"}[v.Refusal.Reasons[0]]
 					refused = append(refused, v.Node+":"+short)
 				} else if v.Node == "c" {
 					for _, name := range []string{plugins.InterPodAffinityName, plugins.PodTopologySpreadName} {
@@ -277,8 +277,8 @@ func TestAllNodesEqualEachNode(t *testing.T) {
 // The refusals of neighbours by code: who says it, in which words, and whether moving pods away may change it.
 func TestNeighbourRefusals(t *testing.T) {
 	for code, want := range map[uint8]struct{ rule, text string }{
-		plugins.SpreadLabelMissing: {plugins.PodTopologySpreadName, schedulertest.KeyReason}, plugins.SpreadSkewExceeded: {plugins.PodTopologySpreadName, schedulertest.SkewReason}, plugins.AffinityMismatch: {plugins.InterPodAffinityName, schedulertest.NearReason},
-		plugins.AntiAffinityMismatch: {plugins.InterPodAffinityName, schedulertest.AwayReason}, plugins.ExistingAntiAffinityMismatch: {plugins.InterPodAffinityName, schedulertest.UnwelcomeReason},
+		plugins.SpreadLabelMissing: {plugins.PodTopologySpreadName, schedulertest.KeyReason}, plugins.SpreadSkewExceeded: {plugins.PodTopologySpreadName, schedulertest.SkewReason}, plugins.AffinityMismatch: {plugins.InterPodAffinityName, schedulertest.PodAffinityReason},
+		plugins.AntiAffinityMismatch: {plugins.InterPodAffinityName, schedulertest.PodAntiAffinityReason}, plugins.ExistingAntiAffinityMismatch: {plugins.InterPodAffinityName, schedulertest.ExistingAntiAffinityReason},
 	} {
 		r := plugins.TopologyRefusals[code]
 		text := strings.Join(r.Reasons, ", ")

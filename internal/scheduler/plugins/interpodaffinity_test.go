@@ -32,57 +32,57 @@ func TestInterPodAffinityFilter(t *testing.T) {
 	everything := &metav1.LabelSelector{}
 	checkNeighbours(t, InterPodAffinityName, []spreadRow{
 		{"no terms, no say", nodes, schedulertest.PodsOn("a b", db), schedulertest.TestPod("p", db), refused("", "")},
-		{"affinity one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"affinity one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "c d")},
-		{"affinity nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"affinity one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"affinity one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"affinity one of its own namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.Namespace("other"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"affinity one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"affinity one who has ended", nodes, schedulertest.PodsOn("a", db, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"affinity two kinds: one pod must be both", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("a", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(host, "tier", "x")), refused(schedulertest.NearReason, "a b c d")},
-		{"affinity two kinds: one pod is both", nodes, schedulertest.PodsOn("a", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "b c d")},
-		{"affinity two kinds in two domains: each must have one that is both", nodes, schedulertest.PodsOn("a c", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "b d")},
-		{"affinity, by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity("rack", "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"the first of its kind may go where the key is", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "d")},
-		{"the first of its kind, all keys", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.NearReason, "d")},
-		{"the second of its kind may not", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "c d")},
-		{"the first that is counted: another is on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "d")},
-		{"who does not match itself is not the first of its kind", nodes, nil, schedulertest.TestPod("p", web, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.NearReason, "a b c d")},
-		{"who matches one of its two terms is not", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "a b c d")},
-		{"one matches one term only: the pod is the first", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", db, schedulertest.Labelled("tier", "x"), schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.NearReason, "d")},
+		{"affinity one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "b c d")},
+		{"affinity one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAffinityReason, "c d")},
+		{"affinity nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"affinity one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"affinity one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"affinity one of its own namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.Namespace("other"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "b c d")},
+		{"affinity one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "b c d")},
+		{"affinity one who has ended", nodes, schedulertest.PodsOn("a", db, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"affinity two kinds: one pod must be both", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("a", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(host, "tier", "x")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"affinity two kinds: one pod is both", nodes, schedulertest.PodsOn("a", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.PodAffinityReason, "b c d")},
+		{"affinity two kinds in two domains: each must have one that is both", nodes, schedulertest.PodsOn("a c", db, schedulertest.Labelled("tier", "x")), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.PodAffinityReason, "b d")},
+		{"affinity, by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAffinity("rack", "app", "db")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"the first of its kind may go where the key is", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAffinityReason, "d")},
+		{"the first of its kind, all keys", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "d")},
+		{"the second of its kind may not", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAffinityReason, "c d")},
+		{"the first that is counted: another is on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAffinityReason, "d")},
+		{"who does not match itself is not the first of its kind", nodes, nil, schedulertest.TestPod("p", web, schedulertest.WithAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"who matches one of its two terms is not", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"one matches one term only: the pod is the first", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", db, schedulertest.Labelled("tier", "x"), schedulertest.WithAffinity(zoneKey, "app", "db"), schedulertest.WithAffinity(zoneKey, "tier", "x")), refused(schedulertest.PodAffinityReason, "d")},
 
-		{"antiAffinity from one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a")},
-		{"antiAffinity from one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b")},
+		{"antiAffinity from one on its host", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.PodAntiAffinityReason, "a")},
+		{"antiAffinity from one in its zone", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAntiAffinityReason, "a b")},
 		{"antiAffinity from one on a node without the key", nodes, schedulertest.PodsOn("d", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused("", "")},
 		{"antiAffinity from nobody who is there", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
 		{"antiAffinity from its own kind, of which there is none", nodes, nil, schedulertest.TestPod("p", db, schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
-		{"antiAffinity from two kinds: either keeps it antiAffinity", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db"), schedulertest.WithAntiAffinity(host, "tier", "x")), refused(schedulertest.AwayReason, "a c")},
-		{"antiAffinity from two kinds in two domains", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "tier", "x"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b c")},
+		{"antiAffinity from two kinds: either keeps it antiAffinity", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db"), schedulertest.WithAntiAffinity(host, "tier", "x")), refused(schedulertest.PodAntiAffinityReason, "a c")},
+		{"antiAffinity from two kinds in two domains", nodes, slices.Concat(schedulertest.PodsOn("a", db), schedulertest.PodsOn("c", schedulertest.Labelled("tier", "x"))), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "tier", "x"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAntiAffinityReason, "a b c")},
 		{"antiAffinity from one of another namespace", nodes, schedulertest.PodsOn("a", db, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused("", "")},
-		{"antiAffinity from one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a")},
+		{"antiAffinity from one who is on its way out", nodes, schedulertest.PodsOn("a", db, schedulertest.Terminating), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.PodAntiAffinityReason, "a")},
 		{"antiAffinity by a key nobody has", nodes, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity("rack", "app", "db")), refused("", "")},
 
-		{"one there wants none of it", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a")},
-		{"one there wants none of it in its zone", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a b")},
+		{"one there wants none of it", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.ExistingAntiAffinityReason, "a")},
+		{"one there wants none of it in its zone", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.ExistingAntiAffinityReason, "a b")},
 		{"one there wants none of others", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "web")), schedulertest.TestPod("p", db), refused("", "")},
 		{"one there of another namespace wants none of its own", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "db"), schedulertest.Namespace("other")), schedulertest.TestPod("p", db), refused("", "")},
 		{"one there without the key wants none of it", nodes, schedulertest.PodsOn("d", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused("", "")},
-		{"two there want none of it", nodes, schedulertest.PodsOn("a c", schedulertest.WithAntiAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a c")},
-		{"one there has two terms", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.UnwelcomeReason, "a b")},
+		{"two there want none of it", nodes, schedulertest.PodsOn("a c", schedulertest.WithAntiAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.ExistingAntiAffinityReason, "a c")},
+		{"one there has two terms", nodes, schedulertest.PodsOn("a", schedulertest.WithAntiAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db), refused(schedulertest.ExistingAntiAffinityReason, "a b")},
 		{"one there wants to be affinity it: nobody is refused", nodes, schedulertest.PodsOn("a", schedulertest.WithAffinity(host, "app", "db")), schedulertest.TestPod("p", db), refused("", "")},
-		{"its own wish is named before others'", nodes, schedulertest.PodsOn("a", db, schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db, schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.AwayReason, "b": schedulertest.UnwelcomeReason}},
-		{"what it wants to be affinity is named before what it wants antiAffinity from", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("c", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.NearReason, "b c d")},
-		{"affinity and antiAffinity on one node", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("a", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.AwayReason, "b": schedulertest.NearReason, "c": schedulertest.NearReason, "d": schedulertest.NearReason}},
+		{"its own wish is named before others'", nodes, schedulertest.PodsOn("a", db, schedulertest.WithAntiAffinity(zoneKey, "app", "db")), schedulertest.TestPod("p", db, schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.PodAntiAffinityReason, "b": schedulertest.ExistingAntiAffinityReason}},
+		{"what it wants to be affinity is named before what it wants antiAffinity from", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("c", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.PodAffinityReason, "b c d")},
+		{"affinity and antiAffinity on one node", nodes, slices.Concat(schedulertest.PodsOn("a", web), schedulertest.PodsOn("a", db)), schedulertest.TestPod("p", schedulertest.WithAffinity(host, "app", "web"), schedulertest.WithAntiAffinity(host, "app", "db")), map[string]string{"a": schedulertest.PodAntiAffinityReason, "b": schedulertest.PodAffinityReason, "c": schedulertest.PodAffinityReason, "d": schedulertest.PodAffinityReason}},
 
-		{"an empty selector is about all pods of the namespace", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), refused(schedulertest.AwayReason, "a")},
+		{"an empty selector is about all pods of the namespace", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), refused(schedulertest.PodAntiAffinityReason, "a")},
 		{"an empty selector is not about pods of others", nodes, schedulertest.PodsOn("a", web, schedulertest.Namespace("other")), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), refused("", "")},
 		{"no selector is about nobody", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(nil)))), refused("", "")},
-		{"affinity nobody at all", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", web, schedulertest.RequiredAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(nil)))), refused(schedulertest.NearReason, "a b c d")},
-		{"one there wants to be alone", nodes, schedulertest.PodsOn("a", web, schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), schedulertest.TestPod("p"), refused(schedulertest.UnwelcomeReason, "a")},
+		{"affinity nobody at all", nodes, schedulertest.PodsOn("a", web), schedulertest.TestPod("p", web, schedulertest.RequiredAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(nil)))), refused(schedulertest.PodAffinityReason, "a b c d")},
+		{"one there wants to be alone", nodes, schedulertest.PodsOn("a", web, schedulertest.RequiredAntiAffinity(schedulertest.PodTerm(host, "", "", schedulertest.WithSelector(everything)))), schedulertest.TestPod("p"), refused(schedulertest.ExistingAntiAffinityReason, "a")},
 		{"soft wishes refuse nobody", nodes, schedulertest.PodsOn("a", db, schedulertest.PreferredAntiAffinity(100, schedulertest.PodTerm(host, "app", "web"))), schedulertest.TestPod("p", web, schedulertest.PreferredAntiAffinity(100, schedulertest.PodTerm(host, "app", "db")), schedulertest.PreferredAffinity(100, schedulertest.PodTerm(host, "app", "none"))), refused("", "")},
-		{"an empty value is a domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("")), schedulertest.TestNode("b", schedulertest.Zone("")), schedulertest.TestNode("c")}, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.AwayReason, "a b")},
-		{"two nodes of one host name are one domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel(host, "h")), schedulertest.TestNode("b", schedulertest.NodeLabel(host, "h")), schedulertest.TestNode("c")}, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.AwayReason, "a b")},
+		{"an empty value is a domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("")), schedulertest.TestNode("b", schedulertest.Zone("")), schedulertest.TestNode("c")}, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(zoneKey, "app", "db")), refused(schedulertest.PodAntiAffinityReason, "a b")},
+		{"two nodes of one host name are one domain", []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeLabel(host, "h")), schedulertest.TestNode("b", schedulertest.NodeLabel(host, "h")), schedulertest.TestNode("c")}, schedulertest.PodsOn("a", db), schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "app", "db")), refused(schedulertest.PodAntiAffinityReason, "a b")},
 	})
 }
 
@@ -153,7 +153,7 @@ func TestInterPodAffinityNamespaces(t *testing.T) {
 			s.SetPod(snapshottest.PodInfo(t, there))
 			var unwelcome []string
 			for _, name := range []string{"bare", "blue", "default", "gone", "red-1", "red-2", "unknown"} {
-				if neighbourRefusals(t, s, schedulertest.TestPod("q", db, schedulertest.Namespace(name)), profile, InterPodAffinityName)["own"] == schedulertest.UnwelcomeReason {
+				if neighbourRefusals(t, s, schedulertest.TestPod("q", db, schedulertest.Namespace(name)), profile, InterPodAffinityName)["own"] == schedulertest.ExistingAntiAffinityReason {
 					unwelcome = append(unwelcome, name)
 				}
 			}
@@ -200,10 +200,10 @@ func TestInterPodAffinityFollowsNamespaces(t *testing.T) {
 		{"it is gone", func() { s.DeleteNamespace("team") }, false, false},
 	} {
 		step.do()
-		if got := neighbourRefusals(t, s, own, profile, InterPodAffinityName)["a"] == schedulertest.AwayReason; got != step.applies {
+		if got := neighbourRefusals(t, s, own, profile, InterPodAffinityName)["a"] == schedulertest.PodAntiAffinityReason; got != step.applies {
 			t.Errorf("%s: the pod's term applies: %t", step.what, got)
 		}
-		if got := neighbourRefusals(t, s, newcomer, profile, InterPodAffinityName)["b"] == schedulertest.UnwelcomeReason; got != step.unwelcomes {
+		if got := neighbourRefusals(t, s, newcomer, profile, InterPodAffinityName)["b"] == schedulertest.ExistingAntiAffinityReason; got != step.unwelcomes {
 			t.Errorf("%s: the other pod's term applies: %t", step.what, got)
 		}
 	}
@@ -452,12 +452,12 @@ func (m *affinityModel) refusal(n *corev1.Node) string {
 		present = present && there
 	}
 	if len(affinity) > 0 && (!keyed || !present && (anywhere || !all(m.pod))) {
-		return schedulertest.NearReason
+		return schedulertest.PodAffinityReason
 	}
 	for _, t := range antiAffinity {
 		for _, p := range m.pods {
 			if m.about(m.pod, &t, p) && m.together(t.TopologyKey, n, m.nodeOf(p)) {
-				return schedulertest.AwayReason
+				return schedulertest.PodAntiAffinityReason
 			}
 		}
 	}
@@ -465,7 +465,7 @@ func (m *affinityModel) refusal(n *corev1.Node) string {
 		_, theirs, _, _ := affinityTerms(p)
 		for _, t := range theirs {
 			if m.about(p, &t, m.pod) && m.together(t.TopologyKey, n, m.nodeOf(p)) {
-				return schedulertest.UnwelcomeReason
+				return schedulertest.ExistingAntiAffinityReason
 			}
 		}
 	}
@@ -633,7 +633,7 @@ func TestInterPodAffinityEqualsModel(t *testing.T) {
 			count["scored"]++
 		}
 	}
-	for _, what := range []string{schedulertest.NearReason, schedulertest.AwayReason, schedulertest.UnwelcomeReason, "scored"} {
+	for _, what := range []string{schedulertest.PodAffinityReason, schedulertest.PodAntiAffinityReason, schedulertest.ExistingAntiAffinityReason, "scored"} {
 		if count[what] < 200 {
 			t.Errorf("%s: only %d times, too few to tell anything", what, count[what])
 		}

@@ -291,7 +291,7 @@ func TestNodeAffinityFilter(t *testing.T) {
 				case len(only) > 0 && !slices.Contains(only, name):
 					want[name] = "not asked"
 				case !slices.Contains(fits, name):
-					want[name] = schedulertest.AffinityReason
+					want[name] = schedulertest.NodeAffinityReason
 				}
 			}
 			s := snapshottest.New(t, nodes)
@@ -329,7 +329,7 @@ func TestNodeAffinityAdded(t *testing.T) {
 		want map[string]string
 	}{
 		{"all pods are kept to the nodes", added(ssd), schedulertest.TestPod("p"), map[string]string{"b": schedulertest.EnforcedReason, "d": schedulertest.EnforcedReason}},
-		{"what the profile demands is named first", added(ssd), schedulertest.TestPod("p", schedulertest.Selecting(corev1.LabelTopologyZone, "1")), map[string]string{"b": schedulertest.EnforcedReason, "c": schedulertest.AffinityReason, "d": schedulertest.EnforcedReason}},
+		{"what the profile demands is named first", added(ssd), schedulertest.TestPod("p", schedulertest.Selecting(corev1.LabelTopologyZone, "1")), map[string]string{"b": schedulertest.EnforcedReason, "c": schedulertest.NodeAffinityReason, "d": schedulertest.EnforcedReason}},
 		{"by name, but all nodes are asked", added(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{schedulertest.Named("d")}}), schedulertest.TestPod("p"), map[string]string{"a": schedulertest.EnforcedReason, "b": schedulertest.EnforcedReason, "c": schedulertest.EnforcedReason}},
 		{"a pod that names its node", added(ssd), schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("b"))), map[string]string{"a": "not asked", "b": schedulertest.EnforcedReason, "c": "not asked", "d": "not asked"}},
 		{"no term matches nothing", added(&corev1.NodeSelector{}), schedulertest.TestPod("p"), map[string]string{"a": schedulertest.EnforcedReason, "b": schedulertest.EnforcedReason, "c": schedulertest.EnforcedReason, "d": schedulertest.EnforcedReason}},
@@ -777,7 +777,7 @@ func TestNodeRulesFollowTheNode(t *testing.T) {
 		{"tainted", schedulertest.TestNode("a", schedulertest.Taint("k", "v", schedulertest.NoExecute)), schedulertest.TaintReason},
 		{"tainted softly", schedulertest.TestNode("a", schedulertest.Taint("k", "v", schedulertest.PreferNo)), ""},
 		{"tainted otherwise", schedulertest.TestNode("a", schedulertest.Taint("k", "w", schedulertest.NoSchedule)), schedulertest.TaintReason},
-		{"labelled as not wanted", schedulertest.TestNode("a", schedulertest.NodeLabel("disk", "hdd")), schedulertest.AffinityReason},
+		{"labelled as not wanted", schedulertest.TestNode("a", schedulertest.NodeLabel("disk", "hdd")), schedulertest.NodeAffinityReason},
 		{"labelled otherwise", schedulertest.TestNode("a", schedulertest.NodeLabel("disk", "ssd")), ""},
 		{"closed, tainted and labelled: the first rule speaks", schedulertest.TestNode("a", schedulertest.Cordoned, schedulertest.Taint("k", "w", schedulertest.NoSchedule), schedulertest.NodeLabel("disk", "hdd")), schedulertest.UnschedulableReason},
 		{"tainted and labelled", schedulertest.TestNode("a", schedulertest.Taint("k", "w", schedulertest.NoSchedule), schedulertest.NodeLabel("disk", "hdd")), schedulertest.TaintReason},

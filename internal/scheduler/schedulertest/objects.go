@@ -334,9 +334,9 @@ func WithSchedulingGates(names ...string) PodOption {
 var ToleratesAll = Tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
 
 const (
-	NearReason      = UnresolvablePrefix + "node(s) didn't match pod affinity rules"
-	AwayReason      = "node(s) didn't match pod anti-affinity rules"
-	UnwelcomeReason = "node(s) didn't satisfy existing pods anti-affinity rules"
+	PodAffinityReason          = UnresolvablePrefix + "node(s) didn't match pod affinity rules"
+	PodAntiAffinityReason      = "node(s) didn't match pod anti-affinity rules"
+	ExistingAntiAffinityReason = "node(s) didn't satisfy existing pods anti-affinity rules"
 )
 
 // RequiredAffinity adds a required pod affinity term; the functions below do so for the other lists.
@@ -417,7 +417,7 @@ const (
 	NoExecute           = corev1.TaintEffectNoExecute
 	PreferNo            = corev1.TaintEffectPreferNoSchedule
 	TolExists, TolEqual = corev1.TolerationOpExists, corev1.TolerationOpEqual
-	AffinityReason      = UnresolvablePrefix + "node(s) didn't match Pod's node affinity/selector"
+	NodeAffinityReason  = UnresolvablePrefix + "node(s) didn't match Pod's node affinity/selector"
 	EnforcedReason      = UnresolvablePrefix + "node(s) didn't match scheduler-enforced node affinity"
 	ConflictReason      = UnresolvablePrefix + "pod affinity terms conflict"
 	TaintReason         = UnresolvablePrefix + "node(s) had untolerated taint(s)"

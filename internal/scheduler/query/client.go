@@ -1,10 +1,10 @@
-// Package ask is the client of the scheduler's queries: why a pod is on its node or pending, and where the pods of a manifest would be
+// Package query is the client of the scheduler's queries: why a pod is on its node or pending, and where the pods of a manifest would be
 // placed if it were applied. Requests are made with the user's kubeconfig and the user's permissions.
 //
 // A query goes to the API server, which responds itself or proxies it, or directly to a scheduler that runs as a separate process.
 // Pods of a what-if query are first created with dryRun in the API server: defaulting and admission then apply to them, and a
 // rejection is reported.
-package ask
+package query
 
 import (
 	"context"

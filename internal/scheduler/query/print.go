@@ -1,4 +1,4 @@
-package ask
+package query
 
 import (
 	"fmt"
@@ -99,7 +99,7 @@ func printVerdicts(w io.Writer, e *decision.Explanation) {
 
 func printHelp(w io.Writer, e *decision.Explanation) {
 	if e.Preemption != nil {
-		fmt.Fprintf(w, "\nIt would get room on node %s if %s lower priority made way.\n", e.Preemption.Node, counted(e.Preemption.Victims, "pod of", "pods of"))
+		fmt.Fprintf(w, "\nIt would fit on node %s if %s lower priority were preempted.\n", e.Preemption.Node, counted(e.Preemption.Victims, "pod of", "pods of"))
 	}
 	if len(e.Changes) == 0 {
 		return

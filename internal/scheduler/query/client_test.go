@@ -1,4 +1,4 @@
-package ask
+package query
 
 import (
 	"context"
@@ -238,7 +238,7 @@ The decision's record is gone; this is how it would be decided now: of 1 nodes 0
 NODE  VERDICT  TOTAL
 c     refused by TaintToleration: node(s) had untolerated taint(s)
 
-It would get room on node c if 1 pod of lower priority made way.
+It would fit on node c if 1 pod of lower priority were preempted.
 
 The smallest changes that would let it run:
   on node c: do this; and do that

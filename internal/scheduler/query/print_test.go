@@ -1,4 +1,4 @@
-package ask
+package query
 
 import (
 	"errors"
@@ -31,7 +31,7 @@ func TestPrintWhy(t *testing.T) {
 				"NODE         VERDICT  TOTAL  Ant  Middle  Zebra\na            chosen   300    200  0       100\nlonger-name  fits     0      0    0       0\n"},
 		{"several reasons", decision.Explanation{Namespace: "n", Name: "p", Message: "m", Decided: &decided, Nodes: 1, Verdicts: []decision.Verdict{{Node: "a", Refusal: refused("NodeResourcesFit", "Insufficient cpu", "Too many pods")}}},
 			"Pod n/p has no node: m\nDecided 2026-01-02T03:04:05+01:00; of 1 nodes 0 could take it.\n\nNODE  VERDICT  TOTAL\na     refused by NodeResourcesFit: Insufficient cpu, Too many pods\n"},
-		{"room for several", decision.Explanation{Namespace: "n", Name: "p", Message: "m", Preemption: &decision.PreemptionPreview{Node: "a", Victims: 2}}, "Pod n/p has no node: m\n\nIt would get room on node a if 2 pods of lower priority made way.\n"},
+		{"preemption of several pods", decision.Explanation{Namespace: "n", Name: "p", Message: "m", Preemption: &decision.PreemptionPreview{Node: "a", Victims: 2}}, "Pod n/p has no node: m\n\nIt would fit on node a if 2 pods of lower priority were preempted.\n"},
 	} {
 		var text strings.Builder
 		if err := PrintWhy(&text, &test.e); err != nil || text.String() != test.want {
@@ -88,7 +88,7 @@ func TestCounted(t *testing.T) {
 	} {
 		e := decision.Explanation{Namespace: "n", Name: "p", Message: "m", Preemption: &decision.PreemptionPreview{Node: "b", Victims: 1}, Changes: []decision.Suggestion{test.change}}
 		var text strings.Builder
-		want := "Pod n/p has no node: m\n\nIt would get room on node b if 1 pod of lower priority made way.\n\nThe smallest changes that would let it run:\n" + test.want
+		want := "Pod n/p has no node: m\n\nIt would fit on node b if 1 pod of lower priority were preempted.\n\nThe smallest changes that would let it run:\n" + test.want
 		if err := PrintWhy(&text, &e); err != nil || text.String() != want {
 			t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
 		}
@@ -102,7 +102,7 @@ func TestPrintWhatIfOfMany(t *testing.T) {
 		{Namespace: "longer", Name: "q", Node: "node-c", Feasible: 1, Nodes: 3}, {Namespace: "n", Name: "g", Message: "waiting for scheduling gates: [g]", Nodes: 3},
 	}
 	const want = "NAMESPACE  POD  NODE    COULD TAKE IT\nn          p-0  node-a  2 of 3\nn          p-1  <none>  0 of 3\nlonger     q    node-c  1 of 3\nn          g    <none>  0 of 3\n\n2 of 4 pods would have a node.\n" +
-		"\nPod n/p-1 has no node: 0/3 nodes are available:\n\nIt would get room on node node-b if 3 pods of lower priority made way.\n\nPod n/g has no node: waiting for scheduling gates: [g]\n"
+		"\nPod n/p-1 has no node: 0/3 nodes are available:\n\nIt would fit on node node-b if 3 pods of lower priority were preempted.\n\nPod n/g has no node: waiting for scheduling gates: [g]\n"
 	var text strings.Builder
 	if err := PrintWhatIf(&text, all); err != nil || text.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
