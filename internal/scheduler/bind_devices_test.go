@@ -297,14 +297,14 @@ func TestDevicesAreBound(t *testing.T) {
 		writes string
 		users  string
 	}{
-		{"a claim without devices gets a finalizer, devices and a user", open(), nil, "update x, status x", "p"},
-		{"a finalizer it has already is not written again", open(finalized), nil, "status x", "p"},
-		{"a claim with devices gets a user", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a")), nil, "status x", "p"},
-		{"beside others", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "s")), nil, "status x", "q s p"},
-		{"a user it has already is not written again", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "p")), nil, "", "q p"},
-		{"somebody was faster with the finalizer", open(), times(1, "update", conflict), "update x, get x, update x, status x", "p"},
-		{"somebody was faster with the status", open(), times(1, "status", conflict), "update x, status x, get x, status x", "p"},
-		{"somebody was faster four times", open(schedulertest.AllocatedDevice("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
+		{"a claim without an allocation gets a finalizer, an allocation and a reservation", open(), nil, "update x, status x", "p"},
+		{"an existing finalizer is not written again", open(finalized), nil, "status x", "p"},
+		{"an allocated claim gets a reservation", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.AllocatedNodes("a")), nil, "status x", "p"},
+		{"other reservations are kept", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "s")), nil, "status x", "q s p"},
+		{"an existing reservation is not written again", open(schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "p")), nil, "", "q p"},
+		{"a conflict with the finalizer is retried", open(), times(1, "update", conflict), "update x, get x, update x, status x", "p"},
+		{"a conflict with the status is retried", open(), times(1, "status", conflict), "update x, status x, get x, status x", "p"},
+		{"four conflicts are retried", open(schedulertest.AllocatedDevice("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			withDeviceServer(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
@@ -346,15 +346,15 @@ func TestDevicesAreNotBound(t *testing.T) {
 		fail    func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error
 		patches string
 	}{
-		{"no finalizer", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "update", no) },
+		{"the finalizer is not written", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "update", no) },
 			`running PreBind plugin \"DynamicResources\": add finalizer to claim default/x: no`},
-		{"no devices", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "status", no) },
+		{"the allocation is not written", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "status", no) },
 			`running PreBind plugin \"DynamicResources\": add allocation and reservation to claim default/x: no`},
-		{"no user", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "status", no) },
+		{"the reservation is not written", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "status", no) },
 			`running PreBind plugin \"DynamicResources\": add reservation to claim default/x: no`},
-		{"somebody is always faster", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(5, "status", conflict) },
+		{"five conflicts", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(5, "status", conflict) },
 			`running PreBind plugin \"DynamicResources\": add reservation to claim default/x: Operation cannot be fulfilled`},
-		{"it cannot be read again", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error {
+		{"the claim cannot be read after a conflict", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			failed := false
 			return func(write string, claim *resourcev1.ResourceClaim) error {
 				switch {
@@ -367,13 +367,13 @@ func TestDevicesAreNotBound(t *testing.T) {
 				return nil
 			}
 		}, `get updated claim after conflict: gone`},
-		{"somebody else has given it devices", open, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
+		{"the claim is allocated meanwhile", open, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "update", func(claim *resourcev1.ResourceClaim) error {
 				go d.storeClaim(schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-1")))
 				return conflict(claim)
 			})
 		}, `claim default/x got allocated elsewhere in the meantime`},
-		{"somebody has deleted it", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
+		{"the claim is deleted meanwhile", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
 				go func() {
 					leaving := held.DeepCopy()
@@ -388,7 +388,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 				return conflict(claim)
 			})
 		}, `claim default/x got deleted in the meantime`},
-		{"somebody else has taken its devices", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
+		{"the claim is deallocated meanwhile", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
 				go d.storeClaim(schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")))
 				return conflict(claim)
@@ -426,10 +426,10 @@ func TestReservationsAreDropped(t *testing.T) {
 		fail  func(string, *resourcev1.ResourceClaim) error
 		want  string
 	}{
-		{"given now", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")), nil, ""},
-		{"given before", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p")), nil, ""},
-		{"beside others", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "p", "s")), nil, "q s"},
-		{"though somebody was faster", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p", "q")), times(1, "status", conflict), "q"},
+		{"reserved in this attempt", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")), nil, ""},
+		{"reserved before", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p")), nil, ""},
+		{"other reservations are kept", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("q", "p", "s")), nil, "q s"},
+		{"after a conflict", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.ReservedFor("p", "q")), times(1, "status", conflict), "q"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			withDeviceServer(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
@@ -466,17 +466,17 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 		patches string // what was done
 		held    bool   // the claim x still has devices
 	}{
-		{"of a full node, and another is free", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
-		{"of the pod's own, of an earlier attempt", schedulertest.Objects{at("a", schedulertest.ReservedFor("p"))}, []*corev1.Pod{full}, wants, freed, false},
-		{"but others use them", schedulertest.Objects{at("a", schedulertest.ReservedFor("q"))}, []*corev1.Pod{full}, wants, "", true},
-		{"but others use them too", schedulertest.Objects{at("a", schedulertest.ReservedFor("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
-		{"but they can be had everywhere", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"))}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
-		{"but every node is full anyway", schedulertest.Objects{at("a")}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
-		{"but it is another claim that cannot be had", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 9, ""))}, nil, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), "", true},
-		{"of the claim that keeps it away, not of the other", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("a", "b"))}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")), freed, false},
-		{"that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"))}, nil, wants, freed, false},
-		{"that come too late", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(50*365*24*time.Hour))}, nil, wants, freed, false}, // the test begins in 2000
-		{"that failed, but others use them", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"), schedulertest.ReservedFor("q"))}, nil, wants, "", true},
+		{"an allocation on a full node, and another node is free", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
+		{"an allocation of an earlier attempt", schedulertest.Objects{at("a", schedulertest.ReservedFor("p"))}, []*corev1.Pod{full}, wants, freed, false},
+		{"another pod has the reservation", schedulertest.Objects{at("a", schedulertest.ReservedFor("q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"another pod has a reservation too", schedulertest.Objects{at("a", schedulertest.ReservedFor("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"the allocation does not restrict nodes", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"))}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
+		{"all nodes are full", schedulertest.Objects{at("a")}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
+		{"another claim cannot be allocated", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 9, ""))}, nil, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), "", true},
+		{"only the claim that restricts the nodes is deallocated", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-0"), schedulertest.AllocatedNodes("a", "b"))}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")), freed, false},
+		{"the device failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"))}, nil, wants, freed, false},
+		{"the binding timeout has passed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(50*365*24*time.Hour))}, nil, wants, freed, false}, // the test begins in 2000
+		{"the device failed, and another pod has a reservation", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "a", "device-0"), schedulertest.BindingCondition(0, "Broken"), schedulertest.ReservedFor("q"))}, nil, wants, "", true},
 		{"another of its claims is missing", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("missing")), "", true},
 		{"a claim of an earlier attempt for resources", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
 		{"a claim of an earlier attempt that holds devices", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.AllocatedDevice("r", "b", "device-1"), schedulertest.AllocatedNodes("b"), schedulertest.OwnedBy("p"), schedulertest.ExtendedResourceClaim)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
@@ -641,13 +641,13 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 		pod   *corev1.Pod
 		then  func(d *deviceServer)
 	}{
-		{"a claim of its own", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
+		{"a claim from a template", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
 			d.storeClaim(made)
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
 		}},
-		{"a claim of its own, reported in the other order", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
+		{"a claim from a template, delivered after the pod's status", nil, schedulertest.TestPod("p", schedulertest.ClaimFromTemplate("d", "")), func(d *deviceServer) {
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
@@ -656,14 +656,14 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: made})
 			})
 		}},
-		{"a claim it names", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
+		{"a claim by name", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
 			x := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
 			d.notify(func() {
 				d.scheduler.snapshot.SetObject(x)
 				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: x})
 			})
 		}},
-		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.ClaimBeingDeleted)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
+		{"a claim that is being deleted", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.ClaimBeingDeleted)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
 			if err := d.fakeServer.DeleteResourceClaim(t.Context(), d.claimNow("x")); err != nil {
 				t.Fatal(err)
 			}

@@ -23,7 +23,7 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-// roughServer is an API server with a volume controller and a device driver behind it, all of which fail now and then. It keeps
+// faultyServer is an API server with a volume controller and a device driver behind it, all of which fail now and then. It keeps
 // versions as a server does: who writes an object must know it as it is. What it tells is in order, and late.
 type faultyServer struct {
 	*fakeServer
@@ -296,8 +296,8 @@ func (r *faultyServer) leave(name string) {
 	}
 }
 
-// restsWell checks that nothing is assumed when all is quiet.
-func (r *faultyServer) restsWell(round int) {
+// expectNothingAssumed checks that nothing is assumed when no write is in flight.
+func (r *faultyServer) expectNothingAssumed(round int) {
 	r.t.Helper()
 	r.notify(func() {
 		s := r.scheduler.snapshot
@@ -313,7 +313,7 @@ func (r *faultyServer) restsWell(round int) {
 }
 
 // Whatever fails meanwhile: no volume goes to two claims, every pod on a node has its volumes there, and all who can be served are.
-func TestVolumesInRoughWeather(t *testing.T) {
+func TestVolumesWithRandomFailures(t *testing.T) {
 	for round := range 12 {
 		random := rand.New(rand.NewPCG(61, uint64(round)))
 		nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
@@ -344,7 +344,7 @@ func TestVolumesInRoughWeather(t *testing.T) {
 			r.trouble = 0
 			r.store.Unlock()
 			r.pass(20 * time.Minute)
-			r.restsWell(round)
+			r.expectNothingAssumed(round)
 			r.store.Lock()
 			defer r.store.Unlock()
 			owner := map[string]string{}
@@ -382,7 +382,7 @@ func TestVolumesInRoughWeather(t *testing.T) {
 
 // Whatever fails meanwhile: no device goes to two claims, every pod on a node is a user of claims that have devices there, and
 // nobody waits while there are devices.
-func TestDevicesInRoughWeather(t *testing.T) {
+func TestDevicesWithRandomFailures(t *testing.T) {
 	for round := range 12 {
 		random := rand.New(rand.NewPCG(62, uint64(round)))
 		nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
@@ -408,7 +408,7 @@ func TestDevicesInRoughWeather(t *testing.T) {
 			r.trouble = 0
 			r.store.Unlock()
 			r.pass(20 * time.Minute)
-			r.restsWell(round)
+			r.expectNothingAssumed(round)
 			r.store.Lock()
 			defer r.store.Unlock()
 			holder, free := map[string]string{}, map[string]int{"a": 3, "b": 3}

@@ -24,7 +24,7 @@ import (
 	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
-func TestBindingStories(t *testing.T) {
+func TestBinding(t *testing.T) {
 	for name, run := range map[string]func(f *fakeServer){
 		"a pod is bound and an event recorded": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
@@ -41,10 +41,10 @@ func TestBindingStories(t *testing.T) {
 		},
 		"a binding that fails is reported, forgotten and tried again": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
-			f.refuse = func(*corev1.Pod, string) error { return errors.New("no luck") }
+			f.refuse = func(*corev1.Pod, string) error { return errors.New("bind failed") }
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
-			const text = `running Bind plugin "DefaultBinder": no luck`
+			const text = `running Bind plugin "DefaultBinder": bind failed`
 			f.expectEvents("p", "Warning FailedScheduling: "+text)
 			if got := f.conditionOf("p", corev1.PodScheduled); got != "False SchedulerError "+text {
 				f.t.Errorf("the status of the pod is %q", got)
@@ -66,7 +66,7 @@ func TestBindingStories(t *testing.T) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.refuse = func(p *corev1.Pod, _ string) error {
 				if p.Name == "p" {
-					return errors.New("no luck")
+					return errors.New("bind failed")
 				}
 				return nil
 			}
@@ -79,7 +79,7 @@ func TestBindingStories(t *testing.T) {
 			f.expectOn("a", "q")
 			f.expectOn("", "p")
 		},
-		"a pod bound by somebody else is left where it is": func(f *fakeServer) {
+		"a pod bound by another scheduler stays where it is": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addNode(schedulertest.TestNode("b"))
 			f.refuse = func(p *corev1.Pod, node string) error {
@@ -114,7 +114,7 @@ func TestBindingStories(t *testing.T) {
 			f.expectOn("a", "q")
 			f.expectEvents("p")
 		},
-		"so is one that is deleted while it is bound": func(f *fakeServer) {
+		"a pod that begins to terminate while it is bound is forgotten": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
@@ -126,7 +126,7 @@ func TestBindingStories(t *testing.T) {
 			f.expectOn("", "p")
 			f.expectEvents("p")
 		},
-		"and one that has failed while it is bound": func(f *fakeServer) {
+		"a pod that fails while it is bound is forgotten": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.refuse = func(p *corev1.Pod, _ string) error {
@@ -143,7 +143,7 @@ func TestBindingStories(t *testing.T) {
 			f.expectOn("a", "q")
 			f.expectEvents("p")
 		},
-		"a pod made anew under its name is another pod": func(f *fakeServer) {
+		"a new pod of the same name is another pod": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
@@ -158,13 +158,13 @@ func TestBindingStories(t *testing.T) {
 				f.t.Errorf("known: %v", slices.Collect(maps.Keys(f.scheduler.snapshot.PodEntries)))
 			}
 		},
-		"a changed pod is tried as it is now": func(f *fakeServer) {
+		"a changed pod is retried in its current state": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = 500 * time.Millisecond
 			fails := 1
 			f.refuse = func(*corev1.Pod, string) error {
 				if fails--; fails >= 0 {
-					return errors.New("no luck")
+					return errors.New("bind failed")
 				}
 				return nil
 			}
@@ -179,7 +179,7 @@ func TestBindingStories(t *testing.T) {
 				f.t.Error("the old state is known")
 			}
 		},
-		"a node that goes while a pod is bound to it": func(f *fakeServer) {
+		"a node is deleted while a pod is bound to it": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.refuse = func(_ *corev1.Pod, node string) error {
@@ -195,7 +195,7 @@ func TestBindingStories(t *testing.T) {
 			f.pass(20 * time.Second)
 			f.expectOn("b", "p")
 		},
-		"many are bound at a time, but not more than may be": func(f *fakeServer) {
+		"at most maxInFlight pods are bound at a time": func(f *fakeServer) {
 			for i := range 10 {
 				f.addNode(schedulertest.TestNode(fmt.Sprint("n", i)))
 			}
@@ -214,14 +214,14 @@ func TestBindingStories(t *testing.T) {
 				}
 			}
 		},
-		"a pod that is on its way out is not tried": func(f *fakeServer) {
+		"a terminating pod is not scheduled": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addPod(schedulertest.TestPod("p", schedulertest.Terminating))
 			f.pass(time.Second)
 			f.expectOn("", "p")
 			f.expectEvents("p", "Warning FailedScheduling: skip schedule deleting pod: default/p")
 		},
-		"what is not written is said once only": func(f *fakeServer) {
+		"the same condition is written once": func(f *fakeServer) {
 			f.addNode(schedulertest.TestNode("a"))
 			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("9")))
 			for range 5 {
@@ -288,7 +288,7 @@ func (l lateCaller) UpdatePersistentVolumeClaim(_ context.Context, claim *corev1
 	return claim, nil
 }
 
-func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
+func TestBindingCancelledWhenAllIsReady(t *testing.T) {
 	withVolumeServer(t, volumeServer{}, "example.com/disks", func(v *volumeServer) {
 		v.notify(func() { v.scheduler.binder.Writer = lateCaller{v} })
 		v.addPod(schedulertest.TestPod("slow", schedulertest.UsingClaim("claim")))
@@ -309,24 +309,24 @@ func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
 	})
 }
 
-// stormyServer fails at random, and checks every binding against the cluster as it really is.
+// unreliableServer fails at random, and checks every binding against the cluster as it really is.
 type unreliableServer struct {
 	*fakeServer
-	random *rand.Rand
-	nodes  map[string]*corev1.Node
-	calm   atomic.Bool
-	chosen map[types.UID]string
+	random   *rand.Rand
+	nodes    map[string]*corev1.Node
+	reliable atomic.Bool
+	chosen   map[types.UID]string
 }
 
-// bind fails now and then, before anything is done; a pod is never bound to a node it does not fit on, nor twice.
+// Bind sometimes fails before anything is written; a pod is never bound to a node it does not fit on, nor twice.
 func (s *unreliableServer) Bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	s.mu.Lock()
 	pause := time.Duration(s.random.IntN(300)) * time.Millisecond
-	fails := !s.calm.Load() && s.random.IntN(4) == 0
+	fails := !s.reliable.Load() && s.random.IntN(4) == 0
 	s.mu.Unlock()
 	time.Sleep(pause)
 	if fails {
-		return []error{apierrors.NewInternalError(errors.New("storm")), errors.New("connection lost"), apierrors.NewConflict(corev1.Resource("pods"), pod.Name, errors.New("storm"))}[pause%3]
+		return []error{apierrors.NewInternalError(errors.New("injected failure")), errors.New("connection lost"), apierrors.NewConflict(corev1.Resource("pods"), pod.Name, errors.New("injected failure"))}[pause%3]
 	}
 	return s.fakeServer.Bind(ctx, pod, node)
 }
@@ -360,26 +360,26 @@ func (s *unreliableServer) check(pod *corev1.Pod, node string) error {
 	return nil
 }
 
-// TestBindingInAStorm has pods come and go while writes fail and the watch is late. No node is ever over its allocatable, no pod is
-// bound twice; when the storm is over whoever can be placed is, and the scheduler knows exactly what the server does.
+// TestBindingWithRandomFailures adds and deletes pods while writes fail and the watch is late. No node is ever over its allocatable, no pod is
+// bound twice; when writes succeed again, all pods that fit are bound, and the snapshot equals the state of the server.
 func TestBindingWithRandomFailures(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			withFakeServer(t, nil, func(f *fakeServer) {
 				random := rand.New(rand.NewPCG(seed, 21))
-				storm := &unreliableServer{fakeServer: f, random: random, nodes: map[string]*corev1.Node{}, chosen: map[types.UID]string{}}
+				server := &unreliableServer{fakeServer: f, random: random, nodes: map[string]*corev1.Node{}, chosen: map[types.UID]string{}}
 				f.fail = func(string, *corev1.Pod) error {
-					if !storm.calm.Load() && random.IntN(5) == 0 {
-						return apierrors.NewServiceUnavailable("storm")
+					if !server.reliable.Load() && random.IntN(5) == 0 {
+						return apierrors.NewServiceUnavailable("injected failure")
 					}
 					return nil
 				}
-				f.refuse = storm.check
-				f.notify(func() { f.scheduler.binder.Writer = storm })
+				f.refuse = server.check
+				f.notify(func() { f.scheduler.binder.Writer = server })
 				for i := range 4 {
 					n := schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.NodeHas(corev1.ResourceCPU, "4"), schedulertest.NodeHas(corev1.ResourcePods, []string{"5", "20"}[i%2]))
 					f.mu.Lock()
-					storm.nodes[n.Name] = n
+					server.nodes[n.Name] = n
 					f.mu.Unlock()
 					f.addNode(n)
 				}
@@ -401,7 +401,7 @@ func TestBindingWithRandomFailures(t *testing.T) {
 						f.change(pick(names), schedulertest.Labelled("color", "blue"))
 					}
 				}
-				storm.calm.Store(true)
+				server.reliable.Store(true)
 				f.pass(10 * time.Minute)
 				// Preempted pods have gone, and nobody is on the way.
 				f.mu.Lock()
@@ -412,14 +412,14 @@ func TestBindingWithRandomFailures(t *testing.T) {
 						waiting[p.UID] = p
 					} else {
 						there = append(there, p)
-						if storm.chosen[p.UID] != p.Spec.NodeName {
-							t.Errorf("pod %s is on %s, bound to %s", p.Name, p.Spec.NodeName, storm.chosen[p.UID])
+						if server.chosen[p.UID] != p.Spec.NodeName {
+							t.Errorf("pod %s is on %s, bound to %s", p.Name, p.Spec.NodeName, server.chosen[p.UID])
 						}
 					}
 				}
 				f.mu.Unlock()
 				fresh := snapshot.NewSnapshot()
-				for _, n := range storm.nodes {
+				for _, n := range server.nodes {
 					fresh.SetNode(n)
 				}
 				for _, p := range there {

@@ -262,15 +262,15 @@ func TestVolumeFailuresAreReported(t *testing.T) {
 		patches     string
 	}{
 		{"the volume is not written", volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, nil, time.Second, `running PreBind plugin \"VolumeBinding\": no`},
-		{"the volume is not made", volumeServer{failing: true}, schedulertest.CsiName, nil, 3 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`},
-		{"nobody makes it", volumeServer{lazy: true}, schedulertest.CsiName, nil, 601 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded`},
-		{"the volume goes", volumeServer{lazy: true}, volume.NotSupportedProvisioner, func(v *volumeServer) {
+		{"provisioning fails", volumeServer{failing: true}, schedulertest.CsiName, nil, 3 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`},
+		{"the volume is never provisioned", volumeServer{lazy: true}, schedulertest.CsiName, nil, 601 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded`},
+		{"the volume is deleted", volumeServer{lazy: true}, volume.NotSupportedProvisioner, func(v *volumeServer) {
 			v.scheduler.snapshot.DeleteObject(schedulertest.VolumeFor("disk", "", ""))
 		}, 2 * time.Second, `binding volumes: failed to check binding: persistentvolumes \"disk\" not found`},
-		{"the claim goes", volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+		{"the claim is deleted", volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
 			v.scheduler.snapshot.DeleteObject(schedulertest.StorageClaim("claim"))
 		}, 2 * time.Second, `binding volumes: failed to check provisioning pvc: persistentvolumeclaims \"default/claim\" not found`},
-		{"the node goes", volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+		{"the node is deleted", volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
 			v.scheduler.nodeDeleted(schedulertest.TestNode("a"))
 			v.scheduler.nodeDeleted(schedulertest.TestNode("b"))
 		}, 2 * time.Second, `binding volumes: failed to get node \"`},
@@ -342,7 +342,7 @@ func TestVolumesAndDevicesAtOnce(t *testing.T) {
 		v.storeClaim(c)
 		v.pass(time.Second)
 	}
-	t.Run("both come", func(t *testing.T) {
+	t.Run("both become ready", func(t *testing.T) {
 		withVolumeServer(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
 			v.addObjects(known...)
 			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))

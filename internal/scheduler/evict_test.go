@@ -41,7 +41,7 @@ func urgentPod(cpu string, options ...schedulertest.PodOption) *corev1.Pod {
 	return schedulertest.TestPod("urgent", append([]schedulertest.PodOption{schedulertest.RequestingCPU(cpu), schedulertest.Priority(100)}, options...)...)
 }
 
-func TestPreemptionStories(t *testing.T) {
+func TestPreemption(t *testing.T) {
 	for name, run := range map[string]func(f *fakeServer){
 		"victims are marked and deleted, and the pod waits until they are gone": func(f *fakeServer) {
 			f.fillNodes("a")
@@ -109,7 +109,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectOn("a", "urgent")
 			f.expectOn("", "greedy")
 		},
-		"but not from more important ones": func(f *fakeServer) {
+		"the freed resources may be given to pods of higher priority": func(f *fakeServer) {
 			f.fillNodes("a")
 			f.addPod(urgentPod("2"))
 			f.pass(time.Second)
@@ -139,14 +139,14 @@ func TestPreemptionStories(t *testing.T) {
 			f.pass(time.Minute)
 			f.expectOn("a", "urgent")
 		},
-		"where nobody's going helps nobody goes": func(f *fakeServer) {
+		"no victims are deleted when preemption does not help": func(f *fakeServer) {
 			f.fillNodes("a")
 			f.addPod(urgentPod("5"))
 			f.pass(time.Minute)
 			f.expectVictims()
 			f.expectEvents("urgent", "Warning FailedScheduling: "+insufficientCPU+" preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")
 		},
-		"budgets decide who goes": func(f *fakeServer) {
+		"disruption budgets decide which pods are victims": func(f *fakeServer) {
 			f.fillNodes("a")
 			f.budgets = []*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")}
 			f.addPod(schedulertest.TestPod("b0", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Priority(50)))
@@ -159,7 +159,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectVictims("b0")
 			f.expectOn("b", "urgent")
 		},
-		"victims that all go already are waited for": func(f *fakeServer) {
+		"victims that all terminate already are waited for": func(f *fakeServer) {
 			f.fillNodes("a")
 			for _, v := range []string{"a0", "a1"} {
 				f.change(v, schedulertest.Terminating)
@@ -251,7 +251,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectNominated("first", "")
 			f.expectVictims("a0", "a1", "a2", "a3")
 		},
-		"equals that wait for the node keep their claim": func(f *fakeServer) {
+		"pods of the same priority keep their nomination to the node": func(f *fakeServer) {
 			f.fillNodes("a")
 			f.grace = time.Hour
 			f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("2"), schedulertest.Priority(100)))
@@ -262,7 +262,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.expectNominated("urgent", "a")
 			f.expectVictims("a0", "a1", "a2", "a3")
 		},
-		"two pods preempts for two": func(f *fakeServer) {
+		"two pods preempt on two nodes": func(f *fakeServer) {
 			f.fillNodes("a", "b")
 			f.addPod(schedulertest.TestPod("one", schedulertest.RequestingCPU("4"), schedulertest.Priority(100)))
 			f.addPod(schedulertest.TestPod("two", schedulertest.RequestingCPU("4"), schedulertest.Priority(100)))
@@ -272,7 +272,7 @@ func TestPreemptionStories(t *testing.T) {
 				f.t.Errorf("on %q and %q", f.nodeOf("one"), f.nodeOf("two"))
 			}
 		},
-		"the nominated node goes": func(f *fakeServer) {
+		"another node is nominated when the nominated one is deleted": func(f *fakeServer) {
 			f.fillNodes("a")
 			f.grace = time.Hour
 			f.addPod(urgentPod("2"))
@@ -289,7 +289,7 @@ func TestPreemptionStories(t *testing.T) {
 }
 
 // A pod that waits for its volume is not on its node yet: who preempts it calls its binding off instead of deleting it.
-func TestPreemptionCallsBindingsOff(t *testing.T) {
+func TestPreemptionCancelsBindings(t *testing.T) {
 	withVolumeServer(t, volumeServer{lazy: true}, "example.com/disks", func(v *volumeServer) {
 		v.notify(func() { v.scheduler.nodeDeleted(schedulertest.TestNode("b")) })
 		v.addPod(schedulertest.TestPod("slow", schedulertest.RequestingCPU("3"), schedulertest.UsingClaim("claim")))

@@ -38,7 +38,7 @@ func TestConditionPatch(t *testing.T) {
 	}{
 		"a first condition":                     {nil, nil, written("R", "m", now, 0)},
 		"with the pod's generation":             {[]schedulertest.PodOption{generation(7)}, nil, written("R", "m", now, 7)},
-		"the same again":                        {[]schedulertest.PodOption{is("False", "R", "m", 0)}, nil, ""},
+		"an equal condition":                    {[]schedulertest.PodOption{is("False", "R", "m", 0)}, nil, ""},
 		"the same of another generation":        {[]schedulertest.PodOption{is("False", "R", "m", 3), generation(7)}, nil, ""},
 		"another message":                       {[]schedulertest.PodOption{is("False", "R", "n", 0)}, nil, written("R", "m", then, 0)},
 		"another reason":                        {[]schedulertest.PodOption{is("False", "S", "m", 3), generation(7)}, nil, written("R", "m", then, 7)},
@@ -48,8 +48,8 @@ func TestConditionPatch(t *testing.T) {
 		"a nomination":                          {[]schedulertest.PodOption{is("False", "R", "m", 0)}, to("a"), `"nominatedNodeName":"a"`},
 		"the same nomination":                   {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to("a"), ""},
 		"another nomination":                    {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to("b"), `"nominatedNodeName":"b"`},
-		"its end":                               {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to(""), `"nominatedNodeName":null`},
-		"nothing said of it":                    {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, nil, ""},
+		"the nomination is removed":             {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to(""), `"nominatedNodeName":null`},
+		"the nomination is not changed":         {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, nil, ""},
 		"a condition and a nomination":          {nil, to("a"), written("R", "m", now, 0) + `,"nominatedNodeName":"a"`},
 		"quotes and lines are kept as they are": {[]schedulertest.PodOption{is("False", "R", "\"x\"\n<y>", 0)}, nil, written("R", "m", then, 0)},
 	} {

@@ -31,18 +31,18 @@ func TestWritesAreRetried(t *testing.T) {
 		tries int
 		fails bool
 	}{
-		"at once":                        {[]error{nil}, 1, false},
-		"after an internal error":        {[]error{apierrors.NewInternalError(errors.New("x")), nil}, 2, false},
-		"after the server was away":      {[]error{apierrors.NewServiceUnavailable("x"), syscall.ECONNREFUSED, nil}, 3, false},
-		"after too many requests":        {[]error{apierrors.NewTooManyRequests("x", 1), nil}, 2, false},
-		"the fifth time":                 {[]error{syscall.ECONNREFUSED, syscall.ECONNREFUSED, syscall.ECONNREFUSED, syscall.ECONNREFUSED, nil}, 5, false},
-		"never":                          {[]error{apierrors.NewInternalError(errors.New("x"))}, 5, true},
-		"a conflict is an answer":        {[]error{apierrors.NewConflict(pods, "p", errors.New("x")), nil}, 1, true},
-		"so is that there is no pod":     {[]error{apierrors.NewNotFound(pods, "p"), nil}, 1, true},
-		"so is that one may not":         {[]error{apierrors.NewForbidden(pods, "p", errors.New("x")), nil}, 1, true},
-		"so is something else":           {[]error{errors.New("x"), nil}, 1, true},
-		"an answer after a retry":        {[]error{apierrors.NewServiceUnavailable("x"), apierrors.NewNotFound(pods, "p"), nil}, 2, true},
-		"a wrapped error is looked into": {[]error{fmt.Errorf("write: %w", apierrors.NewServiceUnavailable("x")), nil}, 2, false},
+		"the first attempt":                              {[]error{nil}, 1, false},
+		"after an internal error":                        {[]error{apierrors.NewInternalError(errors.New("x")), nil}, 2, false},
+		"after the server was unavailable":               {[]error{apierrors.NewServiceUnavailable("x"), syscall.ECONNREFUSED, nil}, 3, false},
+		"after too many requests":                        {[]error{apierrors.NewTooManyRequests("x", 1), nil}, 2, false},
+		"the fifth attempt":                              {[]error{syscall.ECONNREFUSED, syscall.ECONNREFUSED, syscall.ECONNREFUSED, syscall.ECONNREFUSED, nil}, 5, false},
+		"no attempt":                                     {[]error{apierrors.NewInternalError(errors.New("x"))}, 5, true},
+		"a conflict is not retried":                      {[]error{apierrors.NewConflict(pods, "p", errors.New("x")), nil}, 1, true},
+		"a missing pod is not retried":                   {[]error{apierrors.NewNotFound(pods, "p"), nil}, 1, true},
+		"a denied request is not retried":                {[]error{apierrors.NewForbidden(pods, "p", errors.New("x")), nil}, 1, true},
+		"another error is not retried":                   {[]error{errors.New("x"), nil}, 1, true},
+		"an error that is not retried after one that is": {[]error{apierrors.NewServiceUnavailable("x"), apierrors.NewNotFound(pods, "p"), nil}, 2, true},
+		"a wrapped error is retried":                     {[]error{fmt.Errorf("write: %w", apierrors.NewServiceUnavailable("x")), nil}, 2, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestWritesAreRetried(t *testing.T) {
 			})
 		})
 	}
-	t.Run("until it is over", func(t *testing.T) {
+	t.Run("until the context is done", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
@@ -162,10 +162,10 @@ func TestBindIsKnown(t *testing.T) {
 		lookups int
 	}{
 		"nothing is lost": {nil, nil, false, "a", 1, 0},
-		"the answer is lost": {nil, func(n map[string]int) func(string, string) (bool, bool) {
+		"the response is lost": {nil, func(n map[string]int) func(string, string) (bool, bool) {
 			return func(method, _ string) (bool, bool) { return false, method == "POST" }
 		}, false, "a", 1, 1},
-		"the answer is lost, and then others": {nil, func(n map[string]int) func(string, string) (bool, bool) {
+		"several responses are lost": {nil, func(n map[string]int) func(string, string) (bool, bool) {
 			return func(method, _ string) (bool, bool) { n[method]++; return false, n[method] <= 2 }
 		}, false, "a", 1, 3},
 		"the first request is lost": {nil, func(n map[string]int) func(string, string) (bool, bool) {
@@ -174,10 +174,10 @@ func TestBindIsKnown(t *testing.T) {
 		"all requests are lost": {nil, func(n map[string]int) func(string, string) (bool, bool) {
 			return func(method, _ string) (bool, bool) { return method == "POST", false }
 		}, true, "", 5, 1},
-		"another was faster":                     {func(s *podServer) { s.bind("b") }, nil, true, "b", 1, 1},
-		"another was faster, with the same node": {func(s *podServer) { s.bind("a") }, nil, false, "a", 1, 1},
-		"there is no such pod":                   {func(s *podServer) { s.delete() }, nil, true, "", 1, 1},
-		"there is another pod of its name":       {func(s *podServer) { s.delete(); s.create() }, nil, true, "", 1, 1},
+		"bound to another node meanwhile":  {func(s *podServer) { s.bind("b") }, nil, true, "b", 1, 1},
+		"bound to the same node meanwhile": {func(s *podServer) { s.bind("a") }, nil, false, "a", 1, 1},
+		"the pod does not exist":           {func(s *podServer) { s.delete() }, nil, true, "", 1, 1},
+		"another pod has the name":         {func(s *podServer) { s.delete(); s.create() }, nil, true, "", 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

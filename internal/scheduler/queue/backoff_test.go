@@ -15,30 +15,30 @@ import (
 
 // A pod is forgotten wherever it is, and forgetting it again, or one nobody knows, does no harm.
 func TestQueueDelete(t *testing.T) {
-	for where, bring := range map[string]func(w *queueStory){
-		"active[a b] inFlight[]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")) },
-		"waiting[a b]": func(w *queueStory) {
+	for where, bring := range map[string]func(w *queueTest){
+		"active[a b] inFlight[]": func(w *queueTest) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")) },
+		"waiting[a b]": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a", plugins.NodeNameName)
 			w.refused("b", plugins.NodeNameName)
 		},
-		"backoff[a b]": func(w *queueStory) {
+		"backoff[a b]": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a", "b")
 			w.happens(aNodeCame)
 			w.back("a", plugins.NodeNameName)
 			w.back("b", plugins.NodeNameName)
 		},
-		"backoff[a! b!]": func(w *queueStory) {
+		"backoff[a! b!]": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a")
 			w.refused("b")
 		},
-		"waiting[a* b*]": func(w *queueStory) {
+		"waiting[a* b*]": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")), schedulertest.TestPod("b", schedulertest.WithSchedulingGates("x")))
 		},
-		"inFlight[a b]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")); w.pop("a", "b") },
-		"backoff[a] waiting[b]": func(w *queueStory) {
+		"inFlight[a b]": func(w *queueTest) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")); w.pop("a", "b") },
+		"backoff[a] waiting[b]": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a", plugins.NodeNameName)
 			w.refused("b", plugins.TaintTolerationName)
@@ -46,7 +46,7 @@ func TestQueueDelete(t *testing.T) {
 		},
 	} {
 		t.Run(where, func(t *testing.T) {
-			w := newQueueStory(t)
+			w := newQueueTest(t)
 			bring(w)
 			w.is(strings.TrimSuffix(where, " inFlight[]"))
 			for _, uid := range []types.UID{"b", "b", "nobody"} {
@@ -116,23 +116,23 @@ func TestQueueBackoff(t *testing.T) {
 // Without a pod to pop, Pop returns the time until the next backoff ends or the next flush of unschedulable pods.
 func TestPopReturnsWaitTime(t *testing.T) {
 	for name, test := range map[string]struct {
-		tell func(w *queueStory)
+		tell func(w *queueTest)
 		want time.Duration
 	}{
-		"an empty queue":  {func(*queueStory) {}, 30 * time.Second},
-		"half a look ago": {func(w *queueStory) { w.pop(""); w.after(10 * time.Second) }, 20 * time.Second},
-		"a pod that waits": {func(w *queueStory) {
+		"an empty queue":  {func(*queueTest) {}, 30 * time.Second},
+		"half a look ago": {func(w *queueTest) { w.pop(""); w.after(10 * time.Second) }, 20 * time.Second},
+		"a pod that waits": {func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", plugins.NodeNameName)
 			w.now = time.Unix(1010, 0)
 		}, 20 * time.Second},
-		"a failed try": {func(w *queueStory) {
+		"a failed try": {func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.now = time.Unix(1005, 0)
 			w.refused("a")
 			w.after(300 * time.Millisecond)
 		}, 700 * time.Millisecond},
-		"two failed tries": {func(w *queueStory) {
+		"two failed tries": {func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.now = time.Unix(1005, 0)
 			w.pop("a", "b")
@@ -140,7 +140,7 @@ func TestPopReturnsWaitTime(t *testing.T) {
 			w.after(500 * time.Millisecond)
 			w.back("a")
 		}, 500 * time.Millisecond},
-		"a failed try long ago": {func(w *queueStory) {
+		"a failed try long ago": {func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.now = time.Unix(1005, 0)
 			for range 6 {
@@ -154,11 +154,11 @@ func TestPopReturnsWaitTime(t *testing.T) {
 		}, time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newQueueStory(t)
+			w := newQueueTest(t)
 			w.now = time.Unix(1000, 0)
 			w.pop("")
 			if name == "an empty queue" {
-				w = newQueueStory(t)
+				w = newQueueTest(t)
 			}
 			test.tell(w)
 			if p, wait := w.q.Pop(w.now); p != nil || wait != test.want && name != "an empty queue" || wait > test.want {

@@ -20,38 +20,38 @@ func testQueue() *Queue {
 	return New(map[string]*plugins.Profile{p.Name: p}, time.Second, 10*time.Second)
 }
 
-// queueStory is a queue and what has come to its places.
-type queueStory struct {
+// queueTest is a queue and what was added to its parts.
+type queueTest struct {
 	t        *testing.T
 	q        *Queue
 	s        *snapshot.Snapshot
 	now      time.Time
 	inFlight map[string]*QueuedPod
-	came     []string
+	added    []string
 }
 
-func newQueueStory(t *testing.T) *queueStory {
-	w := &queueStory{t: t, q: testQueue(), s: snapshot.NewSnapshot(), now: time.Unix(1000, 0), inFlight: map[string]*QueuedPod{}}
+func newQueueTest(t *testing.T) *queueTest {
+	w := &queueTest{t: t, q: testQueue(), s: snapshot.NewSnapshot(), now: time.Unix(1000, 0), inFlight: map[string]*QueuedPod{}}
 	w.listen()
 	return w
 }
 
-func (w *queueStory) listen() {
+func (w *queueTest) listen() {
 	names := map[Location]string{InActiveQ: "active", InBackoffQ: "backoff", InUnschedulablePods: "waiting"}
 	w.q.OnAdd = func(to Location, gated bool, event string) {
 		name := names[to]
 		if gated {
 			name = "gated"
 		}
-		w.came = append(w.came, name+":"+event)
+		w.added = append(w.added, name+":"+event)
 	}
 }
 
 // after lets time go by.
-func (w *queueStory) after(d time.Duration) { w.now = w.now.Add(d) }
+func (w *queueTest) after(d time.Duration) { w.now = w.now.Add(d) }
 
 // add lets pods come, a millisecond apart.
-func (w *queueStory) add(pods ...*corev1.Pod) {
+func (w *queueTest) add(pods ...*corev1.Pod) {
 	w.t.Helper()
 	for _, p := range pods {
 		w.q.Add(snapshottest.PodInfo(w.t, p), w.now)
@@ -60,7 +60,7 @@ func (w *queueStory) add(pods ...*corev1.Pod) {
 }
 
 // pop takes out pods and expects these, in order; "" stands for none.
-func (w *queueStory) pop(names ...string) {
+func (w *queueTest) pop(names ...string) {
 	w.t.Helper()
 	for _, want := range names {
 		p, wait := w.q.Pop(w.now)
@@ -78,42 +78,42 @@ func (w *queueStory) pop(names ...string) {
 }
 
 // back returns a pod that was taken out; without rules the try failed by itself.
-func (w *queueStory) back(name string, rules ...string) {
+func (w *queueTest) back(name string, rules ...string) {
 	w.q.AddUnschedulable(w.s, w.inFlight[name], rules, w.now)
 	delete(w.inFlight, name)
 }
 
 // refused tries a pod in vain.
-func (w *queueStory) refused(name string, rules ...string) {
+func (w *queueTest) refused(name string, rules ...string) {
 	w.t.Helper()
 	w.pop(name)
 	w.back(name, rules...)
 }
 
-func (w *queueStory) happens(e plugins.Event) bool {
+func (w *queueTest) happens(e plugins.Event) bool {
 	return w.q.MoveToActiveOrBackoff(w.s, e, w.now, nil)
 }
 
-func (w *queueStory) update(old, now *corev1.Pod) {
+func (w *queueTest) update(old, now *corev1.Pod) {
 	w.t.Helper()
 	w.q.Update(w.s, old, snapshottest.PodInfo(w.t, now), w.now)
 }
 
 // is compares where the pods are. Pods whose try failed are marked !, gated ones *, held ones #.
-func (w *queueStory) is(want string) {
+func (w *queueTest) is(want string) {
 	w.t.Helper()
 	if got := placesOf(w.q); got != want {
 		w.t.Fatalf("%s, want %s", got, want)
 	}
 }
 
-// told compares what has come to the places since the last time.
-func (w *queueStory) told(want ...string) {
+// expectAdded compares what has come to the places since the last time.
+func (w *queueTest) expectAdded(want ...string) {
 	w.t.Helper()
-	if !slices.Equal(w.came, want) {
-		w.t.Fatalf("came %v, want %v", w.came, want)
+	if !slices.Equal(w.added, want) {
+		w.t.Fatalf("came %v, want %v", w.added, want)
 	}
-	w.came = nil
+	w.added = nil
 }
 
 func placesOf(q *Queue) string {

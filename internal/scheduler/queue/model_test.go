@@ -168,7 +168,7 @@ func TestQueueEqualsModel(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(60) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		m, w := &queueModel{now: 1000000}, newQueueStory(t)
+		m, w := &queueModel{now: 1000000}, newQueueTest(t)
 		step := func(name string) {
 			seen[name]++
 			if got, want := placesOf(w.q), m.String(); got != want {

@@ -17,18 +17,18 @@ import (
 
 func TestQueue(t *testing.T) {
 	const fit, byName, byTaint = plugins.NodeResourcesFitName, plugins.NodeNameName, plugins.TaintTolerationName
-	for name, tell := range map[string]func(w *queueStory){
+	for name, tell := range map[string]func(w *queueTest){
 		// Order.
-		"the highest priority first, then who came first": func(w *queueStory) {
+		"pods are popped by priority, then by the time they were added": func(w *queueTest) {
 			w.add(schedulertest.TestPod("low-1", schedulertest.Priority(1)), schedulertest.TestPod("high", schedulertest.Priority(5)), schedulertest.TestPod("low-2", schedulertest.Priority(1)), schedulertest.TestPod("none"))
 			w.is("active[high low-1 low-2 none]")
 			w.pop("high", "low-1", "low-2", "none", "")
 		},
-		"priorities from the lowest to the highest": func(w *queueStory) {
+		"the extreme priorities are ordered": func(w *queueTest) {
 			w.add(schedulertest.TestPod("least", schedulertest.Priority(math.MinInt32)), schedulertest.TestPod("minus", schedulertest.Priority(-1)), schedulertest.TestPod("none"), schedulertest.TestPod("zero", schedulertest.Priority(0)), schedulertest.TestPod("most", schedulertest.Priority(math.MaxInt32)))
 			w.pop("most", "none", "zero", "minus", "least", "")
 		},
-		"who comes back goes behind those who came meanwhile": func(w *queueStory) {
+		"a retried pod is behind pods added meanwhile": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", byName)
 			w.after(time.Millisecond)
@@ -39,7 +39,7 @@ func TestQueue(t *testing.T) {
 			w.is("active[a b c]")
 			w.pop("a", "b", "c")
 		},
-		"a try counts as coming anew": func(w *queueStory) {
+		"an attempt renews the time a pod was added": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.add(schedulertest.TestPod("b"))
@@ -49,7 +49,7 @@ func TestQueue(t *testing.T) {
 			w.happens(aNodeCame)
 			w.is("active[b a]")
 		},
-		"a more important pod goes first even if it comes back": func(w *queueStory) {
+		"a retried pod of higher priority is popped first": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.Priority(1)))
 			w.refused("a", byName)
 			w.add(schedulertest.TestPod("b"))
@@ -57,7 +57,7 @@ func TestQueue(t *testing.T) {
 			w.happens(aNodeCame)
 			w.pop("a", "b")
 		},
-		"a pod that comes twice is there once, with its last state": func(w *queueStory) {
+		"a pod added twice is queued once, with its last state": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("new", "yes")))
 			w.is("active[a]")
 			w.pop("a", "")
@@ -67,7 +67,7 @@ func TestQueue(t *testing.T) {
 		},
 
 		// Backoff.
-		"a refused pod waits, and is tried a second later when something helps": func(w *queueStory) {
+		"a rejected pod is retried after its backoff when an event helps": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.now = time.Unix(1001, 0)
 			w.refused("a", byName)
@@ -84,14 +84,14 @@ func TestQueue(t *testing.T) {
 			w.add(schedulertest.TestPod("d"))
 			w.pop("a", "d")
 		},
-		"after its backoff a pod is woken right to the active ones": func(w *queueStory) {
+		"an event after the backoff moves a pod to activeQ": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", byName)
 			w.after(2 * time.Second)
 			w.happens(aNodeCame)
 			w.is("active[a]")
 		},
-		"a backoff ends at a full second": func(w *queueStory) {
+		"a backoff ends at a full second": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.now = time.Unix(1000, 300e6)
 			w.pop("a")
@@ -101,7 +101,7 @@ func TestQueue(t *testing.T) {
 			w.now = time.Unix(1002, 0)
 			w.pop("a")
 		},
-		"pods whose backoff ends within the same second come by priority": func(w *queueStory) {
+		"pods whose backoff ends within the same second come by priority": func(w *queueTest) {
 			w.add(schedulertest.TestPod("low", schedulertest.Priority(1)), schedulertest.TestPod("high", schedulertest.Priority(9)))
 			w.now = time.Unix(1000, 900e6)
 			w.refused("high", byName)
@@ -111,7 +111,7 @@ func TestQueue(t *testing.T) {
 			w.is("backoff[high low]")
 			w.pop("high", "low")
 		},
-		"but not before those of an earlier second": func(w *queueStory) {
+		"pods whose backoff ends in an earlier second are popped first": func(w *queueTest) {
 			w.add(schedulertest.TestPod("low", schedulertest.Priority(1)), schedulertest.TestPod("high", schedulertest.Priority(9)))
 			w.pop("high", "low")
 			w.now = time.Unix(1000, 900e6)
@@ -122,7 +122,7 @@ func TestQueue(t *testing.T) {
 			w.is("backoff[low high]")
 			w.pop("low", "high")
 		},
-		"nobody waits for the end of a backoff while nobody else wants to be tried": func(w *queueStory) {
+		"a pod in backoff is popped early when activeQ is empty": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", byName)
 			w.pop("")
@@ -130,16 +130,16 @@ func TestQueue(t *testing.T) {
 			w.is("backoff[a]")
 			w.pop("a")
 			w.is("inFlight[a]")
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd", "active:PopFromBackoffQ")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd", "active:PopFromBackoffQ")
 		},
-		"who is active goes before the most important in backoff": func(w *queueStory) {
+		"activeQ is popped before pods of higher priority in backoffQ": func(w *queueTest) {
 			w.add(schedulertest.TestPod("high", schedulertest.Priority(9)))
 			w.refused("high", byName)
 			w.happens(aNodeCame)
 			w.add(schedulertest.TestPod("low"))
 			w.pop("low", "high")
 		},
-		"a try that failed by itself waits its time out": func(w *queueStory) {
+		"a pod whose attempt failed with an error waits for its whole backoff": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a")
 			w.is("backoff[a!]")
@@ -147,9 +147,9 @@ func TestQueue(t *testing.T) {
 			w.pop("")
 			w.now = time.Unix(1003, 0)
 			w.pop("a")
-			w.told("active:UnscheduledPodAdd", "backoff:ScheduleAttemptFailure", "active:BackoffComplete")
+			w.expectAdded("active:UnscheduledPodAdd", "backoff:ScheduleAttemptFailure", "active:BackoffComplete")
 		},
-		"and does not keep others from being tried early": func(w *queueStory) {
+		"a pod in error backoff does not keep others from being popped early": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a")
 			w.after(5 * time.Second)
@@ -162,7 +162,7 @@ func TestQueue(t *testing.T) {
 			w.is("backoff[b a!]")
 			w.pop("b", "")
 		},
-		"without a longest backoff there is none": func(w *queueStory) {
+		"a maximal backoff of zero disables backoff": func(w *queueTest) {
 			w.q = New(w.q.profiles, time.Second, 0)
 			w.add(schedulertest.TestPod("a"))
 			w.now = time.Unix(1000, 5e6)
@@ -172,7 +172,7 @@ func TestQueue(t *testing.T) {
 			w.refused("a")
 			w.pop("a")
 		},
-		"a refusal makes the failures before it forgotten": func(w *queueStory) {
+		"a rejection resets the count of errors": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			for range 4 {
 				w.after(time.Minute)
@@ -186,7 +186,7 @@ func TestQueue(t *testing.T) {
 			w.now = time.Unix(2001, 0)
 			w.pop("b", "a")
 		},
-		"a failure after refusals is the first": func(w *queueStory) {
+		"the first error after rejections has the initial backoff": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			for range 4 {
 				w.after(time.Minute)
@@ -203,7 +203,7 @@ func TestQueue(t *testing.T) {
 		},
 
 		// Waiting.
-		"nobody waits longer than five minutes": func(w *queueStory) {
+		"an unschedulable pod is retried after five minutes": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.now = time.Unix(2000, 0)
 			w.refused("a", byName)
@@ -211,9 +211,9 @@ func TestQueue(t *testing.T) {
 			w.pop("")
 			w.now = time.Unix(2330, 0)
 			w.pop("a")
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:UnschedulableTimeout")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:UnschedulableTimeout")
 		},
-		"who has waited too long is looked for every half minute": func(w *queueStory) {
+		"unschedulable pods are flushed every 30 seconds": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.now = time.Unix(2000, 0)
 			w.refused("a", byName)
@@ -224,7 +224,7 @@ func TestQueue(t *testing.T) {
 			w.now = time.Unix(2320, 0)
 			w.pop("a")
 		},
-		"the five minutes begin anew with every try": func(w *queueStory) {
+		"the five minutes begin again with every attempt": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", byName)
 			w.after(4 * time.Minute)
@@ -235,7 +235,7 @@ func TestQueue(t *testing.T) {
 			w.after(2 * time.Minute)
 			w.pop("a")
 		},
-		"a change nobody cares about is not remembered": func(w *queueStory) {
+		"an event without registered hints is not kept": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a")
 			w.happens(plugins.Event{Resource: "Secret", Action: plugins.Add})
@@ -244,7 +244,7 @@ func TestQueue(t *testing.T) {
 				w.t.Errorf("remembered: %v", w.q.InFlightEvents)
 			}
 		},
-		"a change that helps one of the rules is enough": func(w *queueStory) {
+		"an event that helps one of the rejecting plugins moves the pod": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
 			w.refused("a", byTaint, fit)
 			if !w.happens(aPodWent) {
@@ -252,20 +252,20 @@ func TestQueue(t *testing.T) {
 			}
 			w.is("backoff[a]")
 		},
-		"a change may be for some pods only": func(w *queueStory) {
+		"an event moves only the pods it may help": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1"), schedulertest.Priority(2)), schedulertest.TestPod("b", schedulertest.RequestingCPU("1"), schedulertest.Priority(1)))
 			w.refused("a", fit)
 			w.refused("b", fit)
 			w.q.MoveToActiveOrBackoff(w.s, aPodWent, w.now, func(p *corev1.Pod) bool { return snapshot.PriorityOf(p) <= 1 })
 			w.is("backoff[b] waiting[a]")
 		},
-		"a rule without hints is helped by everything": func(w *queueStory) {
+		"every event moves a pod rejected by a plugin without hints": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", "Extender")
 			w.happens(aPodCame)
 			w.is("backoff[a]")
 		},
-		"whom an extender has refused everything may help, also what no rule cares about": func(w *queueStory) {
+		"every event moves a pod rejected by an extender, also events without registered hints": func(w *queueTest) {
 			for _, e := range []plugins.Event{
 				{Resource: plugins.NodeResource, Action: plugins.UpdateNodeCondition, Old: schedulertest.TestNode("n"), New: schedulertest.TestNode("n")},
 				{Resource: plugins.NodeResource, Action: plugins.UpdateNodeAnnotation, Old: schedulertest.TestNode("n"), New: schedulertest.TestNode("n")},
@@ -291,7 +291,7 @@ func TestQueue(t *testing.T) {
 				}
 			}
 		},
-		"so for a rule of one's own that gives no hints": func(w *queueStory) {
+		"every event moves a pod rejected by a custom plugin without hints": func(w *queueTest) {
 			profile := plugins.DefaultProfile()
 			profile.Filters = append(profile.Filters, silentPlugin{})
 			w.q = New(map[string]*plugins.Profile{profile.Name: profile}, time.Second, time.Second)
@@ -300,7 +300,7 @@ func TestQueue(t *testing.T) {
 			w.happens(plugins.Event{Resource: plugins.CSIDriverResource, Action: plugins.Delete})
 			w.is("backoff[a]")
 		},
-		"a pod of an unknown profile is woken by everything": func(w *queueStory) {
+		"every event moves a pod of an unknown profile": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", func(p *corev1.Pod) { p.Spec.SchedulerName = "gone" }))
 			w.refused("a", byTaint)
 			w.happens(aPodCame)
@@ -308,22 +308,22 @@ func TestQueue(t *testing.T) {
 		},
 
 		// Being tried.
-		"a change during the try counts": func(w *queueStory) {
+		"an event during the attempt counts": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.happens(aNodeCame)
 			w.back("a", byName)
 			w.is("backoff[a]")
-			w.told("active:UnscheduledPodAdd", "backoff:ScheduleAttemptFailure")
+			w.expectAdded("active:UnscheduledPodAdd", "backoff:ScheduleAttemptFailure")
 		},
-		"a change during the try that does not help counts in vain": func(w *queueStory) {
+		"an event during the attempt that does not help leaves the pod unschedulable": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
 			w.pop("a")
 			w.happens(aPodCame)
 			w.back("a", fit)
 			w.is("waiting[a]")
 		},
-		"a change before the try does not count": func(w *queueStory) {
+		"an event before the attempt does not count": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a")
 			w.happens(aNodeCame)
@@ -332,7 +332,7 @@ func TestQueue(t *testing.T) {
 			w.back("a", byName)
 			w.is("backoff[a] waiting[b]")
 		},
-		"changes are forgotten when nobody is being tried": func(w *queueStory) {
+		"events are dropped when no pod is in flight": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a", "b")
 			w.happens(aNodeCame)
@@ -346,7 +346,7 @@ func TestQueue(t *testing.T) {
 			}
 			w.is("")
 		},
-		"the pod's own change during the try counts": func(w *queueStory) {
+		"an update of the pod itself during the attempt counts": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.ToleratesAll))
@@ -356,7 +356,7 @@ func TestQueue(t *testing.T) {
 				w.t.Error("the old state is kept")
 			}
 		},
-		"another pod's own change does not": func(w *queueStory) {
+		"an update of another pod does not count": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a", "b")
 			w.update(schedulertest.TestPod("b"), schedulertest.TestPod("b", schedulertest.ToleratesAll))
@@ -364,14 +364,14 @@ func TestQueue(t *testing.T) {
 			w.back("b", byTaint)
 			w.is("backoff[b] waiting[a]")
 		},
-		"a pod deleted during its try does not come back": func(w *queueStory) {
+		"a pod deleted during its attempt is not requeued": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.q.Delete("a")
 			w.back("a", byName)
 			w.is("")
 		},
-		"nor does it replace one that was made anew": func(w *queueStory) {
+		"a deleted pod does not replace a new one of its name": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.q.Delete("a")
@@ -379,7 +379,7 @@ func TestQueue(t *testing.T) {
 			w.back("a", byName)
 			w.is("active[a]")
 		},
-		"tries are counted, and the first is remembered": func(w *queueStory) {
+		"attempts are counted and the time of the first is kept": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			first := w.now
 			for range 3 {
@@ -394,13 +394,13 @@ func TestQueue(t *testing.T) {
 		},
 
 		// Updates.
-		"an update of an active pod keeps the order right": func(w *queueStory) {
+		"an update of a pod in activeQ keeps the order": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("b", schedulertest.Priority(2)), schedulertest.TestPod("c", schedulertest.Priority(3)))
 			w.update(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("a", schedulertest.Priority(9)))
 			w.is("active[a c b]")
 			w.pop("a", "c", "b")
 		},
-		"and so does one of pods in backoff": func(w *queueStory) {
+		"an update of a pod in backoffQ keeps the order": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("b", schedulertest.Priority(2)), schedulertest.TestPod("c", schedulertest.Priority(3)))
 			w.pop("c", "b", "a")
 			w.happens(aNodeCame)
@@ -410,7 +410,7 @@ func TestQueue(t *testing.T) {
 			w.update(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("a", schedulertest.Priority(9)))
 			w.pop("a", "c", "b")
 		},
-		"an update of a pod in backoff leaves it there": func(w *queueStory) {
+		"an update of a pod in backoff leaves it there": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a", byTaint, byName)
 			w.refused("b")
@@ -422,41 +422,41 @@ func TestQueue(t *testing.T) {
 				w.t.Error("the old state is kept")
 			}
 		},
-		"an update that helps wakes the pod": func(w *queueStory) {
+		"an update that helps moves the pod": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", byTaint)
 			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.ToleratesAll))
 			w.is("backoff[a]")
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:TargetPodUpdatePodToleration")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:TargetPodUpdatePodToleration")
 		},
-		"of an update's parts the one that helps is named": func(w *queueStory) {
+		"the part of an update that helps is the event": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("2")))
 			w.refused("a", byTaint)
 			w.after(time.Minute)
 			w.update(schedulertest.TestPod("a", schedulertest.RequestingCPU("2")), schedulertest.TestPod("a", schedulertest.RequestingCPU("1"), schedulertest.Labelled("x", "y"), schedulertest.ToleratesAll))
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
 		},
-		"an update that does not help leaves the pod waiting, but is taken over": func(w *queueStory) {
+		"an update that does not help is stored and the pod stays unschedulable": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.refused("a", byTaint)
 			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("x", "y")))
 			w.is("waiting[a]")
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure")
 			if w.q.All["a"].PodInfo.Pod.Labels["x"] != "y" {
 				w.t.Error("the old state is kept")
 			}
 		},
-		"an update of a pod that is not there brings it": func(w *queueStory) {
+		"an update of an unknown pod adds it": func(w *queueTest) {
 			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("x", "y")))
 			w.is("active[a]")
-			w.told("active:UnscheduledPodAdd")
+			w.expectAdded("active:UnscheduledPodAdd")
 		},
 
 		// Gates.
-		"a gated pod waits": func(w *queueStory) {
+		"a gated pod is unschedulable": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")))
 			w.is("waiting[a*]")
-			w.told("gated:UnscheduledPodAdd")
+			w.expectAdded("gated:UnscheduledPodAdd")
 			w.pop("")
 			w.happens(aNodeCame)
 			w.happens(aPodWent)
@@ -464,7 +464,7 @@ func TestQueue(t *testing.T) {
 			w.pop("")
 			w.is("waiting[a*]")
 		},
-		"until its last gate is gone": func(w *queueStory) {
+		"a pod is active when its last gate is removed": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x", "y")))
 			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x", "y")), schedulertest.TestPod("a", schedulertest.WithSchedulingGates("y")))
 			w.is("waiting[a*]")
@@ -472,19 +472,19 @@ func TestQueue(t *testing.T) {
 			w.is("waiting[a*]")
 			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("y")), schedulertest.TestPod("a", schedulertest.Labelled("l", "v")))
 			w.is("active[a]")
-			w.told("gated:UnscheduledPodAdd", "active:TargetPodUpdatePodSchedulingGatesEliminated")
+			w.expectAdded("gated:UnscheduledPodAdd", "active:TargetPodUpdatePodSchedulingGatesEliminated")
 			w.pop("a")
 			w.back("a", byName)
 			w.is("waiting[a]")
 		},
-		"a gated pod counts as refused by its gates, once": func(w *queueStory) {
+		"a gated pod is rejected by SchedulingGates once": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")))
 			w.update(schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x")), schedulertest.TestPod("a", schedulertest.WithSchedulingGates("x"), schedulertest.Labelled("l", "v")))
 			if rules := w.q.All["a"].RejectedBy; !slices.Equal(rules, []string{plugins.SchedulingGatesName}) {
 				w.t.Errorf("refused by %v", rules)
 			}
 		},
-		"a profile without the rule knows no gates": func(w *queueStory) {
+		"a profile without SchedulingGates ignores gates": func(w *queueTest) {
 			profile, err := plugins.NewProfile(&configv1.KubeSchedulerProfile{Plugins: &configv1.Plugins{PreEnqueue: configv1.PluginSet{Disabled: []configv1.Plugin{{Name: plugins.SchedulingGatesName}}}}})
 			if err != nil {
 				w.t.Fatal(err)
@@ -495,7 +495,7 @@ func TestQueue(t *testing.T) {
 		},
 
 		// Pods held until their preemption is through.
-		"a held pod is not woken before it is released": func(w *queueStory) {
+		"a blocked pod is not moved before it is unblocked": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.q.Block(w.inFlight["a"])
@@ -505,9 +505,9 @@ func TestQueue(t *testing.T) {
 			w.pop("")
 			w.q.Unblock("a", w.now, false)
 			w.is("backoff[a]")
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd")
 		},
-		"nor by what happened during its try": func(w *queueStory) {
+		"a blocked pod is not moved by events during its attempt": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.happens(aNodeCame)
@@ -518,7 +518,7 @@ func TestQueue(t *testing.T) {
 			w.q.Unblock("a", w.now, false)
 			w.is("active[a]")
 		},
-		"nor by having waited too long, or by its own update": func(w *queueStory) {
+		"a blocked pod is not moved by the flush or its own update": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.q.Block(w.inFlight["a"])
@@ -529,9 +529,9 @@ func TestQueue(t *testing.T) {
 			w.is("waiting[a#]")
 			w.q.Unblock("a", w.now, false)
 			w.is("active[a]")
-			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
+			w.expectAdded("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
 		},
-		"released without help it goes on waiting": func(w *queueStory) {
+		"a pod unblocked without an event stays unschedulable": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
 			w.pop("a")
 			w.q.Block(w.inFlight["a"])
@@ -542,7 +542,7 @@ func TestQueue(t *testing.T) {
 			w.happens(aPodWent)
 			w.is("backoff[a]")
 		},
-		"what helped before it was held does not count again": func(w *queueStory) {
+		"an event before the pod was blocked does not count again": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			for range 2 {
 				w.pop("a")
@@ -557,16 +557,16 @@ func TestQueue(t *testing.T) {
 			w.q.Unblock("a", w.now, false)
 			w.is("waiting[a]")
 		},
-		"released to be retried it does not wait for its backoff": func(w *queueStory) {
+		"a pod unblocked for a retry does not wait for its backoff": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.pop("a")
 			w.q.Block(w.inFlight["a"])
 			w.back("a", byName)
 			w.q.Unblock("a", w.now, true)
 			w.is("active[b a]")
-			w.told("active:UnscheduledPodAdd", "active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:ForceActivate")
+			w.expectAdded("active:UnscheduledPodAdd", "active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:ForceActivate")
 		},
-		"a release of nobody, or of a pod that is not held, changes nothing": func(w *queueStory) {
+		"unblocking an unknown or unblocked pod changes nothing": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
 			w.refused("a", byName)
 			w.q.Unblock("a", w.now, true)
@@ -574,7 +574,7 @@ func TestQueue(t *testing.T) {
 			w.q.Unblock("c", w.now, true)
 			w.is("active[b] waiting[a]")
 		},
-		"a held pod can be deleted": func(w *queueStory) {
+		"a blocked pod can be deleted": func(w *queueTest) {
 			w.add(schedulertest.TestPod("a"))
 			w.pop("a")
 			w.q.Block(w.inFlight["a"])
@@ -584,7 +584,7 @@ func TestQueue(t *testing.T) {
 			w.is("")
 		},
 	} {
-		t.Run(name, func(t *testing.T) { tell(newQueueStory(t)) })
+		t.Run(name, func(t *testing.T) { tell(newQueueTest(t)) })
 	}
 }
 
@@ -598,32 +598,32 @@ func TestQueueWakesOnlyPodsAChangeMayHelp(t *testing.T) {
 		event plugins.Event
 		wakes bool
 	}{
-		"room: a pod goes":                    {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), true},
-		"room: a pod comes":                   {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"))), false},
-		"room: a large node comes":            {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.Add, nil, big), true},
-		"room: a small node comes":            {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
-		"room: a node grows":                  {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.UpdateNodeAllocatable, small, big), true},
-		"room: a node is relabelled":          {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, big), false},
-		"room: a pod shrinks":                 {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.UpdatePodScaleDown, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingCPU("2")), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingCPU("1"))), true},
-		"room: a pod shrinks in memory":       {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.UpdatePodScaleDown, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingMemory("2Gi")), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingMemory("1Gi"))), false},
-		"taint: removed":                      {schedulertest.TestPod("p"), plugins.TaintTolerationName, eventOf(plugins.NodeResource, plugins.UpdateNodeTaint, tainted, small), true},
-		"taint: a tainted node comes":         {schedulertest.TestPod("p"), plugins.TaintTolerationName, eventOf(plugins.NodeResource, plugins.Add, nil, tainted), false},
-		"cordon: lifted":                      {schedulertest.TestPod("p"), plugins.NodeUnschedulableName, eventOf(plugins.NodeResource, plugins.UpdateNodeTaint, schedulertest.TestNode("n", schedulertest.Cordoned), small), true},
-		"node affinity: the label comes":      {schedulertest.TestPod("p", schedulertest.Selecting("a", "b")), plugins.NodeAffinityName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, schedulertest.TestNode("n", schedulertest.NodeLabel("a", "b"))), true},
-		"node affinity: another label comes":  {schedulertest.TestPod("p", schedulertest.Selecting("a", "b")), plugins.NodeAffinityName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, schedulertest.TestNode("n", schedulertest.NodeLabel("a", "c"))), false},
-		"ports: freed":                        {schedulertest.TestPod("p", schedulertest.Port(80, "", "TCP")), plugins.NodePortsName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Port(80, "", "TCP")), nil), true},
-		"ports: another freed":                {schedulertest.TestPod("p", schedulertest.Port(80, "", "TCP")), plugins.NodePortsName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Port(81, "", "TCP")), nil), false},
-		"affinity: the friend comes":          {schedulertest.TestPod("p", schedulertest.WithAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"), green)), true},
-		"affinity: a stranger comes":          {schedulertest.TestPod("p", schedulertest.WithAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"))), false},
-		"affinity: the enemy goes":            {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
-		"affinity: one who hated us goes":     {schedulertest.TestPod("p", green), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), nil), true},
-		"affinity: the enemy changes color":   {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.UpdatePodLabel, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Labelled("color", "red"))), true},
-		"spread: one of ours goes":            {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
-		"spread: a stranger goes":             {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), false},
-		"spread: a node without the key":      {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
-		"spread: a node with the key":         {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, schedulertest.TestNode("n", schedulertest.Zone("1"))), true},
-		"an extender's refusal: any change":   {schedulertest.TestPod("p"), "Extender", eventOf(plugins.NodeResource, plugins.Add, nil, small), true},
-		"no interest in what nobody asks for": {schedulertest.TestPod("p"), "Extender", eventOf(plugins.Resource("Secret"), plugins.Add, nil, small), false},
+		"resources: a pod is deleted":                        {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), true},
+		"resources: a pod is added":                          {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"))), false},
+		"resources: a large node is added":                   {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.Add, nil, big), true},
+		"resources: a small node is added":                   {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
+		"resources: a node has more":                         {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.UpdateNodeAllocatable, small, big), true},
+		"resources: a node gets a label":                     {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, big), false},
+		"resources: a pod requests less CPU":                 {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.UpdatePodScaleDown, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingCPU("2")), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingCPU("1"))), true},
+		"resources: a pod requests less memory":              {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.UpdatePodScaleDown, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingMemory("2Gi")), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingMemory("1Gi"))), false},
+		"taint: removed":                                     {schedulertest.TestPod("p"), plugins.TaintTolerationName, eventOf(plugins.NodeResource, plugins.UpdateNodeTaint, tainted, small), true},
+		"taint: a tainted node is added":                     {schedulertest.TestPod("p"), plugins.TaintTolerationName, eventOf(plugins.NodeResource, plugins.Add, nil, tainted), false},
+		"unschedulable node: uncordoned":                     {schedulertest.TestPod("p"), plugins.NodeUnschedulableName, eventOf(plugins.NodeResource, plugins.UpdateNodeTaint, schedulertest.TestNode("n", schedulertest.Cordoned), small), true},
+		"node affinity: the label is added":                  {schedulertest.TestPod("p", schedulertest.Selecting("a", "b")), plugins.NodeAffinityName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, schedulertest.TestNode("n", schedulertest.NodeLabel("a", "b"))), true},
+		"node affinity: another label is added":              {schedulertest.TestPod("p", schedulertest.Selecting("a", "b")), plugins.NodeAffinityName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, schedulertest.TestNode("n", schedulertest.NodeLabel("a", "c"))), false},
+		"ports: freed":                                       {schedulertest.TestPod("p", schedulertest.Port(80, "", "TCP")), plugins.NodePortsName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Port(80, "", "TCP")), nil), true},
+		"ports: another freed":                               {schedulertest.TestPod("p", schedulertest.Port(80, "", "TCP")), plugins.NodePortsName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Port(81, "", "TCP")), nil), false},
+		"affinity: a matching pod is added":                  {schedulertest.TestPod("p", schedulertest.WithAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"), green)), true},
+		"affinity: another pod is added":                     {schedulertest.TestPod("p", schedulertest.WithAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"))), false},
+		"anti-affinity: a matching pod is deleted":           {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
+		"anti-affinity: a pod whose term matches is deleted": {schedulertest.TestPod("p", green), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), nil), true},
+		"anti-affinity: a matching pod changes its label":    {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.UpdatePodLabel, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Labelled("color", "red"))), true},
+		"spread: a counted pod is deleted":                   {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
+		"spread: another pod is deleted":                     {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), false},
+		"spread: a node without the key":                     {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
+		"spread: a node with the key":                        {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color=green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, schedulertest.TestNode("n", schedulertest.Zone("1"))), true},
+		"an extender's rejection: any event":                 {schedulertest.TestPod("p"), "Extender", eventOf(plugins.NodeResource, plugins.Add, nil, small), true},
+		"an event of a resource without hints":               {schedulertest.TestPod("p"), "Extender", eventOf(plugins.Resource("Secret"), plugins.Add, nil, small), false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
