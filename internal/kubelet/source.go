@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"skiff/internal/client"
+	"skiff/internal/podstate"
 )
 
 // watchRetry is the delay before a failed list or watch is retried.
@@ -92,7 +93,7 @@ func (k *Kubelet) markListed(source *bool) {
 
 // observe handles a pod that was added or changed in the API.
 func (k *Kubelet) observe(pod *corev1.Pod) {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+	if podstate.IsMirror(pod) {
 		k.observeMirror(pod)
 		return
 	}
@@ -102,7 +103,7 @@ func (k *Kubelet) observe(pod *corev1.Pod) {
 
 // podDeleted handles a pod that was deleted from the API.
 func (k *Kubelet) podDeleted(pod *corev1.Pod) {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+	if podstate.IsMirror(pod) {
 		k.mirrorDeleted(pod)
 		return
 	}

@@ -269,6 +269,7 @@ func (n *nodeComponents) buildCgroups() (err error) {
 		NodeName: n.name, Cgroups: n.cgroups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
 	}
 	n.runs["usage"] = n.usage.Run
+	n.runs["QoS cgroups"] = func(ctx context.Context) error { return n.cgroups.RunClasses(ctx, n.kubelet.Active, n.log) }
 	return err
 }
 
