@@ -98,7 +98,18 @@ func (k *Kubelet) observe(pod *corev1.Pod) {
 		return
 	}
 	k.writer.Observe(pod.UID, pod)
-	k.update(pod)
+	k.update(withAPISource(pod))
+}
+
+// withAPISource returns the pod without a claim to another source than the API. The annotation makes a pod static, and so critical; only
+// this kubelet may set it, otherwise everyone who may create pods could preempt others' and be exempt from eviction.
+func withAPISource(pod *corev1.Pod) *corev1.Pod {
+	if !podstate.IsStatic(pod) {
+		return pod
+	}
+	pod = pod.DeepCopy()
+	pod.Annotations[podstate.ConfigSourceAnnotationKey] = "api"
+	return pod
 }
 
 // podDeleted handles a pod that was deleted from the API.
