@@ -232,6 +232,73 @@ func TestServiceThatIsDown(t *testing.T) {
 	}
 }
 
+// A KMS plugin that does not respond delays no event of the watch, neither of its own kind nor of others.
+func TestSlowServiceDoesNotDelayWatch(t *testing.T) {
+	p, endpoint := startPlugin(t)
+	text := oneProvider("kms: {apiVersion: v2, name: plug, endpoint: " + endpoint + ", timeout: 1h}")
+	inner := memory.New()
+	writer := configure(t, text).Wrap(inner, resourceOf)
+	reader := configure(t, text).Wrap(inner, resourceOf) // another server: it has not decrypted the writer's seed
+	ctx := t.Context()
+	blocked := make(chan struct{})
+	p.blocked.Store(&blocked)
+	watch := reader.Watch(ctx, "/registry/", 1)
+	next := func() store.Event {
+		t.Helper()
+		for {
+			select {
+			case batch := <-watch.Batches():
+				if len(batch.Events) == 1 {
+					return batch.Events[0]
+				}
+			case <-time.After(30 * time.Second):
+				t.Fatal("the watch waits for the plugin")
+			}
+		}
+	}
+	for range 3 {
+		revision, err := writer.Create(ctx, string(name), []byte("secret"), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if event := next(); !store.IsEncrypted(event.Value) {
+			t.Errorf("got %q without the plugin", event.Value)
+		}
+		if _, err := writer.Delete(ctx, string(name), revision); err != nil {
+			t.Fatal(err)
+		}
+		next()
+	}
+	if _, err := writer.Create(ctx, "/registry/pods/ns/a", []byte("pod"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if event := next(); string(event.Value) != "pod" {
+		t.Errorf("got %q", event.Value)
+	}
+	close(blocked)
+	// When the plugin has responded, to one call for all events, the watch delivers decrypted values.
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		revision, err := writer.Create(ctx, string(name), []byte("secret"), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		event := next()
+		if string(event.Value) == "secret" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the key is never decrypted")
+		}
+		if _, err := writer.Delete(ctx, string(name), revision); err != nil {
+			t.Fatal(err)
+		}
+		next()
+	}
+	if n := p.decrypt.Load(); n != 1 {
+		t.Errorf("%d calls of the plugin", n)
+	}
+}
+
 func TestReload(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
 	write := func(text string) {

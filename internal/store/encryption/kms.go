@@ -31,6 +31,8 @@ const (
 
 	// maxDecryptedKeys bounds the decrypted keys in memory.
 	maxDecryptedKeys = 10000
+	// maxBackgroundCalls bounds the calls to a plugin that no request waits for.
+	maxBackgroundCalls = 8
 )
 
 // kmsProvider is a KMS plugin behind a socket, and the current seed: made here, encrypted by the plugin. Every value is
@@ -47,6 +49,7 @@ type kmsProvider struct {
 	// decrypted are the transformers of the seeds that the plugin has decrypted, by envelope.identity.
 	decryptedMu sync.Mutex
 	decrypted   map[string]transformer
+	decrypting  map[string]bool // calls to the plugin in the background
 
 	// The last probe. mu is held during a probe.
 	mu       sync.Mutex
@@ -83,7 +86,7 @@ func newKMSProvider(name, endpoint string, timeout time.Duration) (*kmsProvider,
 	}
 	return &kmsProvider{
 		name: name, timeout: timeout, connection: connection, client: kmsapi.NewKeyManagementServiceClient(connection),
-		decrypted: map[string]transformer{},
+		decrypted: map[string]transformer{}, decrypting: map[string]bool{},
 	}, nil
 }
 
@@ -134,9 +137,36 @@ func (s *kmsProvider) transformerOf(ctx context.Context, e *envelope) (transform
 	if t != nil {
 		return t, nil
 	}
-	if failsFast(ctx) && time.Since(time.Unix(0, s.failed.Load())) < retryInterval {
+	if mode := pluginCallsOf(ctx); mode != callAlways && time.Since(time.Unix(0, s.failed.Load())) < retryInterval {
 		return nil, errors.New("the KMS plugin failed a moment ago")
+	} else if mode == callInBackground {
+		s.decryptInBackground(id, e)
+		return nil, errors.New("the KMS plugin has not decrypted the key yet")
 	}
+	return s.decryptKey(ctx, id, e)
+}
+
+// decryptInBackground has the plugin decrypt a key for values that are read later.
+func (s *kmsProvider) decryptInBackground(id string, e *envelope) {
+	s.decryptedMu.Lock()
+	defer s.decryptedMu.Unlock()
+	if s.decrypting[id] || len(s.decrypting) >= maxBackgroundCalls {
+		return
+	}
+	s.decrypting[id] = true
+	key := *e
+	key.data = nil // a whole object, which the call does not need
+	go func() {
+		// An error is counted in failed; whoever needs the value gets it by a call of their own.
+		_, _ = s.decryptKey(context.Background(), id, &key)
+		s.decryptedMu.Lock()
+		defer s.decryptedMu.Unlock()
+		delete(s.decrypting, id)
+	}()
+}
+
+// decryptKey has the plugin decrypt the seed or key of an envelope, and caches it.
+func (s *kmsProvider) decryptKey(ctx context.Context, id string, e *envelope) (t transformer, err error) {
 	call, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	response, err := s.client.Decrypt(call, &kmsapi.DecryptRequest{
@@ -167,10 +197,28 @@ func (s *kmsProvider) addDecrypted(id string, t transformer) {
 	s.decrypted[id] = t
 }
 
-// failFastKey marks contexts of reads that skip the call to a plugin that failed a moment ago.
-type failFastKey struct{}
+// pluginCalls says when a read calls a plugin to decrypt a key that is not cached.
+type pluginCalls int
 
-func failsFast(ctx context.Context) bool { return ctx.Value(failFastKey{}) != nil }
+const (
+	// callAlways is for reads of one object.
+	callAlways pluginCalls = iota
+	// callUnlessFailed is for lists: one that failed a moment ago is not called for each object.
+	callUnlessFailed
+	// callInBackground is for the watch feed, on which a slow plugin must not delay the events of other kinds.
+	callInBackground
+)
+
+type pluginCallsKey struct{}
+
+func withPluginCalls(ctx context.Context, mode pluginCalls) context.Context {
+	return context.WithValue(ctx, pluginCallsKey{}, mode)
+}
+
+func pluginCallsOf(ctx context.Context) pluginCalls {
+	mode, _ := ctx.Value(pluginCallsKey{}).(pluginCalls)
+	return mode
+}
 
 // probePeriodically probes the plugin until ctx is done.
 func (s *kmsProvider) probePeriodically(ctx context.Context, log *slog.Logger) {

@@ -81,7 +81,7 @@ func (s *Store) Get(ctx context.Context, key string) (store.KeyValue, error) {
 // List implements store.Store.
 func (s *Store) List(ctx context.Context, prefix, from string, limit int, at store.Revision) ([]store.KeyValue, store.Revision, int64, error) {
 	kvs, read, remaining, err := s.Store.List(ctx, prefix, from, limit, at)
-	ctx = context.WithValue(ctx, failFastKey{}, true)
+	ctx = withPluginCalls(ctx, callUnlessFailed)
 	for i := range kvs {
 		s.decryptOrKeep(ctx, &kvs[i])
 	}
@@ -132,16 +132,16 @@ func (s *Store) Stale(ctx context.Context, key string) (bool, error) {
 	return stale, nil
 }
 
-// Watch implements store.Store.
+// Watch implements store.Store. A value whose key the KMS plugin has not decrypted yet is delivered encrypted.
 func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) store.Watch {
 	inner := s.Store.Watch(ctx, prefix, after)
 	w := &watch{Watch: inner, batches: make(chan store.Batch)}
 	go func() {
 		defer close(w.batches)
-		failFast := context.WithValue(ctx, failFastKey{}, true)
+		decrypting := withPluginCalls(ctx, callInBackground)
 		for batch := range inner.Batches() {
 			for i := range batch.Events {
-				s.decryptOrKeep(failFast, &batch.Events[i].KeyValue)
+				s.decryptOrKeep(decrypting, &batch.Events[i].KeyValue)
 			}
 			select {
 			case w.batches <- batch:

@@ -32,6 +32,8 @@ type plugin struct {
 	keyID   atomic.Pointer[string]
 	down    atomic.Bool
 	decrypt atomic.Int32 // number of Decrypt calls
+	// blocked: calls of Decrypt wait until it is closed.
+	blocked atomic.Pointer[chan struct{}]
 }
 
 var errDown = errors.New("the plugin is down")
@@ -63,6 +65,9 @@ func (p *plugin) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.E
 
 func (p *plugin) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
 	p.decrypt.Add(1)
+	if blocked := p.blocked.Load(); blocked != nil {
+		<-*blocked
+	}
 	if p.down.Load() {
 		return nil, errDown
 	}
