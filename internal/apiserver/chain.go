@@ -385,11 +385,12 @@ func (s *Server) finish(req *request) {
 		if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 			panic(cause)
 		}
+		s.metrics.panics.Inc()
 		s.log.Error("request panicked", "verb", req.info.verb, "path", req.URL.Path, "cause", cause, "stack", string(debug.Stack()))
 		if req.w.code != 0 {
 			panic(http.ErrAbortHandler) // the client must not take a partial response for a complete one
 		}
-		s.respondError(req, apierrors.NewInternalError(errors.New("this request caused the server to panic; its log says why")))
+		s.respondError(req, errPanicked())
 	}
 	s.metrics.record(req)
 	s.finishAudit(req)

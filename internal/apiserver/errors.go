@@ -34,6 +34,7 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	var conflict *cache.Conflict
 	var storeConflict *store.ConflictError
 	var encrypted *store.EncryptionError
+	var tooOld *cache.ExpiredError
 	switch {
 	case errors.As(err, &status):
 		return status
@@ -45,6 +46,8 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 		return apierrors.NewAlreadyExists(res, name)
 	case errors.Is(err, store.ErrNotFound):
 		return apierrors.NewNotFound(res, name)
+	case errors.As(err, &tooOld):
+		return apierrors.NewResourceExpired(tooOld.Error())
 	case errors.Is(err, cache.ErrExpired), errors.Is(err, store.ErrCompacted):
 		return apierrors.NewResourceExpired(textListExpired)
 	case errors.Is(err, cache.ErrRemoved):
@@ -101,6 +104,11 @@ func statusOf(err error, res schema.GroupResource, name string) *metav1.Status {
 	}
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	return &status
+}
+
+// errPanicked: the request ended in a panic, which was logged.
+func errPanicked() error {
+	return apierrors.NewInternalError(errors.New("this request caused the server to panic; its log says why"))
 }
 
 // errTooLarge: the requested resourceVersion is newer than the server's.

@@ -99,7 +99,7 @@ func (r *request) writeListHeader(mediaType string, length int) {
 // storedAtLeast estimates the size of a list by the stored size of its entries.
 func storedAtLeast(entries []*cache.Entry, size int) bool {
 	for _, e := range entries {
-		if size -= len(e.Stored()); size < 0 {
+		if size -= e.StoredSize(); size < 0 {
 			return true
 		}
 	}

@@ -78,7 +78,7 @@ func (e extent) collect(snapshot cache.Snapshot, match *matcher) *pageEntries {
 		if match == nil || match.matches(entry) {
 			found.entries = append(found.entries, entry)
 		}
-		return true
+		return match == nil || match.err == nil
 	})
 	return found
 }
@@ -123,25 +123,31 @@ func (r *resource) listName() string {
 // find returns the entries that a list or a deletecollection selects.
 func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	prefix := req.res.kind.KeyPrefix(req.namespaceOfKeys())
-	snapshot, from, err := s.snapshot(req.ctx, req.res.table, prefix, opts)
+	start, err := s.listStart(req.ctx, req.res.table, prefix, opts)
 	if err != nil {
 		return nil, err
 	}
+	snapshot, from := start.snapshot, start.from
 	found := &page{snapshot: snapshot, extent: extent{prefix: prefix, from: from, limit: opts.limit}}
 	if opts.resourceVersion == "0" {
 		found.limit = 0
 	}
 	match := req.matcher(opts)
 	found.selected = !match.everything()
+	if start.inStore {
+		return s.findInStore(req, opts, found, match)
+	}
 	if key, ok := match.onlyKey(); ok {
 		if e := snapshot.Get(key); e != nil && key >= from && match.matches(e) {
 			found.entries = []*cache.Entry{e}
 		}
-		return found, nil
+		return found, match.err
 	}
 	var collected *pageEntries
 	if found.selected {
-		collected = found.collect(snapshot, match)
+		if collected = found.collect(snapshot, match); match.err != nil {
+			return nil, match.err
+		}
 	} else {
 		view, err := snapshot.Memoize(found.extent, func() (any, error) { return found.collect(snapshot, nil), nil })
 		if err != nil {
@@ -161,7 +167,14 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	return found, nil
 }
 
-// snapshot returns the state that a list reads, and the key it begins at:
+// listStart is the state that a list reads, and the key it begins at.
+type listStart struct {
+	snapshot cache.Snapshot
+	from     string
+	inStore  bool // the cache no longer has the state: snapshot is empty and only says its revision
+}
+
+// listStart returns where a list starts:
 //
 //	resourceVersion   match          state
 //	""                               the newest, consistently
@@ -170,52 +183,52 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 //	N                 Exact          N itself; also without match when there is a limit
 //	N                                the newest, N at least
 //	continue                         the state of the first page
-func (s *Server) snapshot(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (cache.Snapshot, string, error) {
+func (s *Server) listStart(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (listStart, error) {
 	if opts.next != "" {
-		return s.snapshotOfContinue(ctx, table, prefix, opts)
+		return s.continueStart(ctx, table, prefix, opts)
 	}
 	if opts.resourceVersion == "" {
-		if _, err := s.config.Cache.Sync(ctx); err != nil {
-			return cache.Snapshot{}, "", err
-		}
-		return table.Snapshot(), "", nil
+		_, err := s.config.Cache.Sync(ctx)
+		return listStart{snapshot: table.Snapshot()}, err
 	}
 	wanted, err := parseResourceVersion(opts.resourceVersion)
 	if err != nil {
-		return cache.Snapshot{}, "", err
+		return listStart{}, err
 	}
 	if err := s.waitFor(ctx, wanted); err != nil {
-		return cache.Snapshot{}, "", err
+		return listStart{}, err
 	}
 	if opts.match == matchExact || (opts.match == "" && opts.limit > 0 && wanted > 0) {
-		snapshot, err := table.SnapshotAt(wanted)
-		return snapshot, "", err
+		return startAt(table, wanted, "")
 	}
-	return table.Snapshot(), "", nil
+	return listStart{snapshot: table.Snapshot()}, nil
 }
 
-func (s *Server) snapshotOfContinue(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (cache.Snapshot, string, error) {
+func (s *Server) continueStart(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (listStart, error) {
 	from, revision, err := decodeContinue(opts.next, prefix)
 	if err != nil {
-		return cache.Snapshot{}, "", apierrors.NewBadRequest("invalid continue token: " + err.Error())
+		return listStart{}, apierrors.NewBadRequest("invalid continue token: " + err.Error())
 	}
 	if opts.resourceVersion != "" && opts.resourceVersion != "0" {
-		return cache.Snapshot{}, "", apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
+		return listStart{}, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
 	}
 	if revision < 0 {
 		_, err := s.config.Cache.Sync(ctx)
-		return table.Snapshot(), from, err
+		return listStart{snapshot: table.Snapshot(), from: from}, err
 	}
 	if err := s.waitFor(ctx, revision); err != nil {
-		return cache.Snapshot{}, "", err
+		return listStart{}, err
 	}
+	return startAt(table, revision, from)
+}
+
+// startAt starts a list at a past revision: in the cache if it has it, otherwise in the store.
+func startAt(table *cache.Table, revision store.Revision, from string) (listStart, error) {
 	snapshot, err := table.SnapshotAt(revision)
 	if errors.Is(err, cache.ErrExpired) {
-		expired := apierrors.NewResourceExpired(textContinueExpired)
-		expired.ErrStatus.Continue = encodeContinue(from, prefix, -1)
-		return snapshot, "", expired
+		return listStart{snapshot: cache.EmptySnapshot(revision), from: from, inStore: true}, nil
 	}
-	return snapshot, from, err
+	return listStart{snapshot: snapshot, from: from}, err
 }
 
 func parseResourceVersion(text string) (store.Revision, error) {

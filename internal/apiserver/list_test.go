@@ -238,17 +238,55 @@ func TestListAtRevision(t *testing.T) {
 	}
 }
 
+// A state that has left the cache is read from the store until the store compacts it.
 func TestContinueAfterHistoryIsGone(t *testing.T) {
 	s := newTestServer(t)
 	for i := range 4 {
-		s.add("configmaps", configMap("ns", fmt.Sprint("cm", i)))
+		s.add("configmaps", configMap("ns", fmt.Sprint("cm", i), fmt.Sprint("odd=", i%2)))
 	}
+	s.add("configmaps", configMap("other", "cm0"))
 	var list corev1.ConfigMapList
 	s.get("/api/v1/namespaces/ns/configmaps?limit=2").into(&list)
-	for range 40000 { // more than a table remembers
+	at := list.ResourceVersion
+	s.remove("configmaps", "ns", "cm2")
+	for range 20000 { // more than the cache undoes
 		s.change("configmaps", "ns", "cm0", func(obj kind.Object) {
 			obj.(*corev1.ConfigMap).Data["n"] = fmt.Sprint(rand.Int())
 		})
+	}
+	exact := func(query string) *corev1.ConfigMapList {
+		t.Helper()
+		var list corev1.ConfigMapList
+		s.get("/api/v1/namespaces/ns/configmaps?" + query).into(&list)
+		if list.ResourceVersion != at {
+			t.Errorf("%s: at %s, want %s", query, list.ResourceVersion, at)
+		}
+		return &list
+	}
+	query := "resourceVersionMatch=Exact&resourceVersion=" + at
+	for selection, want := range map[string]string{
+		"": "cm0 cm1 cm2 cm3", "&labelSelector=odd%3D0": "cm0 cm2", "&fieldSelector=metadata.name%3Dcm2": "cm2", "&fieldSelector=metadata.name%3Dcm": "",
+		"&labelSelector=odd%3D1&limit=1": "cm1", "&labelSelector=odd%3D0&limit=9": "cm0 cm2",
+	} {
+		if got := exact(query + selection); names(got.Items) != want || len(got.Items) > 0 && got.Items[0].Data["n"] != "" {
+			t.Errorf("%s: %v", selection, got.Items)
+		}
+	}
+	first := exact(query + "&limit=3")
+	if names(first.Items) != "cm0 cm1 cm2" || first.RemainingItemCount == nil || *first.RemainingItemCount != 1 || first.Continue == "" {
+		t.Errorf("%s with %v", names(first.Items), first.ListMeta)
+	}
+	for _, token := range []string{first.Continue, exact(query + "&limit=3&labelSelector=odd").Continue} {
+		if rest := exact("limit=3&continue=" + token); names(rest.Items) != "cm3" || rest.Continue != "" || rest.RemainingItemCount != nil {
+			t.Errorf("continued with %s %v", names(rest.Items), rest.ListMeta)
+		}
+	}
+	if rest := exact("limit=2&continue=" + list.Continue); names(rest.Items) != "cm2 cm3" {
+		t.Errorf("continued with %s", names(rest.Items))
+	}
+
+	if err := s.store.Compact(t.Context(), s.config.Cache.Revision()); err != nil {
+		t.Fatal(err)
 	}
 	status := s.get("/api/v1/namespaces/ns/configmaps?limit=2&continue="+list.Continue).status(410, "Expired", textContinueExpired)
 	if status.Continue == "" {
@@ -256,7 +294,7 @@ func TestContinueAfterHistoryIsGone(t *testing.T) {
 	}
 	var rest corev1.ConfigMapList
 	s.get("/api/v1/namespaces/ns/configmaps?limit=2&continue=" + status.Continue).into(&rest)
-	if names(rest.Items) != "cm2 cm3" {
+	if names(rest.Items) != "cm3" {
 		t.Errorf("went on with %s", names(rest.Items))
 	}
 	s.get("/api/v1/configmaps?resourceVersion=3&resourceVersionMatch=Exact").status(410, "Expired", textListExpired)

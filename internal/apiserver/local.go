@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"sync"
 
@@ -45,8 +46,23 @@ func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
 	return res, nil
 }
 
+// recovered turns a panic in a read into its error, and must be deferred. A request through the handler recovers there.
+func (l *Local) recovered(gvr schema.GroupVersionResource, err *error) {
+	if cause := recover(); cause != nil {
+		*err = l.server.localPanic(gvr, cause)
+	}
+}
+
+// localPanic logs and counts a panic, as the handler does for requests, and returns the error of the caller.
+func (s *Server) localPanic(gvr schema.GroupVersionResource, cause any) error {
+	s.metrics.panics.Inc()
+	s.log.Error("request panicked", "resource", gvr, "cause", cause, "stack", string(debug.Stack()))
+	return errPanicked()
+}
+
 // Get returns the cache's own object.
-func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (kind.Object, error) {
+func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (obj kind.Object, err error) {
+	defer l.recovered(gvr, &err)
 	res, err := l.find(gvr)
 	if err != nil {
 		return nil, err
@@ -71,7 +87,8 @@ func (l *Local) LastChange(gvr schema.GroupVersionResource) int64 {
 }
 
 // List returns the cache's own objects that match, and the revision of the list. A nil selector matches everything.
-func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) ([]kind.Object, string, error) {
+func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) (objs []kind.Object, revision string, err error) {
+	defer l.recovered(gvr, &err)
 	res, err := l.find(gvr)
 	if err != nil {
 		return nil, "", err
@@ -80,7 +97,7 @@ func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, names
 		return nil, "", err
 	}
 	snapshot := res.table.Snapshot()
-	objs, err := objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
+	objs, err = objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
 	return objs, strconv.FormatInt(snapshot.Revision(), 10), err
 }
 
@@ -92,7 +109,7 @@ func localMatcher(res *resource, namespace string, ls labels.Selector, fs fields
 func objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err error) {
 	snapshot.Ascend(match.prefix, "", func(e *cache.Entry) bool {
 		if !match.matches(e) {
-			return true
+			return match.err == nil
 		}
 		var obj kind.Object
 		if obj, err = e.Object(); err == nil {
@@ -100,17 +117,18 @@ func objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err
 		}
 		return err == nil
 	})
-	return objs, err
+	return objs, errors.Join(err, match.err)
 }
 
 // Watch streams the cached objects: with SendInitialEvents, first those that match now, followed by a bookmark; otherwise all changes
 // after ResourceVersion.
-func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error) {
+func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (_ watch.Interface, err error) {
+	defer l.recovered(gvr, &err)
 	res, err := l.find(gvr)
 	if err != nil {
 		return nil, err
 	}
-	w := &localWatch{match: localMatcher(res, namespace, options.LabelSelector, options.FieldSelector), res: res, out: make(chan watch.Event)}
+	w := &localWatch{server: l.server, match: localMatcher(res, namespace, options.LabelSelector, options.FieldSelector), res: res, out: make(chan watch.Event)}
 	revision, err := parseResourceVersion(options.ResourceVersion)
 	if err != nil {
 		return nil, err
@@ -131,7 +149,7 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 			w.bookmark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 		}
 	}
-	if w.cursor, err = res.table.Watch(revision); err != nil {
+	if w.cursor, err = res.table.Watch(revision, w.match.scope()); err != nil {
 		return nil, apiError(err, gvr.GroupResource(), "").(error)
 	}
 	ctx, w.cancel = context.WithCancel(ctx)
@@ -141,6 +159,7 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 
 // localWatch sends the changes of a table to a component in the same process.
 type localWatch struct {
+	server   *Server
 	res      *resource
 	match    *matcher
 	cursor   *cache.Cursor
@@ -160,6 +179,11 @@ func (w *localWatch) run(ctx context.Context) {
 	defer close(w.out)
 	defer w.cancel()
 	defer w.cursor.Close()
+	defer func() {
+		if cause := recover(); cause != nil {
+			w.send(ctx, watch.Error, statusOf(w.server.localPanic(w.res.gvr, cause), w.res.groupResource(), ""))
+		}
+	}()
 	for _, obj := range w.initial {
 		if !w.send(ctx, watch.Added, obj) {
 			return
@@ -187,16 +211,21 @@ func (w *localWatch) run(ctx context.Context) {
 
 // forward sends a change as the selector sees it: an object that begins to match is added, one that ceases to match is deleted.
 func (w *localWatch) forward(ctx context.Context, event *cache.Event) bool {
-	change, deselected := w.match.classify(event)
-	if change == 0 {
+	change, deselected, err := w.match.classify(event)
+	if change == 0 && err == nil {
 		return true
 	}
-	obj, err := event.Entry.Object()
-	if deselected {
+	var obj kind.Object
+	switch {
+	case err != nil:
+	case deselected:
 		obj, err = deselectedObject(event)
+	default:
+		obj, err = event.Entry.Object()
 	}
 	if err != nil {
-		return w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
+		w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
+		return false
 	}
 	return w.send(ctx, watch.EventType(change.String()), obj)
 }
@@ -226,6 +255,7 @@ func (l *Local) RoundTrip(r *http.Request) (*http.Response, error) {
 	go func() {
 		defer w.finish()
 		defer request.Body.Close()
+		defer l.server.abortLocal(w, request)
 		l.server.Handler().ServeHTTP(w, request)
 	}()
 	select {
@@ -238,6 +268,20 @@ func (l *Local) RoundTrip(r *http.Request) (*http.Response, error) {
 		Status: strconv.Itoa(w.code) + " " + http.StatusText(w.code), StatusCode: w.code,
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: w.header, Body: w, ContentLength: -1, Request: r,
 	}, nil
+}
+
+// abortLocal ends a response whose handler panicked, and must be deferred. The handler itself has recovered, logged and
+// counted; http.ErrAbortHandler says that the response it had begun is not complete.
+func (s *Server) abortLocal(w *localResponse, r *http.Request) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	if err, ok := cause.(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+		s.metrics.panics.Inc()
+		s.log.Error("request panicked", "path", r.URL.Path, "cause", cause, "stack", string(debug.Stack()))
+	}
+	w.abort()
 }
 
 // localResponse carries a response from the handler to a caller in the same process.
@@ -253,6 +297,7 @@ type localResponse struct {
 	headerWritten bool
 	finished      bool
 	closed        bool
+	aborted       bool // the handler panicked: the body is not complete
 }
 
 // Header implements http.ResponseWriter.
@@ -296,11 +341,22 @@ func (w *localResponse) finish() {
 	w.more.Signal()
 }
 
+// abort ends the response after a panic. Without a header the caller gets an internal error.
+func (w *localResponse) abort() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.writeHeader(http.StatusInternalServerError)
+	w.aborted = true
+}
+
 // Read implements the body the caller reads.
 func (w *localResponse) Read(data []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.buffer.Len() == 0 {
+		if w.finished && w.aborted {
+			return 0, io.ErrUnexpectedEOF
+		}
 		if w.finished || w.closed {
 			return 0, io.EOF
 		}

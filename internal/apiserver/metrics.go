@@ -25,6 +25,7 @@ type metrics struct {
 	running    *prometheus.GaugeVec
 	events     *prometheus.CounterVec
 	eventBytes *prometheus.HistogramVec
+	panics     prometheus.Counter
 
 	paths resourceMetrics // of requests that are not for a resource
 }
@@ -63,8 +64,12 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "apiserver_watch_events_sizes", Help: "Watch event size distribution in bytes",
 			Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
 		}, []string{"group", "resource", "version"}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "apiserver_request_panics_total",
+			Help: "Number of panics in requests, including those of clients in the same process, that became errors of the request.",
+		}),
 	}
-	registry.MustRegister(m.requests, m.durations, m.sizes, m.running, m.events, m.eventBytes)
+	registry.MustRegister(m.requests, m.durations, m.sizes, m.running, m.events, m.eventBytes, m.panics)
 	m.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	m.paths.all = m
 	return m
@@ -90,7 +95,11 @@ func (m *metrics) watch(s *Server) {
 		},
 	})
 	build.Set(1)
-	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), build, objectCounts{s})
+	encodingPanics := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "apiserver_encoding_panics_total",
+		Help: "Number of panics in encoding objects of the cache, that became errors of the requests for these objects.",
+	}, func() float64 { return float64(s.config.Cache.Panics()) })
+	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), build, objectCounts{s}, encodingPanics)
 	if s.config.Fairness != nil {
 		m.registry.MustRegister(s.config.Fairness)
 	}

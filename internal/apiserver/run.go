@@ -34,7 +34,7 @@ func nextRun(entries []*cache.Entry, start int) run {
 		}
 		high, low := bits.Mul64(r.signature^uint64(entries[i].Revision()), key|1)
 		r.signature = high ^ low
-		stored += len(entries[i].Stored())
+		stored += entries[i].StoredSize()
 	}
 	r.end = len(entries)
 	return r

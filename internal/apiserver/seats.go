@@ -112,7 +112,7 @@ func (s *Server) estimateList(req *request) fairness.Work {
 	measured, bytes := 0, 0
 	snapshot.Ascend("", "", func(e *cache.Entry) bool {
 		measured++
-		bytes += len(e.Stored())
+		bytes += e.StoredSize()
 		return measured < listSample
 	})
 	return fairness.ListWork(objects, bytes/max(measured, 1))

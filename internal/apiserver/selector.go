@@ -205,7 +205,9 @@ type matcher struct {
 	labels         labels.Selector // nil: everything
 	fields         fields.Selector // nil: everything
 	fieldsBeyondID bool            // the field selector has other fields than name and namespace
-	set            fieldSet        // of the current entry: a matcher serves one request
+	// A matcher serves one request: set is that of the current entry, and err is why an entry could not be matched.
+	set fieldSet
+	err error
 }
 
 // namespaceOfKeys is the namespace of the request's keys; empty for all.
@@ -248,41 +250,68 @@ func (m *matcher) onlyKey() (string, bool) {
 	return m.kind.Key(m.namespace, m.name), true
 }
 
-// matches reports whether an entry matches whose key is below the prefix.
+// scope is the part of the table that has all entries that can match. A field selector is more selective than a namespace.
+func (m *matcher) scope() cache.Scope {
+	if key, ok := m.onlyKey(); ok {
+		return cache.Scope{By: cache.ByKey, Value: key}
+	}
+	if m.fields != nil && m.kind.IndexedField != "" {
+		if value, ok := m.fields.RequiresExactMatch(m.kind.IndexedField); ok {
+			return cache.Scope{By: cache.ByIndex, Value: value}
+		}
+	}
+	if m.namespace != "" {
+		return cache.Scope{By: cache.ByNamespace, Value: m.kind.KeyPrefix(m.namespace)}
+	}
+	return cache.Scope{}
+}
+
+// matches reports whether an entry matches whose key is below the prefix. It is false when err is set.
 func (m *matcher) matches(e *cache.Entry) bool {
-	if m.labels != nil && !m.labels.Matches(labels.Set(e.Labels())) {
-		return false
+	if m.labels != nil {
+		values, err := e.Labels()
+		if err != nil {
+			m.err = err
+			return false
+		}
+		if !m.labels.Matches(labels.Set(values)) {
+			return false
+		}
 	}
 	if m.fields == nil {
 		return true
 	}
 	m.set.namespace, m.set.name = splitKey(m.kind, e.Key())
 	if m.fieldsBeyondID {
-		m.set.values = e.Fields()
+		if m.set.values, m.err = e.Fields(); m.err != nil {
+			return false
+		}
 	}
 	return m.fields.Matches(&m.set)
 }
 
 // classify returns the type of an event as a watcher with this selector sees it: 0 when it sees nothing. deselected means that the
 // object still exists but no longer matches.
-func (m *matcher) classify(event *cache.Event) (change cache.EventType, deselected bool) {
+func (m *matcher) classify(event *cache.Event) (change cache.EventType, deselected bool, err error) {
 	if !strings.HasPrefix(event.Entry.Key(), m.prefix) {
-		return 0, false
+		return 0, false, nil
 	}
 	if m.everything() {
-		return event.Type, false
+		return event.Type, false, nil
 	}
 	matches := event.Type != cache.Deleted && m.matches(event.Entry)
-	matched := event.Old != nil && m.matches(event.Old)
+	matched := m.err == nil && event.Old != nil && m.matches(event.Old)
 	switch {
+	case m.err != nil:
+		return 0, false, m.err
 	case matches && matched:
-		return cache.Modified, false
+		return cache.Modified, false, nil
 	case matches:
-		return cache.Added, false
+		return cache.Added, false, nil
 	case matched:
-		return cache.Deleted, event.Type != cache.Deleted
+		return cache.Deleted, event.Type != cache.Deleted, nil
 	}
-	return 0, false
+	return 0, false, nil
 }
 
 // matchesObject reports whether an object matches that is not a cache entry.

@@ -344,6 +344,7 @@ func (k *servedKind) attach(c *cache.Cache) {
 		Prefix: k.kind.KeyPrefix(""),
 		Codec:  k.codec,
 		Fields: selectableFields(k.kind),
+		Index:  storedIndex(k.kind),
 	})
 	for _, res := range k.resources {
 		res.table = k.table

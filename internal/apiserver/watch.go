@@ -150,7 +150,8 @@ func (w *watcher) serve(timeout time.Duration) error {
 	if errors.Is(err, errClientGone) || errors.Is(err, cache.ErrRemoved) {
 		return nil
 	}
-	if errors.Is(err, cache.ErrExpired) {
+	var tooOld *cache.ExpiredError
+	if errors.Is(err, cache.ErrExpired) && !errors.As(err, &tooOld) {
 		err = apierrors.NewResourceExpired(textWatchExpired)
 	}
 	w.appendError(statusOf(err, w.res.groupResource(), w.req.info.name))
@@ -169,7 +170,7 @@ func (w *watcher) start(ctx context.Context) error {
 	}
 	if wanted > 0 && (initial == nil || !*initial) {
 		w.reached = wanted
-		w.cursor, err = w.res.table.Watch(wanted)
+		w.cursor, err = w.res.table.Watch(wanted, w.match.scope())
 		return err
 	}
 	if w.opts.resourceVersion == "" {
@@ -182,7 +183,7 @@ func (w *watcher) start(ctx context.Context) error {
 	}
 	snapshot := w.res.table.Snapshot()
 	w.reached = snapshot.Revision()
-	if w.cursor, err = w.res.table.Watch(w.reached); err != nil {
+	if w.cursor, err = w.res.table.Watch(w.reached, w.match.scope()); err != nil {
 		return err
 	}
 	if initial == nil || !*initial {
@@ -201,7 +202,7 @@ func (w *watcher) start(ctx context.Context) error {
 func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
 	send := func(e *cache.Entry) bool {
 		if !w.match.matches(e) {
-			return true
+			return w.match.err == nil
 		}
 		event := cache.Event{Type: cache.Added, Entry: e, Revision: e.Revision()}
 		if err = w.appendChange(&event, cache.Added, false); err == nil && len(w.buffer) >= initialChunk {
@@ -213,10 +214,10 @@ func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
 		if e := snapshot.Get(w.key); e != nil {
 			send(e)
 		}
-		return err
+		return errors.Join(err, w.match.err)
 	}
 	snapshot.Ascend(w.match.prefix, "", send)
-	return err
+	return errors.Join(err, w.match.err)
 }
 
 // follow sends events until the timeout or until the client disconnects.
@@ -326,9 +327,9 @@ func (w *watcher) appendEvent(event *cache.Event) error {
 	if w.key != "" && event.Entry.Key() != w.key {
 		return nil
 	}
-	change, deselected := w.match.classify(event)
+	change, deselected, err := w.match.classify(event)
 	if change == 0 {
-		return nil
+		return err
 	}
 	// A deselected object is sent in the last state that matched, with the revision of the event.
 	return w.appendChange(event, change, deselected)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -18,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+	"skiff/internal/store/memory"
 )
 
 // stream is a running watch, read event by event.
@@ -284,11 +287,16 @@ func TestWatchOfATable(t *testing.T) {
 }
 
 func TestWatchErrorsAreEvents(t *testing.T) {
-	s := newTestServer(t)
-	s.add("configmaps", configMap("ns", "a"))
-	for i := range 40000 { // more than a table remembers
-		s.change("configmaps", "ns", "a", func(obj kind.Object) { obj.(*corev1.ConfigMap).Data["n"] = fmt.Sprint(i) })
+	compacted := memory.New()
+	for range 9 {
+		if _, err := compacted.Create(t.Context(), fmt.Sprint("/registry/other/", rand.Int()), nil, 0); err != nil {
+			t.Fatal(err)
+		}
 	}
+	if err := compacted.Compact(t.Context(), 8); err != nil {
+		t.Fatal(err)
+	}
+	s := newTestServer(t, func(c *Config) { c.Cache = cache.New(compacted, nil) })
 	w := s.watch("/api/v1/configmaps?watch=true&resourceVersion=3")
 	var e event
 	if err := json.Unmarshal([]byte(w.line()), &e); err != nil {
@@ -298,7 +306,7 @@ func TestWatchErrorsAreEvents(t *testing.T) {
 	if err := json.Unmarshal(e.Object, &status); err != nil {
 		t.Fatal(err)
 	}
-	if e.Type != "ERROR" || status.Code != 410 || status.Reason != "Expired" || status.Kind != "Status" || status.Message != textWatchExpired {
+	if e.Type != "ERROR" || status.Code != 410 || status.Reason != "Expired" || status.Kind != "Status" || status.Message != "too old resource version: 3 (8)" {
 		t.Errorf("%s %s", e.Type, e.Object)
 	}
 	if _, err := w.reader.ReadByte(); err != io.EOF {

@@ -10,9 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 
-	"skiff/internal/api/podspec"
 	"skiff/internal/kubelet/status"
-	"skiff/internal/podstate"
 )
 
 // The event and status of a preempted pod.
@@ -68,7 +66,7 @@ func selectVictims(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) (
 	classes := map[corev1.PodQOSClass][]*corev1.Pod{}
 	for _, other := range others {
 		if preemptable(other, pod) {
-			class := podspec.QOSClass(other)
+			class := qosClass(other)
 			classes[class] = append(classes[class], other)
 		}
 	}
@@ -84,7 +82,7 @@ func selectVictims(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) (
 
 // preemptable reports whether a pod may be preempted by another.
 func preemptable(victim, pod *corev1.Pod) bool {
-	if podstate.IsCritical(pod) && !podstate.IsCritical(victim) {
+	if isCritical(pod) && !isCritical(victim) {
 		return true
 	}
 	return pod.Spec.Priority != nil && victim.Spec.Priority != nil && *pod.Spec.Priority > *victim.Spec.Priority

@@ -28,7 +28,14 @@ var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 	},
 	Validate: validateReplicaSet,
 	Warn: func(rs, old *appsv1.ReplicaSet) []string {
-		return warnReplicated(rs.Name, &rs.Spec.Template, replicaSetTemplate(old), old != nil && replicaSetChanged(rs, old))
+		path := templatePath()
+		switch {
+		case old == nil:
+			return append(WarnName(rs.Name), podspec.WarnTemplate(path, &rs.Spec.Template, nil)...)
+		case replicaSetChanged(rs, old):
+			return podspec.WarnTemplate(path, &rs.Spec.Template, &old.Spec.Template)
+		}
+		return nil
 	},
 	CopyStatus:     func(to, from *appsv1.ReplicaSet) { to.Status = from.Status },
 	ValidateStatus: validateReplicaSetStatus,

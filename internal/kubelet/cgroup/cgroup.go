@@ -11,11 +11,9 @@ package cgroup
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -86,7 +84,7 @@ func New(s Settings) (*Groups, error) {
 		s.CPUPeriod = 100 * time.Millisecond
 	}
 	s.Root = filepath.Join("/", s.Root)
-	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: HugePageSizes()}
+	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: hugePageSizes()}
 	if err := g.findHierarchies(); err != nil {
 		return nil, fmt.Errorf("find cgroup hierarchies: %w", err)
 	}
@@ -214,7 +212,11 @@ func (g *Groups) Path(pod *corev1.Pod) string {
 
 // podCgroup is the path of a pod's cgroup below Root.
 func podCgroup(pod *corev1.Pod) string {
-	return filepath.Join(qosCgroups[podspec.QOSClass(pod)], podPrefix+string(pod.UID))
+	class := pod.Status.QOSClass
+	if class == "" {
+		class = podspec.QOSClass(pod)
+	}
+	return filepath.Join(qosCgroups[class], podPrefix+string(pod.UID))
 }
 
 // Ensure creates a pod's cgroup if it does not exist, and returns its path.
@@ -252,28 +254,8 @@ func (g *Groups) Grow(pod *corev1.Pod) error {
 // Update sets the limits of a pod's cgroup to those of the pod.
 func (g *Groups) Update(pod *corev1.Pod) error { return g.apply(podCgroup(pod), g.podLimits(pod)) }
 
-// classUpdateInterval is the time between two updates of the weight of the burstable QoS class.
-const classUpdateInterval = 10 * time.Second
-
-// RunClasses keeps the weight of the burstable QoS class at the sum of its pods' CPU requests until ctx is done. pods returns all active
-// pods.
-func (g *Groups) RunClasses(ctx context.Context, pods func() []*corev1.Pod, log *slog.Logger) error {
-	ticker := time.NewTicker(classUpdateInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-		if err := g.updateClasses(pods()); err != nil {
-			log.Warn("failed to set the CPU weight of burstable pods", "error", err)
-		}
-	}
-}
-
-// updateClasses sets the weight of the burstable QoS class to the sum of its pods' CPU requests. pods are all active pods.
-func (g *Groups) updateClasses(pods []*corev1.Pod) error {
+// UpdateClasses sets the weight of the burstable QoS class to the sum of its pods' CPU requests. pods are all active pods.
+func (g *Groups) UpdateClasses(pods []*corev1.Pod) error {
 	var milli int64
 	for _, pod := range pods {
 		if podCgroup(pod) == filepath.Join(qosCgroups[corev1.PodQOSBurstable], podPrefix+string(pod.UID)) {
@@ -281,7 +263,7 @@ func (g *Groups) updateClasses(pods []*corev1.Pod) error {
 			milli += requests.Cpu().MilliValue()
 		}
 	}
-	shares := uint64(SharesOf(milli))
+	shares := sharesOf(milli)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if shares == g.burstableShares {

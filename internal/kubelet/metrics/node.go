@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kubelet/cri"
-	"skiff/internal/podstate"
+	"skiff/internal/kubelet/status"
 )
 
 // Metrics computed by a scrape.
@@ -71,7 +71,7 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 		ephemeralContainers += len(pod.Spec.EphemeralContainers)
 	}
 	for _, pod := range active {
-		if podstate.IsStatic(pod) {
+		if status.Static(pod) {
 			mirrors++
 		}
 	}
@@ -80,7 +80,7 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 	for d, list := range map[*prometheus.Desc][]*corev1.Pod{desiredPods: pods, activePods: active} {
 		count := map[bool]int{}
 		for _, pod := range list {
-			count[podstate.IsStatic(pod)]++
+			count[status.Static(pod)]++
 		}
 		for _, static := range []bool{true, false} {
 			emit(d, float64(count[static]), staticLabel(static))

@@ -215,7 +215,7 @@ func BenchmarkFanOut(b *testing.B) {
 			var seen atomic.Int64
 			var wait sync.WaitGroup
 			for range watchers {
-				cursor, _ := pods.Watch(c.Revision())
+				cursor, _ := pods.Watch(c.Revision(), Scope{})
 				wait.Go(func() {
 					for {
 						events, _, err := cursor.Next(ctx)
@@ -241,6 +241,49 @@ func BenchmarkFanOut(b *testing.B) {
 			}
 			for seen.Load() < int64(b.N)*watchers {
 				time.Sleep(time.Millisecond)
+			}
+			b.ReportMetric(float64((cpu()-before).Nanoseconds())/float64(b.N)/1000, "cpu-µs/op")
+			cancel()
+			wait.Wait()
+		})
+	}
+}
+
+// BenchmarkPodUpdate is the cost of a pod update for the watch feed and one watcher of the pod's node, while watchers of
+// other nodes wait.
+func BenchmarkPodUpdate(b *testing.B) {
+	for _, others := range []int{0, 3000} {
+		b.Run(fmt.Sprint("others=", others), func(b *testing.B) {
+			c, tables := start(b, memory.New(), podResource())
+			ctx, cancel := context.WithCancel(context.Background())
+			received := make(chan struct{})
+			var wait sync.WaitGroup
+			for i := range others + 1 {
+				cursor, err := tables[0].Watch(c.Revision(), Scope{ByIndex, fmt.Sprint("node-", i+1)})
+				if err != nil {
+					b.Fatal(err)
+				}
+				wait.Go(func() {
+					defer cursor.Close()
+					for {
+						events, _, err := cursor.Next(ctx)
+						if err != nil {
+							return
+						}
+						for range events {
+							received <- struct{}{}
+						}
+					}
+				})
+			}
+			value := must((&podCodec{}).Encode(newPod("default", "a"))) // on node-1
+			key := podKey("default", "a")
+			before := cpu()
+			b.ResetTimer()
+			for i := 0; i < b.N; i++ {
+				revision := c.Revision() + 1
+				c.apply(store.Batch{Revision: revision, Events: []store.Event{{KeyValue: store.KeyValue{Key: key, Value: value, Modified: revision}}}})
+				<-received
 			}
 			b.ReportMetric(float64((cpu()-before).Nanoseconds())/float64(b.N)/1000, "cpu-µs/op")
 			cancel()

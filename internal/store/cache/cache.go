@@ -5,8 +5,9 @@
 //     new trees and appends the events, then publishes the new revision; a reader that sees revision R sees all changes ≤ R.
 //   - An Entry never changes. Its decoded object and encodings are made at most once and shared; they are read-only.
 //   - A write returns after the watch feed has reached it: every client reads its own writes.
-//   - A watcher is a cursor into its table's history. It never blocks the watch feed; a watcher that falls too far behind
-//     gets ErrExpired.
+//   - A watcher is a cursor into its table's history, or into the events of one scope (a node, a namespace, an object). It
+//     never blocks the watch feed; a watcher that falls too far behind gets ErrExpired.
+//   - An event costs the watchers of its scopes only, and history is bounded without regard to who writes (see evict.go).
 //
 // Readers take no locks. A table's state (tree and history) is one immutable value behind an atomic pointer; the revision
 // of the whole cache is an atomic number. Only the watch feed changes them, in an order that readers rely on (see
@@ -14,6 +15,7 @@
 package cache
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +62,9 @@ type Resource struct {
 	Codec  Codec
 	// Fields returns the values for field selectors; nil when there are none.
 	Fields func(obj kind.Object) map[string]string
+	// Index reads the indexed field (see ByIndex) from stored bytes, without decoding the object: the watch feed calls it. It
+	// returns false when the bytes are not those of an object, encrypted ones for example. nil when there is no such field.
+	Index func(stored []byte) (string, bool)
 }
 
 // Cache holds all tables and keeps them up to date.
@@ -81,7 +86,8 @@ type Cache struct {
 	memoBytes atomic.Int64
 	memoFull  chan struct{}
 
-	// horizon is the oldest revision at which lists are served: the revision of historyAge ago, like etcd's compaction.
+	// horizon is the oldest revision at which lists are served from memory: the revision of historyAge ago. The store may have
+	// compacted older ones.
 	horizon atomic.Int64
 
 	mu sync.Mutex // held to change the tables
@@ -94,6 +100,9 @@ type Cache struct {
 	pastRevisions []revisionAt // the revisions since the horizon
 	unclaimed     unclaimed
 	changed       []*Table // tables changed by the batch being applied
+	heldBytes     int      // of the values that only history references, of all tables
+
+	panics atomic.Int64
 }
 
 // New returns an empty cache of the store. It reads nothing before Run. log may be nil.
@@ -145,7 +154,8 @@ func (c *Cache) Remove(t *Table) {
 	c.tables.Store(&tables)
 	t.removed.Store(true)
 	c.unclaimed.drop() // the events of this table are not among the unclaimed ones
-	t.wake()
+	t.hold(-t.held.bytes)
+	t.wakeAll()
 	t.wakeWriters(true)
 }
 
@@ -181,7 +191,7 @@ func (c *Cache) WaitFor(ctx context.Context, revision store.Revision) error {
 	}
 	w := c.waiters.add(revision)
 	defer c.waiters.remove(w)
-	for c.Revision() < revision {
+	if c.Revision() < revision { // it may have been reached before the waiter was added
 		select {
 		case <-w.reached:
 		case <-ctx.Done():
@@ -293,8 +303,8 @@ type revisionAt struct {
 	revision store.Revision
 }
 
-// moveHorizon expires lists of revisions older than historyAge, as compaction does in etcd. The trees of tables with few
-// changes could serve older revisions, but clients rely on the expiry error to restart their lists.
+// moveHorizon leaves lists of revisions older than historyAge to the store, which may have compacted them. The trees of
+// tables with few changes could serve older revisions, but a revision expires for all kinds at the same time.
 func (c *Cache) moveHorizon(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,49 +317,76 @@ func (c *Cache) moveHorizon(now time.Time) {
 	c.pastRevisions = slices.Delete(c.pastRevisions, 0, passed)
 }
 
-// waiters are the callers that wait for a revision.
+// waiters are the callers that wait for a revision, the lowest first.
 type waiters struct {
 	count atomic.Int32
 	mu    sync.Mutex
-	all   map[*waiter]struct{}
+	heap  waiterHeap
 }
 
 type waiter struct {
 	revision store.Revision
 	reached  chan struct{}
+	index    int // in the heap; removed when it is woken
 }
 
+const removed = -1
+
 func (w *waiters) add(revision store.Revision) *waiter {
-	added := &waiter{revision: revision, reached: make(chan struct{}, 1)}
+	added := &waiter{revision: revision, reached: make(chan struct{})}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.all == nil {
-		w.all = map[*waiter]struct{}{}
-	}
-	w.all[added] = struct{}{}
+	heap.Push(&w.heap, added)
 	w.count.Add(1)
 	return added
 }
 
-func (w *waiters) remove(removed *waiter) {
+func (w *waiters) remove(waiting *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.all, removed)
-	w.count.Add(-1)
+	if waiting.index != removed {
+		heap.Remove(&w.heap, waiting.index)
+		w.count.Add(-1)
+	}
 }
 
+// wake wakes those whose revision is reached. It does not visit the others.
 func (w *waiters) wake(revision store.Revision) {
 	if w.count.Load() == 0 {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for waiting := range w.all {
-		if waiting.revision <= revision {
-			select {
-			case waiting.reached <- struct{}{}:
-			default:
-			}
-		}
+	for len(w.heap) > 0 && w.heap[0].revision <= revision {
+		waiting := heap.Pop(&w.heap).(*waiter)
+		w.count.Add(-1)
+		close(waiting.reached)
 	}
+}
+
+// waiterHeap implements heap.Interface.
+type waiterHeap []*waiter
+
+func (h waiterHeap) Len() int           { return len(h) }
+func (h waiterHeap) Less(i, j int) bool { return h[i].revision < h[j].revision }
+
+func (h waiterHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (h *waiterHeap) Push(added any) {
+	waiting := added.(*waiter)
+	waiting.index = len(*h)
+	*h = append(*h, waiting)
+}
+
+// Pop implements heap.Interface.
+func (h *waiterHeap) Pop() any {
+	last := (*h)[len(*h)-1]
+	(*h)[len(*h)-1] = nil
+	*h = (*h)[:len(*h)-1]
+	last.index = removed
+	return last
 }

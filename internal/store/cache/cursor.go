@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"fmt"
 
 	"skiff/internal/store"
 )
@@ -38,29 +39,47 @@ type Event struct {
 // pollLimit is about how many events Poll returns at once.
 const pollLimit = 256
 
-// Cursor is a watcher's position in a table's history. It costs the table nothing. It must be used by one goroutine at a
-// time.
+// Cursor is a watcher's position in a table's history, or in the part of it that is in the cursor's scope. It must be used
+// by one goroutine at a time.
 type Cursor struct {
 	table    *Table
-	position int64 // unplaced until the cache is loaded
+	scope    Scope
+	watchers *scopeWatchers // nil until the cursor is placed
+	position int64          // in history; unplaced until the cache is loaded
+	// A cursor of a scope reads history up to joined, and from there on the events of the scope, of which number is the next.
+	joined, number int64
 	// after is the revision up to which the cursor has delivered everything.
 	after store.Revision
 }
 
 const unplaced = -1
 
-// Watch returns a cursor to the changes after a revision, or ErrExpired when history no longer contains them; before the
-// cache is loaded Poll returns that error instead. A revision in the future is waited for. A Watch from the revision of a
-// Snapshot returns every later change exactly once.
-func (t *Table) Watch(after store.Revision) (*Cursor, error) {
+// ExpiredError is returned by Watch for a revision that history no longer contains. It is an ErrExpired.
+type ExpiredError struct {
+	Requested store.Revision
+	Oldest    store.Revision // from which a watch could start
+}
+
+func (e *ExpiredError) Error() string {
+	return fmt.Sprintf("too old resource version: %d (%d)", e.Requested, e.Oldest)
+}
+
+func (e *ExpiredError) Unwrap() error { return ErrExpired }
+
+// Watch returns a cursor to the changes after a revision, or an *ExpiredError when history no longer contains them; before
+// the cache is loaded Poll returns that error instead. A revision in the future is waited for. A Watch from the revision of
+// a Snapshot returns every later change in the scope exactly once. At its beginning it may return others too.
+func (t *Table) Watch(after store.Revision, scope Scope) (*Cursor, error) {
 	if t.removed.Load() {
 		return nil, ErrRemoved
 	}
-	c := &Cursor{table: t, position: unplaced, after: after}
+	if scope.By == ByIndex && t.resource.Index == nil {
+		panic("cache: " + t.resource.Name + " has no indexed field")
+	}
+	c := &Cursor{table: t, scope: scope, position: unplaced, after: after}
 	if err := c.place(); err != nil {
 		return nil, err
 	}
-	t.watchers.Add(1)
 	return c, nil
 }
 
@@ -73,14 +92,15 @@ func (c *Cursor) place() error {
 	}
 	s, _ := c.table.published()
 	if c.after < s.history.floor {
-		return ErrExpired
+		return &ExpiredError{Requested: c.after, Oldest: s.history.floor}
 	}
 	c.position = s.history.after(c.after)
+	c.table.join(c)
 	return nil
 }
 
 // Poll returns the available events, possibly none, and the revision up to which the watcher has then received
-// everything. The events must not be changed. After an error the cursor must not be used again.
+// everything. The events must not be changed. After an error the cursor must not be used again, but must be closed.
 func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 	if c.table.removed.Load() {
 		return nil, c.after, ErrRemoved
@@ -92,34 +112,68 @@ func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 	}
 	s, published := c.table.published()
 	h := &s.history
+	if c.scope.By == WholeTable {
+		events, err = c.pollTable(h, published)
+	} else {
+		events, err = c.pollScope(h, published)
+	}
+	return events, c.after, err
+}
+
+// pollTable reads history.
+func (c *Cursor) pollTable(h *history, published store.Revision) ([]Event, error) {
 	if c.position < h.start {
-		return nil, c.after, ErrExpired
+		return nil, ErrExpired
 	}
-	// The cache may have been behind the cursor's revision; skip the events that the watcher already has.
-	for c.position < h.end && h.at(c.position).Revision <= c.after {
-		c.position++
-	}
-	events = h.slice(c.position, min(c.position+pollLimit, max(c.position, c.table.heldFrom.Load())))
+	c.skipKnown(h)
+	events := h.slice(c.position, min(c.position+pollLimit, max(c.position, c.watchers.heldFrom.Load())))
 	c.position += int64(len(events))
 	if c.position == h.end {
 		c.after = max(c.after, published)
 	} else {
 		c.after = max(c.after, h.at(c.position).Revision-1)
 	}
-	return events, c.after, nil
+	return events, nil
 }
 
-// Changed returns a channel that is closed at the table's next change. Call it before Poll, to miss no change.
-func (c *Cursor) Changed() <-chan struct{} {
-	for {
-		if waiting := c.table.changed.Load(); waiting != nil {
-			return *waiting
-		}
-		waiting := make(chan struct{})
-		if c.table.changed.CompareAndSwap(nil, &waiting) {
-			return waiting
-		}
+// skipKnown skips the events that the watcher already has, because the cache was behind the cursor's revision.
+func (c *Cursor) skipKnown(h *history) {
+	for c.position < h.end && h.at(c.position).Revision <= c.after {
+		c.position++
 	}
+}
+
+// pollScope reads history up to where the cursor joined its scope, then the events of the scope.
+func (c *Cursor) pollScope(h *history, published store.Revision) (events []Event, err error) {
+	for c.position < c.joined && len(events) == 0 {
+		if c.position < h.start {
+			return nil, ErrExpired
+		}
+		read := h.slice(c.position, min(c.position+pollLimit, c.joined))
+		c.position += int64(len(read))
+		for i := range read {
+			if read[i].Revision > c.after && c.scope.contains(&read[i]) {
+				events = append(events, read[i])
+			}
+		}
+		c.after = max(c.after, read[len(read)-1].Revision)
+	}
+	if len(events) > 0 {
+		return events, nil
+	}
+	events, more, err := c.watchers.read(c, h)
+	if err == nil && !more {
+		c.after = max(c.after, published)
+	}
+	return events, err
+}
+
+// Changed returns a channel that is closed at the next change in the cursor's scope. Call it before Poll, to miss no change.
+func (c *Cursor) Changed() <-chan struct{} {
+	if c.watchers == nil {
+		return c.table.whole.next() // all are woken when the cache is loaded
+	}
+	return c.watchers.next()
 }
 
 // Next polls until there are events, or returns the error of ctx.
@@ -141,4 +195,8 @@ func (c *Cursor) Next(ctx context.Context) (events []Event, reached store.Revisi
 }
 
 // Close ends the cursor. It must be called once: the table counts its watchers.
-func (c *Cursor) Close() { c.table.watchers.Add(-1) }
+func (c *Cursor) Close() {
+	if c.watchers != nil {
+		c.table.leave(c)
+	}
+}

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"context"
 	"fmt"
 	"hash/maphash"
 	"reflect"
@@ -19,15 +18,18 @@ import (
 //
 // There are as many entries as objects in the cluster, so an entry is small: its bytes, and pointers to derived values.
 // The decoded object is held by a weak pointer and lives as long as it is in use. Encodings and labels are dropped when
-// they have not been used for a while (see Cache.sweep).
+// they have not been used for a while (see Cache.sweep). The bytes of an entry that only history references may be evicted;
+// they are read back from the store when they are needed (see body.go).
 type Entry struct {
 	table    *Table
 	key      string
-	stored   []byte
+	data     atomic.Pointer[byte] // the stored bytes; nil when body replaces them
+	size     uint32               // of the stored bytes
 	revision store.Revision
 	hash     uint64 // of the key
 	object   atomic.Pointer[reference]
 	memos    atomic.Pointer[memo]
+	body     atomic.Pointer[body]
 }
 
 // EncodingID identifies an encoding of an entry: its API version and format. Equal IDs must mean equal bytes.
@@ -41,14 +43,16 @@ var (
 
 // memo is a value derived from an entry, in a linked list.
 type memo struct {
-	next   atomic.Pointer[memo]
-	id     EncodingID
-	once   sync.Once
-	used   atomic.Uint32 // the cache's epoch at its last use
-	size   atomic.Uint32 // of bytes; may be read without waiting for once
-	bytes  []byte
-	values map[string]string
-	err    error
+	next atomic.Pointer[memo]
+	id   EncodingID
+	once sync.Once
+	used atomic.Uint32 // the cache's epoch at its last use
+	size atomic.Uint32 // of bytes; may be read without waiting for once
+	// outdated: the error may be gone at the next attempt, so the memo is not used again.
+	outdated atomic.Bool
+	bytes    []byte
+	values   map[string]string
+	err      error
 }
 
 // reference is a weak pointer to a decoded object of any type.
@@ -89,9 +93,6 @@ func (e *Entry) KeyHash() uint64 { return e.hash }
 // Revision is the revision of the write that made the entry: the object's resourceVersion.
 func (e *Entry) Revision() store.Revision { return e.revision }
 
-// Stored returns the encoded object, or the encrypted value if it could not be decrypted. It must not be changed.
-func (e *Entry) Stored() []byte { return e.stored }
-
 // decoding prevents two goroutines from decoding the same entry at once; the revision selects the lock.
 var decoding [64]sync.Mutex
 
@@ -100,15 +101,16 @@ func (e *Entry) Object() (kind.Object, error) {
 	if obj := e.object.Load().value(); obj != nil {
 		return obj, nil
 	}
+	// The store and a KMS plugin may be slow; the lock, which other entries share, is not held meanwhile.
+	value, err := e.value()
+	if err != nil {
+		return nil, err
+	}
 	lock := &decoding[uint64(e.revision)%uint64(len(decoding))]
 	lock.Lock()
 	defer lock.Unlock()
 	if obj := e.object.Load().value(); obj != nil {
 		return obj, nil
-	}
-	value, err := e.value()
-	if err != nil {
-		return nil, err
 	}
 	obj, err := e.table.resource.Codec.Decode(value, e.revision)
 	if err != nil {
@@ -118,87 +120,82 @@ func (e *Entry) Object() (kind.Object, error) {
 	return obj, nil
 }
 
-// encrypted reports whether the store could not decrypt the value when it was read. Nothing is memoized for such an
-// entry, because it may be decrypted later.
-func (e *Entry) encrypted() bool { return store.IsEncrypted(e.stored) }
-
-// value returns the bytes to decode.
-func (e *Entry) value() ([]byte, error) {
-	if !e.encrypted() {
-		return e.stored, nil
-	}
-	decrypter, ok := e.table.cache.store.(store.Decrypter)
-	if !ok {
-		return nil, &store.EncryptionError{Key: e.key, Err: store.ErrNoProvider}
-	}
-	return decrypter.Decrypt(context.Background(), e.key, e.stored)
-}
-
 // setObject sets the entry's decoded object.
 func (e *Entry) setObject(obj kind.Object) {
 	e.object.Store(newReference(obj))
 }
 
-// Labels returns the object's labels, nil when it has none or cannot be decoded. The map must not be changed.
-func (e *Entry) Labels() map[string]string {
+// Labels returns the object's labels, nil when it has none or cannot be decoded. The map must not be changed. The error is
+// not nil when the bytes were evicted and cannot be read back.
+func (e *Entry) Labels() (map[string]string, error) {
 	if obj := e.object.Load().value(); obj != nil {
-		return obj.GetLabels()
+		return obj.GetLabels(), nil
 	}
 	if e.encrypted() {
-		if obj, err := e.Object(); err == nil {
-			return obj.GetLabels()
+		obj, err := e.Object()
+		if err != nil {
+			return nil, readBackErrorOf(err)
 		}
-		return nil
+		return obj.GetLabels(), nil
 	}
 	found := e.findMemo(labelsID)
 	var labels map[string]string
 	parsed := false
 	if found == nil {
-		if labels, parsed = storedLabels(e.stored); parsed && len(labels) == 0 {
-			return nil // finding that again costs no more than a memo
+		if labels, parsed = storedLabels(e.Stored()); parsed && len(labels) == 0 {
+			return nil, nil // finding that again costs no more than a memo
 		}
 		found = e.addMemo(labelsID)
 	}
 	found.once.Do(func() {
+		defer found.complete(e)
 		if !parsed {
-			labels, parsed = storedLabels(e.stored)
+			labels, parsed = storedLabels(e.Stored())
 		}
 		if !parsed {
-			if obj, err := e.Object(); err == nil {
-				labels = obj.GetLabels()
+			obj, err := e.Object()
+			if err != nil {
+				found.err = readBackErrorOf(err)
+				return
 			}
+			labels = obj.GetLabels()
 		}
-		found.values = labels
+		found.values, found.err = labels, nil
 	})
-	return found.values
+	return found.values, found.err
 }
 
 // Fields returns the values for field selectors, nil when there are none or the object cannot be decoded. The map must
-// not be changed.
-func (e *Entry) Fields() map[string]string {
+// not be changed. The error is as for Labels.
+func (e *Entry) Fields() (map[string]string, error) {
 	if e.table.resource.Fields == nil {
-		return nil
+		return nil, nil
 	}
 	if e.encrypted() {
-		if obj, err := e.Object(); err == nil {
-			return e.table.resource.Fields(obj)
+		obj, err := e.Object()
+		if err != nil {
+			return nil, readBackErrorOf(err)
 		}
-		return nil
+		return e.table.resource.Fields(obj), nil
 	}
 	found := e.findMemo(fieldsID)
 	if found == nil {
 		found = e.addMemo(fieldsID)
 	}
 	found.once.Do(func() {
-		if obj, err := e.Object(); err == nil {
-			found.values = e.table.resource.Fields(obj)
+		defer found.complete(e)
+		obj, err := e.Object()
+		if err != nil {
+			found.err = readBackErrorOf(err)
+			return
 		}
+		found.values, found.err = e.table.resource.Fields(obj), nil
 	})
-	return found.values
+	return found.values, found.err
 }
 
 // Encoding returns the bytes derived from the entry under the id. make is called when they do not exist or have been
-// dropped; its error is kept like a result.
+// dropped. Its error is kept like a result, unless the store or a KMS plugin may succeed at the next attempt.
 func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
 	if e.encrypted() {
 		return make(e)
@@ -208,6 +205,7 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 		found = e.addMemo(id)
 	}
 	found.once.Do(func() {
+		defer found.complete(e)
 		found.bytes, found.err = make(e)
 		found.size.Store(uint32(len(found.bytes)))
 		e.table.cache.addMemoBytes(len(found.bytes))
@@ -215,10 +213,21 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 	return found.bytes, found.err
 }
 
+// complete ends the making of a memo, and must be deferred. A panic becomes the error of everybody who requests the memo.
+func (m *memo) complete(e *Entry) {
+	if cause := recover(); cause != nil {
+		m.bytes, m.values = nil, nil
+		m.err = e.table.cache.recovered(e.key, cause)
+	}
+	if m.err != nil && isTransient(m.err) {
+		m.outdated.Store(true)
+	}
+}
+
 // findMemo returns the memo with the id, nil when there is none.
 func (e *Entry) findMemo(id EncodingID) *memo {
 	for m := e.memos.Load(); m != nil; m = m.next.Load() {
-		if m.id == id {
+		if m.id == id && !m.outdated.Load() {
 			if epoch := e.table.cache.epoch.Load(); m.used.Load() != epoch {
 				m.used.Store(epoch)
 			}
@@ -230,7 +239,7 @@ func (e *Entry) findMemo(id EncodingID) *memo {
 
 // addMemo adds an empty memo with the id, unless another goroutine just did.
 func (e *Entry) addMemo(id EncodingID) *memo {
-	m := &memo{id: id}
+	m := &memo{id: id, err: errNotMade}
 	m.used.Store(e.table.cache.epoch.Load())
 	for {
 		head := e.memos.Load()
@@ -247,7 +256,7 @@ func (e *Entry) addMemo(id EncodingID) *memo {
 // dropMemos drops the memos that were not used since the previous epoch, or all, and returns the size of the others.
 // Only one goroutine may call it.
 func (e *Entry) dropMemos(epoch uint32, all bool) (kept int) {
-	stale := func(m *memo) bool { return all || epoch-m.used.Load() > 1 }
+	stale := func(m *memo) bool { return all || epoch-m.used.Load() > 1 || m.outdated.Load() }
 	head := e.memos.Load()
 	for head != nil && stale(head) {
 		// Another goroutine may add a memo in front meanwhile; then examine that one first.

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"maps"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"skiff/internal/kind"
 	"skiff/internal/store/memory"
 )
 
@@ -59,16 +61,16 @@ func FuzzStoredLabels(f *testing.F) {
 func TestLabelsWithoutDecoding(t *testing.T) {
 	entry, codec := entryOf(t, newPod("default", "a"))
 	for range 2 {
-		if entry.Labels()["app"] != "a" {
-			t.Errorf("labels %v", entry.Labels())
+		if must(entry.Labels())["app"] != "a" {
+			t.Errorf("labels %v", must(entry.Labels()))
 		}
 	}
 	if n := codec.decoded.Load(); n != 0 {
 		t.Errorf("%d decodes for labels", n)
 	}
 	for range 2 {
-		if entry.Fields()["spec.nodeName"] != "node-1" {
-			t.Errorf("fields %v", entry.Fields())
+		if must(entry.Fields())["spec.nodeName"] != "node-1" {
+			t.Errorf("fields %v", must(entry.Fields()))
 		}
 	}
 	if n := codec.decoded.Load(); n != 1 {
@@ -119,7 +121,7 @@ func TestObjectError(t *testing.T) {
 	if _, err := broken.Object(); err == nil {
 		t.Error("broken bytes decode")
 	}
-	if broken.Labels() != nil || broken.Fields() != nil {
+	if must(broken.Labels()) != nil || must(broken.Fields()) != nil {
 		t.Error("broken bytes have labels")
 	}
 }
@@ -196,7 +198,7 @@ func TestDropMemosWhileUsed(t *testing.T) {
 				}
 				id := EncodingID{Format: string(rune('a' + i%6))}
 				got, _ := entry.Encoding(id, func(*Entry) ([]byte, error) { return []byte(id.Format), nil })
-				if string(got) != id.Format || entry.Labels()["app"] != "a" {
+				if string(got) != id.Format || must(entry.Labels())["app"] != "a" {
 					t.Errorf("got %q for %v", got, id)
 				}
 			}
@@ -208,4 +210,36 @@ func TestDropMemosWhileUsed(t *testing.T) {
 	}
 	close(stop)
 	wait.Wait()
+}
+
+// A panic while an encoding is made is an error for everybody who requests it, never an empty encoding.
+func TestPanicInMemo(t *testing.T) {
+	resource := podResource()
+	resource.Fields = func(kind.Object) map[string]string { panic("oh") }
+	c, tables := start(t, memory.New(), resource)
+	entry := mustCreate(t, tables[0], "a")
+	id := EncodingID{Format: "broken"}
+	for i := range 3 {
+		got, err := entry.Encoding(id, func(*Entry) ([]byte, error) { panic("oh") })
+		if len(got) != 0 || err == nil || !strings.Contains(err.Error(), "oh") {
+			t.Errorf("request %d gets %q, %v", i, got, err)
+		}
+		if fields, err := entry.Fields(); fields != nil || err == nil {
+			t.Errorf("request %d gets fields %v, %v", i, fields, err)
+		}
+	}
+	if c.Panics() != 2 {
+		t.Errorf("%d panics counted", c.Panics())
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		entry.Encoding(EncodingID{Format: "ended"}, func(*Entry) ([]byte, error) { runtime.Goexit(); return nil, nil })
+	})
+	ended.Wait()
+	if got, err := entry.Encoding(EncodingID{Format: "ended"}, nil); err == nil {
+		t.Errorf("an encoding whose maker ended its goroutine is %q", got)
+	}
+	if got, err := entry.Encoding(EncodingID{Format: "good"}, func(*Entry) ([]byte, error) { return []byte("good"), nil }); string(got) != "good" || err != nil {
+		t.Errorf("%q %v", got, err)
+	}
 }

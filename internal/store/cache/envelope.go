@@ -55,6 +55,21 @@ func storedLabels(stored []byte) (map[string]string, bool) {
 	return labels, true
 }
 
+// StoredField reads a string field from stored bytes without decoding the object. The path is the numbers of the fields
+// that lead to it. It returns "" when the field is absent, and false when the bytes are not a protobuf envelope or are
+// malformed.
+func StoredField(stored []byte, path []uint64) (string, bool) {
+	message, ok := bytes.CutPrefix(stored, magic)
+	if !ok {
+		return "", false
+	}
+	message, ok = firstField(message, unknownRaw)
+	for i := 0; ok && i < len(path); i++ {
+		message, ok = firstField(message, path[i])
+	}
+	return string(message), ok
+}
+
 // firstField returns the bytes of a message's first field with the number; nil when it is absent. ok is false when the
 // message is malformed before it.
 func firstField(message []byte, number uint64) (value []byte, ok bool) {

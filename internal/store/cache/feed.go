@@ -142,7 +142,7 @@ func (c *Cache) setReady() {
 	c.isReady.Store(true)
 	close(c.ready)
 	for _, t := range *c.tables.Load() {
-		t.wake()
+		t.wakeAll()
 		t.wakeWriters(true)
 	}
 }
@@ -159,19 +159,53 @@ func (c *Cache) list(ctx context.Context, t *Table, at store.Revision) ([]*Entry
 		if err != nil {
 			return nil, 0, fmt.Errorf("list %s: %w", t.resource.Prefix, err)
 		}
-		entries = slices.Grow(entries, len(kvs)+int(min(remaining, listPage)))
-		tables := *c.tables.Load()
-		for _, kv := range kvs {
-			// The objects of a table with a longer prefix have this one's prefix too.
-			if owner := c.route(tables, kv.Key); owner == t || owner == nil {
-				entries = append(entries, t.entry(kv.Key, kv.Value, kv.Modified))
-			}
-		}
+		entries = t.appendEntries(slices.Grow(entries, len(kvs)+int(min(remaining, listPage))), kvs)
 		if remaining == 0 {
 			return entries, read, nil
 		}
 		at, from = read, kvs[len(kvs)-1].Key+"\x00"
 	}
+}
+
+// appendEntries makes entries of what was listed. The objects of a table with a longer prefix have this one's prefix too.
+func (t *Table) appendEntries(to []*Entry, kvs []store.KeyValue) []*Entry {
+	tables := *t.cache.tables.Load()
+	for _, kv := range kvs {
+		if owner := t.cache.route(tables, kv.Key); owner == t || owner == nil {
+			to = append(to, t.entry(kv.Key, kv.Value, kv.Modified))
+		}
+	}
+	return to
+}
+
+// Page is what ListAt returns: entries in order.
+type Page struct {
+	Entries []*Entry
+	// Next is the key from which to continue; empty when there are no more.
+	Next string
+	// Remaining is how many entries follow.
+	Remaining int64
+}
+
+// ListAt reads from the store the entries at a past revision whose keys have the prefix and are not before from, at most
+// limit or a page of the server's choice. It is for revisions that SnapshotAt does not have; ErrExpired means that the
+// store has compacted the revision too.
+func (t *Table) ListAt(ctx context.Context, prefix, from string, limit int, at store.Revision) (Page, error) {
+	if limit <= 0 || limit > listPage {
+		limit = listPage
+	}
+	kvs, _, remaining, err := t.cache.store.List(ctx, prefix, from, limit, at)
+	if errors.Is(err, store.ErrCompacted) {
+		return Page{}, ErrExpired
+	}
+	if err != nil {
+		return Page{}, fmt.Errorf("list %s at revision %d: %w", prefix, at, err)
+	}
+	page := Page{Entries: t.appendEntries(make([]*Entry, 0, len(kvs)), kvs), Remaining: remaining}
+	if remaining > 0 {
+		page.Next = kvs[len(kvs)-1].Key + "\x00"
+	}
+	return page, nil
 }
 
 // follow applies the batches of a store watch until it breaks.
@@ -227,10 +261,11 @@ func (c *Cache) publish(revision store.Revision, now time.Time) {
 	for _, t := range c.changed {
 		t.state.Load().previous.Store(nil)
 		t.wakeWriters(false)
-		t.wakeBatched(now)
+		t.wakeChanged(now, t.batchStart)
 	}
 	clear(c.changed)
 	c.changed = c.changed[:0]
+	c.evictValues()
 	c.waiters.wake(revision)
 	c.setReady()
 }

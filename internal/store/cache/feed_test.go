@@ -131,7 +131,7 @@ func lines(events []Event) (found []string) {
 
 func TestBrokenFeedIsTakenUpAgain(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
-		cursor, err := pods.Watch(c.Revision())
+		cursor, err := pods.Watch(c.Revision(), Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestLostHistoryIsFoundByListing(t *testing.T) {
 		mustCreate(t, pods, "same")   // 4
 		d := mustCreate(t, pods, "d") // 5
 		before := c.Revision()
-		cursor, _ := pods.Watch(before)
+		cursor, _ := pods.Watch(before, Scope{})
 		s.breakFeed()
 		inner := s.inner()
 		// a is updated, b deleted, d deleted and created again, e created, f created and deleted.
@@ -207,7 +207,7 @@ func TestStoreWentBack(t *testing.T) {
 			mustCreate(t, pods, fmt.Sprint(i))
 		}
 		time.Sleep(2 * historyAge) // old revisions of the horizon must not apply to the restored store
-		cursor, _ := pods.Watch(c.Revision())
+		cursor, _ := pods.Watch(c.Revision(), Scope{})
 		other := memory.New()
 		putBehind(t, other, "restored", "x") // 2
 		s.mu.Lock()
@@ -284,11 +284,11 @@ func TestWaitFor(t *testing.T) {
 
 func TestSlowWatcherExpires(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
-		slow, _ := pods.Watch(c.Revision())
-		quick, _ := pods.Watch(c.Revision())
+		slow, _ := pods.Watch(c.Revision(), Scope{})
+		quick, _ := pods.Watch(c.Revision(), Scope{})
 		seen := 0
 		value, _ := (&podCodec{}).Encode(newPod("default", "a"))
-		for i := range historyMax + 2*chunkEvents {
+		for i := range historyMaxFresh + 2*chunkEvents {
 			c.apply(store.Batch{Revision: c.Revision() + 1, Events: []store.Event{{
 				KeyValue: store.KeyValue{Key: podKey("default", fmt.Sprint(i%100)), Value: value, Modified: c.Revision() + 1},
 			}}})
@@ -312,7 +312,7 @@ func TestSlowWatcherExpires(t *testing.T) {
 			}
 			seen += len(events)
 		}
-		if seen != historyMax+2*chunkEvents {
+		if seen != historyMaxFresh+2*chunkEvents {
 			t.Errorf("the quick watcher saw %d", seen)
 		}
 		if _, _, err := slow.Poll(); !errors.Is(err, ErrExpired) {
@@ -349,14 +349,14 @@ func TestSweep(t *testing.T) {
 		if c.memoBytes.Load() != 0 || entry.memos.Load() != nil {
 			t.Errorf("%d bytes are kept", c.memoBytes.Load())
 		}
-		if _, err := pods.Watch(begin); err != nil {
+		if _, err := pods.Watch(begin, Scope{}); err != nil {
 			t.Errorf("history expired too early: %v", err)
 		}
 		time.Sleep(historyAge)
-		if _, err := pods.Watch(begin); !errors.Is(err, ErrExpired) {
+		if _, err := pods.Watch(begin, Scope{}); !errors.Is(err, ErrExpired) {
 			t.Errorf("history never goes: %v", err)
 		}
-		if _, err := pods.Watch(c.Revision() - historyMin); err != nil {
+		if _, err := pods.Watch(c.Revision()-historyMin, Scope{}); err != nil {
 			t.Errorf("nothing is left of history: %v", err)
 		}
 		entry.Encoding(EncodingID{"v1", "huge"}, func(*Entry) ([]byte, error) { return make([]byte, memoBudget+1), nil })
@@ -405,10 +405,10 @@ func TestWakeBatching(t *testing.T) {
 func testPace(t *testing.T, watchers int, want string) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		for range watchers - 1 {
-			other, _ := pods.Watch(c.Revision())
+			other, _ := pods.Watch(c.Revision(), Scope{})
 			defer other.Close()
 		}
-		cursor, _ := pods.Watch(c.Revision())
+		cursor, _ := pods.Watch(c.Revision(), Scope{})
 		defer cursor.Close()
 		var batches []string
 		var done sync.WaitGroup
@@ -442,9 +442,9 @@ func testPace(t *testing.T, watchers int, want string) {
 // Held-back events are delivered to no watcher before the next wake-up.
 func TestHeldEvents(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
-		early, _ := pods.Watch(c.Revision())
+		early, _ := pods.Watch(c.Revision(), Scope{})
 		defer early.Close()
-		late, _ := pods.Watch(c.Revision())
+		late, _ := pods.Watch(c.Revision(), Scope{})
 		defer late.Close()
 		poll := func(cursor *Cursor, want string, wantReached store.Revision) {
 			t.Helper()
@@ -462,7 +462,7 @@ func TestHeldEvents(t *testing.T) {
 		if late.after > 2 || c.Revision() != 4 {
 			t.Errorf("a bookmark would say %d", late.after)
 		}
-		fresh, _ := pods.Watch(c.Revision())
+		fresh, _ := pods.Watch(c.Revision(), Scope{})
 		defer fresh.Close()
 		poll(fresh, "[]", 4)
 		time.Sleep(2 * batchDelayPerWatcher)
@@ -474,7 +474,7 @@ func TestHeldEvents(t *testing.T) {
 
 func TestFutureWatch(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
-		cursor, err := pods.Watch(c.Revision() + 2)
+		cursor, err := pods.Watch(c.Revision()+2, Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,23 +8,27 @@ import (
 	"skiff/internal/store"
 )
 
-// How much history a table keeps. The last chunk is always kept; beyond that the first bound that is reached applies.
-// Five minutes is what etcd keeps (see the compaction in store/etcd), so a watcher that resumes, or a list that continues
-// with its next page, is served as long as etcd itself could serve it.
+// How much history a table keeps. Events younger than historyFresh are kept, as upstream's watch cache does, unless there
+// are more than historyMaxFresh. Older ones are kept up to historyAge, which is what etcd keeps (see the compaction in
+// store/etcd), while there are at most historyMax. The newest historyMin events are always kept.
+//
+// These bounds count events, not bytes: a client that writes large objects does not shorten the history of others. The
+// values that only history references have a budget of their own (see evict.go).
 const (
 	chunkEvents     = 64
 	historyMin      = 2 * chunkEvents
 	historyMax      = 16384
-	historyMaxBytes = 16 << 20 // of values that only history references
+	historyMaxFresh = 100 * 1024
+	historyFresh    = 75 * time.Second
 	historyAge      = 5 * time.Minute
 )
 
 // chunk is a run of events. The array is written once, front to back; readers use only what their history covers.
 type chunk struct {
 	events [chunkEvents]Event
-	// bytes counts the values that only history references; last is the time of the newest event.
+	last   time.Time // of the newest event
+	// bytes counts the values that only history references and that have not been evicted. cache.mu guards it.
 	bytes int
-	last  time.Time
 }
 
 // history is a log of events at one point in time: those at positions start to end. Like a tree it never changes; append
@@ -32,7 +36,6 @@ type chunk struct {
 type history struct {
 	chunks     []*chunk
 	start, end int64
-	bytes      int
 	// floor: history has all events after this revision.
 	floor store.Revision
 }
@@ -46,25 +49,31 @@ func (h history) append(event Event, now time.Time) history {
 	c := h.chunks[len(h.chunks)-1]
 	c.events[used] = event
 	c.last = now
-	if event.Old != nil {
-		c.bytes += len(event.Old.stored)
-		h.bytes += len(event.Old.stored)
-	}
+	c.bytes += event.onlyInHistory()
 	h.end++
 	return h
 }
 
-// trim drops the oldest chunks beyond the bounds.
-func (h history) trim(now time.Time) history {
+// onlyInHistory is the size of the values that the event alone references: that of the replaced or deleted entry.
+func (e *Event) onlyInHistory() int {
+	if e.Old == nil {
+		return 0
+	}
+	return e.Old.StoredSize()
+}
+
+// trim drops the oldest chunks beyond the bounds, and returns the bytes that they counted.
+func (h history) trim(now time.Time) (trimmed history, freed int) {
 	drop := 0
 	for len(h.chunks) > drop+1 {
 		oldest := h.chunks[drop]
 		rest := h.end - h.start - chunkEvents
-		if rest < historyMax && h.bytes <= historyMaxBytes && (rest < historyMin || now.Sub(oldest.last) < historyAge) {
+		age := now.Sub(oldest.last)
+		if rest < historyMin || rest < historyMaxFresh && age < historyFresh || rest < historyMax && age < historyAge {
 			break
 		}
 		h.floor = oldest.events[chunkEvents-1].Revision
-		h.bytes -= oldest.bytes
+		freed += oldest.bytes
 		h.start += chunkEvents
 		drop++
 	}
@@ -72,7 +81,7 @@ func (h history) trim(now time.Time) history {
 		// Cloned, because the underlying array would reference the dropped chunks.
 		h.chunks = slices.Clone(h.chunks[drop:])
 	}
-	return h
+	return h, freed
 }
 
 // reset drops all events; every cursor into them expires, whatever its position.
@@ -82,9 +91,10 @@ func (h history) reset(floor store.Revision) history {
 }
 
 func (h history) at(position int64) *Event {
-	offset := position - h.start
-	return &h.chunks[offset/chunkEvents].events[offset%chunkEvents]
+	return &h.chunkOf(position).events[(position-h.start)%chunkEvents]
 }
+
+func (h history) chunkOf(position int64) *chunk { return h.chunks[(position-h.start)/chunkEvents] }
 
 // after returns the position of the first event after the revision.
 func (h history) after(revision store.Revision) int64 {

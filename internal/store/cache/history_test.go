@@ -52,7 +52,8 @@ func TestHistorySlice(t *testing.T) {
 
 func TestHistoryTrim(t *testing.T) {
 	now := time.Now()
-	old := &Entry{stored: make([]byte, 1<<20)}
+	large := &Entry{}
+	large.setStored(make([]byte, 1<<20))
 	for _, test := range []struct {
 		name   string
 		events int
@@ -64,14 +65,16 @@ func TestHistoryTrim(t *testing.T) {
 		{"young", 1000, nil, 0, 1000, 1000},
 		{"old", 1000, nil, time.Hour, historyMin, historyMin + chunkEvents},
 		{"few and old", historyMin, nil, time.Hour, historyMin, historyMin},
-		{"many", 3 * historyMax, nil, 0, historyMax, historyMax + chunkEvents},
-		{"large", 1000, old, 0, 1, historyMaxBytes >> 20},
+		{"many and fresh", 3 * historyMax, nil, historyFresh - time.Second, 3 * historyMax, 3 * historyMax},
+		{"many", 3 * historyMax, nil, historyFresh, historyMax, historyMax + chunkEvents},
+		{"too many", 2 * historyMaxFresh, nil, 0, historyMaxFresh, historyMaxFresh + chunkEvents},
+		{"large", 1000, large, historyFresh, 1000, 1000},
 	} {
 		var h history
 		for i := range test.events {
-			h = h.append(Event{Revision: store.Revision(i + 1), Old: test.entry}, now).trim(now)
+			h, _ = h.append(Event{Revision: store.Revision(i + 1), Old: test.entry}, now).trim(now)
 		}
-		h = h.trim(now.Add(test.age))
+		h, _ = h.trim(now.Add(test.age))
 		kept := h.end - h.start
 		if kept < test.min || kept > max(test.max, chunkEvents) {
 			t.Errorf("%s: keeps %d events", test.name, kept)

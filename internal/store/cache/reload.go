@@ -50,7 +50,7 @@ func (c *Cache) reload(ctx context.Context) error {
 	}
 	c.publish(revision, now)
 	for _, t := range *c.tables.Load() {
-		t.wake()
+		t.wakeAll()
 		t.wakeWriters(true)
 	}
 	return nil
@@ -76,7 +76,7 @@ func (t *Table) reconcile(entries []*Entry, revision store.Revision, now time.Ti
 			// Deleted and created again: the deletion was some time before.
 			events = append(events, store.Event{KeyValue: store.KeyValue{Key: entry.key, Modified: entry.revision - 1}, Deleted: true})
 		}
-		events = append(events, store.Event{KeyValue: store.KeyValue{Key: entry.key, Value: entry.stored, Modified: entry.revision}})
+		events = append(events, store.Event{KeyValue: store.KeyValue{Key: entry.key, Value: entry.Stored(), Modified: entry.revision}})
 	}
 	slices.SortStableFunc(events, func(a, b store.Event) int { return cmp.Compare(a.Modified, b.Modified) })
 	if len(events) > 0 {
@@ -87,8 +87,12 @@ func (t *Table) reconcile(entries []*Entry, revision store.Revision, now time.Ti
 	}
 }
 
-// sameObject reports whether two states are of the same object, not of two objects with the same name.
+// sameObject reports whether two states are of the same object, not of two objects with the same name. It does not wait for
+// a KMS plugin: objects that could not be decrypted are taken for the same.
 func sameObject(a, b *Entry) bool {
+	if a.encrypted() || b.encrypted() {
+		return true
+	}
 	before, err := a.Object()
 	if err != nil {
 		return true

@@ -17,7 +17,7 @@ import (
 // events returns the events of a watch after a revision.
 func events(t *testing.T, table *Table, after store.Revision) []string {
 	t.Helper()
-	cursor, err := table.Watch(after)
+	cursor, err := table.Watch(after, Scope{})
 	if err != nil {
 		t.Fatalf("Watch(%d): %v", after, err)
 	}
@@ -81,7 +81,7 @@ func TestRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, tables := start(t, s, podResource())
-		if _, err := tables[0].Watch(middle - 1); !errors.Is(err, ErrExpired) || !errors.Is(err, store.ErrCompacted) {
+		if _, err := tables[0].Watch(middle-1, Scope{}); !errors.Is(err, ErrExpired) || !errors.Is(err, store.ErrCompacted) {
 			t.Errorf("watch of what was compacted: %v", err)
 		}
 		if _, err := tables[0].SnapshotAt(middle - 1); !errors.Is(err, ErrExpired) {
@@ -109,7 +109,7 @@ func TestRestartReplayLimit(t *testing.T) {
 		}
 	}
 	c, tables := start(t, s, podResource())
-	if _, err := tables[0].Watch(revision - maxReplay - 1); !errors.Is(err, ErrExpired) {
+	if _, err := tables[0].Watch(revision-maxReplay-1, Scope{}); !errors.Is(err, ErrExpired) {
 		t.Errorf("history reaches back too far: %v", err)
 	}
 	if got := events(t, tables[0], revision-maxReplay); len(got) != maxReplay || c.Revision() != revision {
@@ -170,11 +170,11 @@ func TestBeforeReady(t *testing.T) {
 		}
 		c, tables := run(t, s, podResource())
 		pods := tables[0]
-		early, err := pods.Watch(a)
+		early, err := pods.Watch(a, Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		expired, err := pods.Watch(a - 1)
+		expired, err := pods.Watch(a-1, Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -261,7 +261,7 @@ func TestAddedTableHasHistory(t *testing.T) {
 				if !maps.Equal(content(pods.Snapshot()), listed(t, s, 0)) {
 					t.Errorf("the table shows %v", content(pods.Snapshot()))
 				}
-				if _, err := pods.Watch(a); !test.has {
+				if _, err := pods.Watch(a, Scope{}); !test.has {
 					if !errors.Is(err, ErrExpired) {
 						t.Errorf("history that cannot be complete: %v", err)
 					}

@@ -167,7 +167,7 @@ func TestWatchIsListPlusEvents(t *testing.T) {
 					return
 				case <-time.After(2 * time.Millisecond):
 					snapshot := pods.Snapshot()
-					cursor, err := pods.Watch(snapshot.Revision())
+					cursor, err := pods.Watch(snapshot.Revision(), Scope{})
 					if err != nil {
 						t.Error(err)
 						return
@@ -184,7 +184,7 @@ func TestWatchIsListPlusEvents(t *testing.T) {
 		end := pods.Snapshot()
 		last := pods.state.Load().revision
 
-		cursor, err := pods.Watch(first.Revision())
+		cursor, err := pods.Watch(first.Revision(), Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +286,7 @@ func TestAddWhileRunning(t *testing.T) {
 			if want := listed(t, s, snapshot.Revision()); !maps.Equal(content(snapshot), want) {
 				t.Errorf("the new table has %d objects at %d, the store %d", snapshot.Len(""), snapshot.Revision(), len(want))
 			}
-			cursor, err := pods.Watch(snapshot.Revision())
+			cursor, err := pods.Watch(snapshot.Revision(), Scope{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -306,7 +306,7 @@ func TestTTL(t *testing.T) {
 		ctx := context.Background()
 		_, tables := start(t, open(t), podResource())
 		pods := tables[0]
-		cursor, _ := pods.Watch(pods.Snapshot().Revision())
+		cursor, _ := pods.Watch(pods.Snapshot().Revision(), Scope{})
 		if _, err := pods.Create(ctx, podKey("default", "a"), newPod("default", "a"), time.Second); err != nil {
 			t.Fatal(err)
 		}

@@ -1,9 +1,7 @@
 package cache
 
 import (
-	"bytes"
 	"hash/maphash"
-	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,12 +28,10 @@ type Table struct {
 	cache    *Cache
 	resource Resource
 	state    atomic.Pointer[state]
-	// changed is closed when the state changes; nil if nothing waits.
-	changed atomic.Pointer[chan struct{}]
-	// heldFrom is the position from which events are held back until the next wake; notHeld when none are.
-	heldFrom atomic.Int64
-	watchers atomic.Int64 // open cursors
+	whole    scopeWatchers // of the whole table
 	removed  atomic.Bool
+	// evictedTo is the revision of the newest event whose values were evicted.
+	evictedTo atomic.Int64
 
 	// Guarded by cache.mu.
 	loaded        bool
@@ -44,9 +40,9 @@ type Table struct {
 	after         history       // history including the batch being applied
 	last          store.Revision
 	inexactBefore store.Revision // the batch skips the states of the table before this revision
-	woken         time.Time      // when watchers were last woken
-	wakeScheduled bool           // a timer will wake them
-	notifiedEnd   int64          // the end of history at the last change
+	batchStart    int64          // the position of the batch's first event
+	held          heldValues
+	scopes        scopes
 
 	writes  writes
 	rewinds rewinds
@@ -54,7 +50,8 @@ type Table struct {
 
 func newTable(c *Cache, r Resource) *Table {
 	t := &Table{cache: c, resource: r}
-	t.heldFrom.Store(notHeld)
+	t.whole.table = t
+	t.whole.heldFrom.Store(notHeld)
 	t.state.Store(&state{})
 	return t
 }
@@ -110,6 +107,9 @@ type Snapshot struct {
 	memoized *memoized // nil for a past state
 }
 
+// EmptySnapshot has no entries, only a revision: that of a list read with ListAt.
+func EmptySnapshot(revision store.Revision) Snapshot { return Snapshot{revision: revision} }
+
 // Revision of the snapshot, which may be later than that of any entry.
 func (s Snapshot) Revision() store.Revision { return s.revision }
 
@@ -159,7 +159,7 @@ func (t *Table) stage(event store.Event, now time.Time) {
 			t.writes.deliver(Event{Type: Deleted, Entry: t.entry(event.Key, nil, event.Modified), Revision: event.Modified})
 			return
 		}
-		t.record(Event{Type: Deleted, Entry: t.entry(old.key, old.stored, event.Modified), Old: old, Revision: event.Modified}, now)
+		t.record(Event{Type: Deleted, Entry: t.entry(old.key, old.Stored(), event.Modified), Old: old, Revision: event.Modified}, now)
 		return
 	}
 	entry := t.entry(event.Key, event.Value, event.Modified)
@@ -174,16 +174,21 @@ func (t *Table) stage(event store.Event, now time.Time) {
 
 func (t *Table) record(event Event, now time.Time) {
 	t.writes.deliver(event)
+	t.addToScopes(&event, t.after.end)
 	t.after = t.after.append(event, now)
+	t.hold(event.onlyInHistory())
 	t.last = event.Revision
 }
 
 // install makes the staged batch the table's state. cache.mu must be held; publish must follow.
 func (t *Table) install(now time.Time) {
 	before := t.state.Load()
+	after, freed := t.after.trim(now)
+	t.hold(-freed)
+	t.batchStart = before.history.end
 	s := &state{
 		tree:       t.next.done(),
-		history:    t.after.trim(now),
+		history:    after,
 		revision:   max(t.last, before.revision),
 		exactSince: max(before.exactSince, t.inexactBefore),
 	}
@@ -203,50 +208,10 @@ func (t *Table) replace(entries []*Entry, revision store.Revision) {
 	t.state.Store(s)
 	t.last = revision
 	t.rewinds.reset()
-}
-
-// The first change after an idle time wakes watchers at once. Under load each wake-up costs every watcher a write to its
-// connection, about ten microseconds, and a short delay puts several events into one write. The delay grows with the
-// number of watchers, so that waking them never takes more than a fraction of the CPU. Events are held back during the
-// delay from all watchers: watchers that receive the same batches send the same bytes, which are encoded once.
-const (
-	batchDelayPerWatcher = 50 * time.Microsecond
-	maxBatchDelay        = 10 * time.Millisecond
-	notHeld              = math.MaxInt64
-)
-
-// wakeBatched wakes the table's watchers now or after a delay. cache.mu must be held.
-func (t *Table) wakeBatched(now time.Time) {
-	before := t.notifiedEnd
-	t.notifiedEnd = t.state.Load().history.end
-	watchers := t.watchers.Load()
-	if watchers == 0 || t.wakeScheduled {
-		return // no watchers, or a wake-up is already scheduled
-	}
-	delay := min(time.Duration(watchers)*batchDelayPerWatcher, maxBatchDelay)
-	if rest := delay - now.Sub(t.woken); rest > 0 && rest <= delay {
-		t.wakeScheduled = true
-		t.heldFrom.Store(before)
-		time.AfterFunc(rest, func() {
-			t.cache.mu.Lock()
-			defer t.cache.mu.Unlock()
-			t.wakeScheduled, t.woken = false, time.Now()
-			t.wake()
-		})
-		return
-	}
-	t.woken = now
-	t.wake()
-}
-
-// wake wakes the table's watchers.
-func (t *Table) wake() {
-	t.heldFrom.Store(notHeld)
-	if t.changed.Load() == nil {
-		return
-	}
-	if waiting := t.changed.Swap(nil); waiting != nil {
-		close(*waiting)
+	t.hold(-t.held.bytes)
+	t.evictedTo.Store(0)
+	for _, w := range t.scopes.all {
+		w.reset()
 	}
 }
 
@@ -254,10 +219,14 @@ func (t *Table) wake() {
 func (t *Table) trim(now time.Time) {
 	t.rewinds.trim(now)
 	before := t.state.Load()
-	trimmed := before.history.trim(now)
+	trimmed, freed := before.history.trim(now)
+	for _, w := range t.scopes.all {
+		w.trim(trimmed.start)
+	}
 	if trimmed.start == before.history.start {
 		return
 	}
+	t.hold(-freed)
 	t.state.Store(&state{tree: before.tree, history: trimmed, revision: before.revision, exactSince: before.exactSince})
 }
 
@@ -283,7 +252,9 @@ func (t *Table) dropMemos(epoch uint32, all bool) (kept int) {
 }
 
 func (t *Table) entry(key string, stored []byte, revision store.Revision) *Entry {
-	return &Entry{table: t, key: key, hash: maphash.String(keySeed, key), stored: stored, revision: revision}
+	e := &Entry{table: t, key: key, hash: maphash.String(keySeed, key), revision: revision}
+	e.setStored(stored)
+	return e
 }
 
 // rewinds keeps the trees of a few requested old revisions, because the pages of a list are all at the revision of the
@@ -302,10 +273,12 @@ type rewind struct {
 const (
 	maxRewinds = 8
 	rewindAge  = time.Minute
+	// maxRewound is how many events are undone at most. Beyond that, reading the store costs no more.
+	maxRewound = historyMax
 )
 
-// SnapshotAt returns the entries at a revision: ErrExpired when history does not contain it, ErrFuture when the cache has
-// not reached it.
+// SnapshotAt returns the entries at a revision: ErrExpired when the cache cannot make that state any more, but the store may
+// still have it (see ListAt), ErrFuture when the cache has not reached it.
 func (t *Table) SnapshotAt(revision store.Revision) (Snapshot, error) {
 	s, newest := t.published()
 	switch {
@@ -315,7 +288,7 @@ func (t *Table) SnapshotAt(revision store.Revision) (Snapshot, error) {
 		return Snapshot{}, ErrExpired
 	case revision >= s.revision:
 		return s.snapshot(revision), nil
-	case revision < max(s.exactSince, s.history.floor):
+	case revision < max(s.exactSince, s.history.floor, t.evictedTo.Load()), s.history.end-s.history.after(revision) > maxRewound:
 		return Snapshot{}, ErrExpired
 	}
 	return Snapshot{tree: t.rewinds.to(revision, s), revision: revision}, nil
@@ -381,6 +354,3 @@ func (r *rewinds) trim(now time.Time) {
 	clear(r.kept[len(fresh):])
 	r.kept = fresh
 }
-
-// hasValue reports whether the entry's stored bytes equal value.
-func (e *Entry) hasValue(value []byte) bool { return bytes.Equal(e.stored, value) }

@@ -60,10 +60,17 @@ func (c *podCodec) Encode(obj kind.Object) ([]byte, error) {
 const podPrefix = "/registry/pods/"
 
 func podResource() Resource {
-	return Resource{Name: "pods", Prefix: podPrefix, Codec: &podCodec{}, Fields: func(obj kind.Object) map[string]string {
-		return map[string]string{"spec.nodeName": obj.(*corev1.Pod).Spec.NodeName}
-	}}
+	return Resource{
+		Name: "pods", Prefix: podPrefix, Codec: &podCodec{},
+		Fields: func(obj kind.Object) map[string]string {
+			return map[string]string{"spec.nodeName": obj.(*corev1.Pod).Spec.NodeName}
+		},
+		Index: nodeNameOf,
+	}
 }
+
+// nodeNameOf reads a pod's spec.nodeName: field 10 of the message in field 2.
+func nodeNameOf(stored []byte) (string, bool) { return StoredField(stored, []uint64{2, 10}) }
 
 func podKey(namespace, name string) string { return podPrefix + namespace + "/" + name }
 
@@ -72,6 +79,14 @@ func newPod(namespace, name string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "." + name), Labels: map[string]string{"app": name}},
 		Spec:       corev1.PodSpec{NodeName: "node-1"},
 	}
+}
+
+// must returns the value of a call that does not fail.
+func must[V any](value V, err error) V {
+	if err != nil {
+		panic(err)
+	}
+	return value
 }
 
 func discardLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }

@@ -16,18 +16,22 @@ type unclaimed struct {
 	from   store.Revision // it has all events after this one; 0 when it no longer does
 	until  time.Time
 	events []store.Event
+	bytes  int // of the events' values
 }
 
 const (
 	unclaimedLifetime = time.Minute
 	maxUnclaimed      = 2 * maxReplay
+	maxUnclaimedBytes = 16 << 20
 )
 
 func (u *unclaimed) add(event store.Event) {
 	if u.from == 0 {
 		return
 	}
-	if u.events = append(u.events, event); len(u.events) > maxUnclaimed {
+	u.events = append(u.events, event)
+	u.bytes += len(event.Value)
+	if len(u.events) > maxUnclaimed || u.bytes > maxUnclaimedBytes {
 		u.drop()
 	}
 }

@@ -1,0 +1,149 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+	"unsafe"
+
+	"skiff/internal/store"
+)
+
+// body replaces the bytes with which an entry was made.
+type body struct {
+	// decrypted is the value of an entry that could not be decrypted when it was read; nil for an evicted entry.
+	decrypted []byte
+
+	// An evicted value is read from the store at revision at. The write that made it was at modified.
+	at, modified store.Revision
+	// index is the value of the resource's indexed field, if isIndexed.
+	index     string
+	isIndexed bool
+}
+
+// setStored sets the bytes of a new entry.
+func (e *Entry) setStored(stored []byte) {
+	e.size = uint32(len(stored))
+	e.data.Store(unsafe.SliceData(stored))
+}
+
+// Stored returns the encoded object, or the encrypted value if it could not be decrypted; nil when it was evicted. It must
+// not be changed.
+func (e *Entry) Stored() []byte {
+	if data := e.data.Load(); data != nil {
+		return unsafe.Slice(data, e.size)
+	}
+	if replaced := e.body.Load(); replaced != nil {
+		return replaced.decrypted
+	}
+	return nil
+}
+
+// StoredSize is the number of bytes with which the entry was made, also when they were evicted.
+func (e *Entry) StoredSize() int { return int(e.size) }
+
+// hasValue reports whether the entry's stored bytes equal value.
+func (e *Entry) hasValue(value []byte) bool { return bytes.Equal(e.Stored(), value) }
+
+// encrypted reports whether the store could not decrypt the value when it was read. Nothing is memoized for such an
+// entry, because it may be decrypted later.
+func (e *Entry) encrypted() bool { return store.IsEncrypted(e.Stored()) }
+
+// value returns the bytes to decode. It may wait for the store and for a KMS plugin.
+func (e *Entry) value() ([]byte, error) {
+	value := e.Stored()
+	if replaced := e.body.Load(); value == nil && replaced != nil {
+		var err error
+		if value, err = e.readBack(replaced); err != nil {
+			return nil, err
+		}
+	}
+	if !store.IsEncrypted(value) {
+		return value, nil
+	}
+	decrypter, ok := e.table.cache.store.(store.Decrypter)
+	if !ok {
+		return nil, &store.EncryptionError{Key: e.key, Err: store.ErrNoProvider}
+	}
+	decrypted, err := decrypter.Decrypt(context.Background(), e.key, value)
+	if err == nil && e.body.CompareAndSwap(nil, &body{decrypted: decrypted}) {
+		e.data.Store(nil)
+	}
+	return decrypted, err
+}
+
+// evict drops the bytes of an entry that is no longer in the tree. until is the last revision at which the store has them.
+func (e *Entry) evict(modified, until store.Revision) {
+	evicted := &body{at: until, modified: modified}
+	evicted.index, evicted.isIndexed = e.indexValue()
+	e.body.Store(evicted)
+	e.data.Store(nil)
+}
+
+// indexValue returns the value of the resource's indexed field, false when it cannot be read from the stored bytes.
+func (e *Entry) indexValue() (string, bool) {
+	if stored := e.Stored(); stored != nil && e.table.resource.Index != nil {
+		return e.table.resource.Index(stored)
+	}
+	if replaced := e.body.Load(); replaced != nil && replaced.isIndexed {
+		return replaced.index, true
+	}
+	return "", false
+}
+
+// readBackTimeout limits the read of an evicted value. Whoever reads an old state waits for it, never the watch feed.
+const readBackTimeout = 10 * time.Second
+
+// readBackError: the bytes of an entry were evicted and the store did not return them.
+type readBackError struct{ err error }
+
+func (e *readBackError) Error() string { return e.err.Error() }
+func (e *readBackError) Unwrap() error { return e.err }
+
+// readBackErrorOf returns the error if it is a readBackError.
+func readBackErrorOf(err error) error {
+	var failed *readBackError
+	if errors.As(err, &failed) {
+		return failed
+	}
+	return nil
+}
+
+// isTransient reports whether a later attempt may succeed.
+func isTransient(err error) bool {
+	var encrypted *store.EncryptionError
+	return errors.As(err, &encrypted) || readBackErrorOf(err) != nil
+}
+
+// readBack reads an evicted value from the store.
+func (e *Entry) readBack(evicted *body) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), readBackTimeout)
+	defer cancel()
+	// A key is the first of those that have it as prefix.
+	kvs, _, _, err := e.table.cache.store.List(ctx, e.key, "", 1, evicted.at)
+	found := err == nil && len(kvs) > 0 && kvs[0].Key == e.key && kvs[0].Modified == evicted.modified
+	switch {
+	case found:
+		return kvs[0].Value, nil
+	case err == nil, errors.Is(err, store.ErrCompacted):
+		err = ErrExpired // compacted, or the store was restored from a backup
+	}
+	return nil, &readBackError{fmt.Errorf("read %s at revision %d from the store: %w", e.key, evicted.at, err)}
+}
+
+// errNotMade is the error of a memo whose maker ended its goroutine.
+var errNotMade = errors.New("encoding was not completed")
+
+// recovered logs and counts a panic in code that derives a value from an object, and returns an error for the requests
+// that need the value.
+func (c *Cache) recovered(key string, cause any) error {
+	c.panics.Add(1)
+	c.log.Error("encoding an object panicked", "key", key, "cause", cause, "stack", string(debug.Stack()))
+	return fmt.Errorf("encoding %s caused a panic: %v", key, cause)
+}
+
+// Panics counts the panics in codecs and encoders, which became errors.
+func (c *Cache) Panics() int64 { return c.panics.Load() }
