@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/kind"
+	"skiff/internal/store"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/memory"
 )
@@ -505,6 +506,94 @@ func TestWatchersTogether(t *testing.T) {
 					t.Fatalf("event %d is %s, want %s", i, got, expected)
 				}
 			}
+		}
+	}
+}
+
+// Many writes of one large object take nothing from the watches and lists of others: their history stays, and the values
+// that are no longer in memory are read from the store.
+func TestLargeObjectsLeaveHistoryToOthers(t *testing.T) {
+	s := newTestServer(t)
+	s.add("configmaps", configMap("ns", "a", "app=small"))
+	begin := s.config.Cache.Revision()
+	s.add("configmaps", configMap("ns", "b", "app=small"))
+	s.add("configmaps", configMap("ns", "large", "app=large"))
+	var list corev1.ConfigMapList
+	s.get("/api/v1/namespaces/ns/configmaps?limit=1").into(&list)
+	const writes = 250
+	for i := range writes {
+		s.change("configmaps", "ns", "large", func(obj kind.Object) {
+			obj.(*corev1.ConfigMap).Data["large"] = fmt.Sprint(i, strings.Repeat("x", 256<<10))
+			obj.SetLabels(map[string]string{"app": "large", "odd": fmt.Sprint(i % 2)})
+		})
+	}
+	s.change("configmaps", "ns", "b", func(obj kind.Object) { obj.(*corev1.ConfigMap).Data["key"] = "changed" })
+	last := s.config.Cache.Revision()
+
+	small := s.watch(fmt.Sprintf("/api/v1/configmaps?watch=true&resourceVersion=%d&labelSelector=app%%3Dsmall", begin))
+	small.expect(fmt.Sprint("ADDED b@", begin+1), fmt.Sprint("MODIFIED b@", last))
+	// Every second write deselects the object, which is sent in its last state that matched.
+	for _, accept := range []string{mediaJSON, mediaProtobuf + ";stream=watch"} {
+		w := s.watch(fmt.Sprintf("/api/v1/configmaps?watch=true&resourceVersion=%d&labelSelector=odd%%3D0", begin+2), "Accept: "+accept)
+		for i := range writes {
+			want, state := "ADDED", i
+			if i%2 == 1 {
+				want, state = "DELETED", i-1
+			}
+			var got metav1.WatchEvent
+			var cm corev1.ConfigMap
+			var err error
+			if accept == mediaJSON {
+				err = json.Unmarshal([]byte(w.line()), &got)
+				if err == nil {
+					err = json.Unmarshal(got.Object.Raw, &cm)
+				}
+			} else if err = got.Unmarshal(w.frame()); err == nil {
+				var e envelope
+				if e, err = parseEnvelope(got.Object.Raw); err == nil {
+					err = cm.Unmarshal(e.raw)
+				}
+			}
+			text := cm.Data["large"]
+			if err != nil || got.Type != want || cm.ResourceVersion != fmt.Sprint(begin+3+store.Revision(i)) || !strings.HasPrefix(text, fmt.Sprint(state, "x")) {
+				t.Fatalf("event %d: %s at %s with %.5s, %v", i, got.Type, cm.ResourceVersion, text, err)
+			}
+		}
+		w.close()
+	}
+	var rest corev1.ConfigMapList
+	s.get("/api/v1/namespaces/ns/configmaps?limit=5&continue=" + list.Continue).into(&rest)
+	if names(rest.Items) != "b large" || rest.Items[0].Data["key"] != "value of b" || rest.Items[1].Data["large"] != "" {
+		t.Errorf("continued with %s", names(rest.Items))
+	}
+}
+
+// A watcher of one node gets bookmarks while only the pods of other nodes change.
+func TestBookmarksOfIndexedWatches(t *testing.T) {
+	s := newTestServer(t, func(c *Config) { c.Limits.Bookmark = 20 * time.Millisecond })
+	w := s.watch("/api/v1/pods?watch=true&resourceVersion=1&allowWatchBookmarks=true&fieldSelector=spec.nodeName%3Dnode-1")
+	for i := range 3 {
+		s.add("pods", pod("ns", fmt.Sprint("pod-", i), "node-2"))
+		for {
+			e, m := w.next()
+			if e.Type != "BOOKMARK" {
+				t.Fatalf("got %s %s", e.Type, e.Object)
+			}
+			if m.ResourceVersion == fmt.Sprint(i+2) {
+				break
+			}
+		}
+	}
+	s.add("pods", pod("ns", "mine", "node-1"))
+	s.change("pods", "ns", "mine", func(obj kind.Object) { obj.SetLabels(map[string]string{"a": "b"}) })
+	s.remove("pods", "ns", "mine")
+	for _, want := range []string{"ADDED", "MODIFIED", "DELETED"} {
+		e, m := w.next()
+		for e.Type == "BOOKMARK" {
+			e, m = w.next()
+		}
+		if e.Type != want || m.Name != "mine" {
+			t.Errorf("got %s %s, want %s", e.Type, m.Name, want)
 		}
 	}
 }

@@ -288,14 +288,15 @@ func (t *Table) SnapshotAt(revision store.Revision) (Snapshot, error) {
 		return Snapshot{}, ErrExpired
 	case revision >= s.revision:
 		return s.snapshot(revision), nil
-	case revision < max(s.exactSince, s.history.floor, t.evictedTo.Load()), s.history.end-s.history.after(revision) > maxRewound:
+	case revision < max(s.exactSince, s.history.floor, t.evictedTo.Load()):
 		return Snapshot{}, ErrExpired
 	}
-	return Snapshot{tree: t.rewinds.to(revision, s), revision: revision}, nil
+	rewound, err := t.rewinds.to(revision, s)
+	return Snapshot{tree: rewound, revision: revision}, err
 }
 
-// to undoes events, newest first, until the tree is that of the revision.
-func (r *rewinds) to(revision store.Revision, s *state) tree {
+// to undoes events, newest first, until the tree is that of the revision. It returns ErrExpired when they are too many.
+func (r *rewinds) to(revision store.Revision, s *state) (tree, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -307,14 +308,15 @@ func (r *rewinds) to(revision store.Revision, s *state) tree {
 		}
 	}
 	if nearest.revision == revision {
-		return nearest.tree
+		return nearest.tree, nil
+	}
+	first, end := s.history.after(revision), s.history.after(nearest.revision)
+	if end-first > maxRewound {
+		return tree{}, ErrExpired
 	}
 	undo := nearest.tree.edit()
-	for position := s.history.after(nearest.revision) - 1; position >= s.history.start; position-- {
+	for position := end - 1; position >= first; position-- {
 		event := s.history.at(position)
-		if event.Revision <= revision {
-			break
-		}
 		if event.Old == nil {
 			undo.delete(event.Entry.key)
 		} else {
@@ -324,7 +326,7 @@ func (r *rewinds) to(revision store.Revision, s *state) tree {
 	rewound := rewind{tree: undo.done(), revision: revision, used: now}
 	if len(r.kept) < maxRewinds {
 		r.kept = append(r.kept, rewound)
-		return rewound.tree
+		return rewound.tree, nil
 	}
 	oldest := 0
 	for i := range r.kept {
@@ -333,7 +335,7 @@ func (r *rewinds) to(revision store.Revision, s *state) tree {
 		}
 	}
 	r.kept[oldest] = rewound
-	return rewound.tree
+	return rewound.tree, nil
 }
 
 func (r *rewinds) reset() {

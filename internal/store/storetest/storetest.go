@@ -290,7 +290,13 @@ func testListOldRevision(_ *testing.T, s *suite) {
 		found, _ := s.list("/registry/", "", 0, revision)
 		s.equal(fmt.Sprint("list at ", revision), found, want)
 	}
-	_, _, _, err := s.store.List(s.ctx, "/registry/", "", 0, b3+1)
+	// One key is read at a revision as the first of those that have it as prefix.
+	longer := s.create("/registry/b/longer", "x")
+	for revision, want := range map[store.Revision]string{b1: "[/registry/b=1]", b2: "[]", longer: "[/registry/b=3]"} {
+		found, _ := s.list("/registry/b", "", 1, revision)
+		s.equal(fmt.Sprint("key at ", revision), found, want)
+	}
+	_, _, _, err := s.store.List(s.ctx, "/registry/", "", 0, longer+1)
 	s.fails("List in the future", err, store.ErrFuture)
 }
 
