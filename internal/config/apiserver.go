@@ -58,23 +58,6 @@ type Etcd struct {
 	CompactionInterval time.Duration
 }
 
-// Authentication configures the credentials that are accepted besides client certificates, with upstream's meanings.
-type Authentication struct {
-	// Issuer is the issuer of service account tokens; Audiences are the server's own names and default to the issuer.
-	Issuer    string
-	Audiences []string
-	// MaxTokenExpiration limits the lifetime that clients may request for tokens. 0 means no limit.
-	MaxTokenExpiration time.Duration
-	ExtendTokens       bool
-	TokenFile          string
-	PasswordFile       string
-	BootstrapTokens    bool
-	WebhookConfigFile  string
-	// File is an AuthenticationConfiguration.
-	File      string
-	Anonymous bool
-}
-
 // Authorization configures the authorizers, with upstream's meanings.
 type Authorization struct {
 	Modes             []string
@@ -113,23 +96,21 @@ type Limits struct {
 // DefaultAPIServer is the configuration of an API server started without flags.
 func DefaultAPIServer() APIServer {
 	return APIServer{
-		DataDir:       defaultDataDir,
-		BindAddress:   "0.0.0.0",
-		SecurePort:    6443,
-		ServiceCIDR:   "10.96.0.0/12",
-		NodePortRange: "30000-32767",
-		ClusterDomain: "cluster.local",
-		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
-		EventTTL:      time.Hour,
-		Limits:        Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
-		HTTP2Server:   HTTP2Skiff,
-		Authentication: Authentication{
-			Issuer: "https://kubernetes.default.svc.cluster.local", ExtendTokens: true, BootstrapTokens: true, Anonymous: true,
-		},
-		Authorization: Authorization{Modes: []string{"Node", "RBAC"}},
-		Admission:     Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
-		Audit:         defaultAudit(),
-		LogLevel:      "info",
+		DataDir:        defaultDataDir,
+		BindAddress:    "0.0.0.0",
+		SecurePort:     6443,
+		ServiceCIDR:    "10.96.0.0/12",
+		NodePortRange:  "30000-32767",
+		ClusterDomain:  "cluster.local",
+		Etcd:           Etcd{CompactionInterval: 5 * time.Minute},
+		EventTTL:       time.Hour,
+		Limits:         Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		HTTP2Server:    HTTP2Skiff,
+		Authentication: defaultAuthentication(),
+		Authorization:  Authorization{Modes: []string{"Node", "RBAC"}},
+		Admission:      Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
+		Audit:          defaultAudit(),
+		LogLevel:       "info",
 	}
 }
 
@@ -197,23 +178,6 @@ func (c *APIServer) accessFlags(groups *FlagGroups) {
 	c.Admission.flags(groups)
 	c.Audit.flags(groups)
 	c.Limits.flags(groups)
-}
-
-func (c *Authentication) flags(groups *FlagGroups) {
-	fs := groups.Common(groupAuthentication)
-	fs.StringVar(&c.File, "authentication-config", c.File, "Path to an AuthenticationConfiguration file, which configures OIDC issuers and anonymous access.")
-	fs.BoolVar(&c.Anonymous, "anonymous-auth", c.Anonymous, "Serve requests without credentials as system:anonymous.")
-	fs.StringVar(&c.WebhookConfigFile, "authentication-token-webhook-config-file", c.WebhookConfigFile,
-		"Path to a kubeconfig file for the webhook that reviews bearer tokens.")
-	fs = groups.Advanced(groupAuthentication)
-	fs.StringVar(&c.TokenFile, "token-auth-file", c.TokenFile, "Path to a CSV file of static bearer tokens: token,user,uid,\"groups\".")
-	fs.StringVar(&c.PasswordFile, "basic-auth-file", c.PasswordFile, "Path to a file of users and bcrypt passwords. Without it basic authentication is disabled.")
-	fs.BoolVar(&c.BootstrapTokens, "enable-bootstrap-token-auth", c.BootstrapTokens, "Accept bootstrap tokens, with which new nodes join.")
-	fs.StringVar(&c.Issuer, "service-account-issuer", c.Issuer, "Issuer of service account tokens.")
-	listVar(fs, &c.Audiences, "api-audiences", "Audiences of tokens that this API server accepts, separated by commas. Defaults to --service-account-issuer.")
-	fs.DurationVar(&c.MaxTokenExpiration, "service-account-max-token-expiration", c.MaxTokenExpiration, "Maximum lifetime of a service account token. 0 means no limit.")
-	fs.BoolVar(&c.ExtendTokens, "service-account-extend-token-expiration", c.ExtendTokens,
-		"Extend the lifetime of the tokens that pods mount to one year, with a warning after the requested hour.")
 }
 
 func (c *Authorization) flags(groups *FlagGroups) {
@@ -291,9 +255,7 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	if c.Encryption.Reload && c.Encryption.File == "" {
 		fail("encryption-provider-config-automatic-reload", "requires --encryption-provider-config")
 	}
-	if err := c.Audit.validate(); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, c.Authentication.validate(), c.Audit.validate())
 	return errors.Join(errs...)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/admission"
@@ -30,7 +31,7 @@ type accessControl struct {
 	issuer        *authn.Issuer
 	discovery     *authn.Discovery
 	impersonation *impersonation.Impersonation
-	// identityProviders are those of the file authenticationConfig; nil without one.
+	// identityProviders are those of the file authenticationConfig or of the --oidc flags; nil without either.
 	identityProviders    *authn.IdentityProviders
 	authenticationConfig string
 	authorizer           *authz.Authorizers
@@ -84,20 +85,7 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 	options := &c.Authentication
 	audiences := options.Audiences
 	if len(audiences) == 0 {
-		audiences = []string{options.Issuer}
-	}
-	keys, err := authn.NewKeys(certs.signingKey.Public())
-	if err != nil {
-		return err
-	}
-	if a.issuer, err = authn.NewIssuer(authn.IssuerConfig{
-		Issuer: options.Issuer, Key: certs.signingKey, Audiences: audiences, MaxExpiration: options.MaxTokenExpiration, KeepExpiration: !options.ExtendTokens,
-	}); err != nil {
-		return err
-	}
-	server := net.JoinHostPort(advertisedAddress(c).String(), strconv.Itoa(c.SecurePort))
-	if a.discovery, err = authn.NewDiscovery(options.Issuer, "", server, keys); err != nil {
-		return err
+		audiences = options.ServiceAccounts.Issuers
 	}
 	settings := authn.Config{
 		Audiences:    audiences,
@@ -106,9 +94,8 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 		TokenFile:    options.TokenFile,
 		PasswordFile: options.PasswordFile,
 	}
-	if settings.ServiceAccounts, err = authn.NewServiceAccounts(authn.ServiceAccountsConfig{
-		Issuers: []string{options.Issuer}, Keys: keys, Audiences: audiences, Objects: a.objects, Log: a.log,
-	}); err != nil {
+	var err error
+	if settings.ServiceAccounts, err = a.newServiceAccounts(c, certs, audiences); err != nil {
 		return err
 	}
 	if options.BootstrapTokens {
@@ -120,19 +107,65 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 	if options.WebhookConfigFile != "" {
 		settings.Webhook = &authn.WebhookConfig{Kubeconfig: options.WebhookConfigFile, Audiences: audiences}
 	}
-	var file *authn.Configuration
-	if options.File != "" {
-		if file, err = authn.ReadConfiguration(options.File); err != nil {
-			return err
-		}
-		if a.identityProviders, err = authn.NewIdentityProviders(file, authn.IdentityProvidersOptions{ServiceAccountIssuers: []string{options.Issuer}}); err != nil {
-			return err
-		}
-		a.authenticationConfig, settings.IdentityProviders = options.File, a.identityProviders
+	configuration, err := a.setIdentityProviders(options)
+	if err != nil {
+		return err
 	}
-	settings.Anonymous = authn.AnonymousFrom(file, options.Anonymous)
+	settings.IdentityProviders = a.identityProviders
+	settings.Anonymous = authn.AnonymousFrom(configuration, options.Anonymous)
 	a.authenticator, err = authn.New(settings)
 	return err
+}
+
+// newServiceAccounts makes the issuer of service account tokens, its discovery documents and the authenticator of the tokens.
+func (a *accessControl) newServiceAccounts(c config.APIServer, certs *certificates, audiences []string) (*authn.ServiceAccounts, error) {
+	options := &c.Authentication.ServiceAccounts
+	keys, err := authn.NewKeys(certs.verifyingKeys...)
+	if err != nil {
+		return nil, err
+	}
+	if a.issuer, err = authn.NewIssuer(authn.IssuerConfig{
+		Issuer: options.Issuers[0], Key: certs.signingKey, Audiences: audiences, MaxExpiration: options.MaxExpiration, KeepExpiration: !options.Extend,
+	}); err != nil {
+		return nil, err
+	}
+	server := net.JoinHostPort(advertisedAddress(c).String(), strconv.Itoa(c.SecurePort))
+	if a.discovery, err = authn.NewDiscovery(options.Issuers[0], options.JWKSURI, server, keys); err != nil {
+		return nil, err
+	}
+	return authn.NewServiceAccounts(authn.ServiceAccountsConfig{
+		Issuers: options.Issuers, Keys: keys, Audiences: audiences, Objects: a.objects, SkipLookup: !options.Lookup, Log: a.log,
+	})
+}
+
+// setIdentityProviders makes the authenticators of OpenID tokens: those of the AuthenticationConfiguration file, which is returned, or the
+// one of the --oidc flags.
+func (a *accessControl) setIdentityProviders(options *config.Authentication) (file *authn.Configuration, err error) {
+	settings := authn.IdentityProvidersOptions{ServiceAccountIssuers: options.ServiceAccounts.Issuers}
+	configuration := &authn.Configuration{}
+	switch {
+	case options.File != "":
+		if file, err = authn.ReadConfiguration(options.File); err != nil {
+			return nil, err
+		}
+		if file.Anonymous != nil && options.AnonymousGiven {
+			return nil, field.Forbidden(field.NewPath("anonymous"), "--anonymous-auth flag cannot be set when anonymous field is configured in authentication configuration file")
+		}
+		a.authenticationConfig, configuration = options.File, file
+	case options.OIDC.IssuerURL != "":
+		o := &options.OIDC
+		if configuration, err = (authn.OIDCFlags{
+			IssuerURL: o.IssuerURL, ClientID: o.ClientID, CAFile: o.CAFile, UsernameClaim: o.UsernameClaim, UsernamePrefix: o.UsernamePrefix,
+			GroupsClaim: o.GroupsClaim, GroupsPrefix: o.GroupsPrefix, RequiredClaims: o.RequiredClaims,
+		}).Configuration(); err != nil {
+			return nil, fmt.Errorf("--oidc-ca-file: %w", err)
+		}
+		settings.Algorithms = o.SigningAlgs
+	default:
+		return nil, nil
+	}
+	a.identityProviders, err = authn.NewIdentityProviders(configuration, settings)
+	return file, err
 }
 
 // setAuthorization makes the authorizers, and what checks the rights of users beyond single requests.
@@ -196,7 +229,7 @@ func (r servedResources) find(gvk schema.GroupVersionKind) (resource schema.Grou
 func (a *accessControl) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.authorizer.Run(ctx) })
-	if a.identityProviders != nil {
+	if a.authenticationConfig != "" {
 		group.Go(func() error { return a.identityProviders.WatchFile(ctx, a.authenticationConfig, a.log) })
 	}
 	return group.Wait()

@@ -2,17 +2,12 @@ package system
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,11 +20,8 @@ import (
 	"skiff/internal/api/bootstrap"
 	"skiff/internal/api/flowcontrol"
 	"skiff/internal/apiserver/admission"
-	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
 	"skiff/internal/kind"
-	"skiff/internal/store/cache"
-	"skiff/internal/store/memory"
 )
 
 // benchmarked are the filters that a benchmark enables.
@@ -60,32 +52,7 @@ func benchmarkHandler(b *testing.B, with benchmarked) http.Handler {
 		c.Audit.PolicyFile = write("policy.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n")
 		c.Audit.Log.Path = os.DevNull
 	}
-	log := slog.New(slog.DiscardHandler)
-	certs, err := newCertificates(c.APIServer, time.Now())
-	if err != nil {
-		b.Fatal(err)
-	}
-	access, err := newAccessControl(c.APIServer, certs, log)
-	if err != nil {
-		b.Fatal(err)
-	}
-	objects := cache.New(memory.New(), log)
-	server, err := newAPIServer(c.APIServer, apiServerOptions{
-		cache: objects, access: access, proxy: proxyConfig(access, certs), storeHealthy: func(context.Context) error { return nil }, registry: newRegistry(),
-	}, log)
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { _ = objects.Run(ctx) })
-	running.Go(func() { _ = access.auditor.Run(ctx) })
-	b.Cleanup(func() { cancel(); running.Wait() })
-	<-objects.Ready()
-	cluster := bootstrap.Cluster{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, APIServer: netip.MustParseAddrPort("127.0.0.1:6443"), NodeGroup: "nodes"}
-	if err := errors.Join(bootstrap.EnsureObjects(ctx, server.KindClient(), cluster), authz.Reconcile(ctx, server.KindClient(), authz.BootstrapPolicy())); err != nil {
-		b.Fatal(err)
-	}
+	server, access := startAPIServer(b, c)
 	if access.fairness != nil {
 		mandatory, suggested := flowcontrol.Mandatory(), flowcontrol.Suggested()
 		access.fairness.Configure(append(mandatory.PriorityLevels, suggested.PriorityLevels...), append(mandatory.FlowSchemas, suggested.FlowSchemas...))
@@ -100,7 +67,7 @@ func benchmarkHandler(b *testing.B, with benchmarked) http.Handler {
 		}},
 		{schema.GroupResource{Resource: "serviceaccounts"}, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}},
 	} {
-		if err := bootstrap.Ensure(ctx, server.KindClient(), o.resource, o.object); err != nil {
+		if err := bootstrap.Ensure(b.Context(), server.KindClient(), o.resource, o.object); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,7 +1,7 @@
 package system
 
 import (
-	"crypto/ecdsa"
+	"crypto"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -29,8 +29,10 @@ const frontProxyName = pki.FrontProxyClientName
 type certificates struct {
 	ca           *pki.CA
 	frontProxyCA *pki.CA
-	signingKey   *ecdsa.PrivateKey
-	serving      *tls.Config
+	// signingKey signs service account tokens, verifyingKeys verify them.
+	signingKey    crypto.Signer
+	verifyingKeys []any
+	serving       *tls.Config
 	// kubeletClient is the client certificate that the server presents to kubelets.
 	kubeletClient *pki.Renewer
 	// renewers renew the certificates while the server runs.
@@ -48,9 +50,9 @@ func newCertificates(c config.APIServer, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, fmt.Errorf("front-proxy CA: %w", err)
 	}
-	signingKey, err := dir.SigningKey("service-account")
+	signingKey, verifyingKeys, err := serviceAccountKeys(c.Authentication.ServiceAccounts, dir)
 	if err != nil {
-		return nil, fmt.Errorf("service-account key: %w", err)
+		return nil, err
 	}
 	leaf, err := servingLeaf(c)
 	if err != nil {
@@ -83,10 +85,33 @@ func newCertificates(c config.APIServer, now time.Time) (*certificates, error) {
 		ca:            ca,
 		frontProxyCA:  frontProxyCA,
 		signingKey:    signingKey,
+		verifyingKeys: verifyingKeys,
 		serving:       pki.ServerTLS(serving, ca, frontProxyCA),
 		kubeletClient: kubeletClient,
 		renewers:      append(etcd, serving, admin, kubeletClient, proxyClient),
 	}, nil
+}
+
+// serviceAccountKeys are the key that signs service account tokens and the keys that verify them, the signing key first.
+func serviceAccountKeys(c config.ServiceAccountTokens, dir pki.Dir) (signing crypto.Signer, verifying []any, err error) {
+	if c.SigningKeyFile == "" {
+		if signing, err = dir.SigningKey("service-account"); err != nil {
+			return nil, nil, fmt.Errorf("service-account key: %w", err)
+		}
+	} else if signing, err = pki.ReadSigner(c.SigningKeyFile); err != nil {
+		return nil, nil, fmt.Errorf("--service-account-signing-key-file: %w", err)
+	}
+	verifying = []any{signing.Public()}
+	for _, file := range c.KeyFiles {
+		keys, err := pki.ReadPublicKeys(file)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--service-account-key-file: %w", err)
+		}
+		for _, key := range keys {
+			verifying = append(verifying, key)
+		}
+	}
+	return signing, verifying, nil
 }
 
 // etcdRenewers create and renew the certificates of etcd. It has a CA of its own, because clients of the cluster must not read its store.

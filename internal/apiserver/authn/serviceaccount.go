@@ -69,7 +69,9 @@ type ServiceAccountsConfig struct {
 	// Audiences are the API server's own. Default: the issuers.
 	Audiences []string
 	Objects   Objects
-	Log       *slog.Logger
+	// SkipLookup accepts legacy tokens also after their secret or service account was deleted (--service-account-lookup=false).
+	SkipLookup bool
+	Log        *slog.Logger
 }
 
 // ServiceAccounts authenticates service-account tokens: bound tokens, which are valid as long as their service account and

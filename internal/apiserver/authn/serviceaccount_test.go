@@ -544,6 +544,10 @@ func TestLegacyTokens(t *testing.T) {
 		{name: "invalidated", then: func(w *world) { w.label(legacyInvalidSince, "2020-01-01") }, lastUsed: today,
 			err: "the token in secret ns/secret for service account ns/robot has been marked invalid. Use tokens from the TokenRequest API or manually created secret-based tokens, or remove the 'kubernetes.io/legacy-token-invalid-since' label from the secret to temporarily allow use of this token"},
 		{name: "secret deleted", then: func(w *world) { w.objects.remove(w.secret) }, err: "Token has been invalidated"},
+		{name: "secret deleted, without lookup", then: func(w *world) {
+			w.accounts.config.SkipLookup = true
+			w.objects.remove(w.secret)
+		}},
 		{name: "another token in the secret", then: func(w *world) {
 			s := w.secret.DeepCopy()
 			s.Data = map[string][]byte{"token": []byte("other")}
