@@ -21,6 +21,7 @@ import (
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // safeSysctls are the sysctls that every pod may set.
@@ -68,7 +69,7 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (
 	w.rejected = true
 	w.mu.Unlock()
 	w.k.writer.Set(w.uid, &corev1.PodStatus{
-		QOSClass: qosClass(pod), Phase: corev1.PodFailed, Reason: rejected.Reason.Reason, Message: "Pod was rejected: " + rejected.Message,
+		QOSClass: podspec.QOSClass(pod), Phase: corev1.PodFailed, Reason: rejected.Reason.Reason, Message: "Pod was rejected: " + rejected.Message,
 		StartTime: &now, ObservedGeneration: pod.Generation,
 	}, false)
 	return false, nil
@@ -101,7 +102,7 @@ func (k *Kubelet) checkAdmission(ctx context.Context, pod *corev1.Pod, others []
 	if len(reasons) == 0 {
 		return appArmorRejection(pod, k.Host.AppArmor), nil
 	}
-	if isCritical(pod) {
+	if podstate.IsCritical(pod) {
 		for i := range reasons {
 			if reasons[i].resource == "" {
 				return &reasons[i], nil
@@ -149,7 +150,7 @@ func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysct
 	if portsConflict(pod, others) {
 		predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports")
 	}
-	if !status.Static(pod) {
+	if !podstate.IsStatic(pod) {
 		_, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
 			func(t *corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute }, false)
 		if untolerated {
@@ -283,20 +284,4 @@ func forbiddenSysctl(pod *corev1.Pod, allowed []string) string {
 		}
 	}
 	return ""
-}
-
-// systemCritical is the lowest priority of system-critical pods.
-const systemCritical = 2_000_000_000
-
-// isCritical reports whether a pod is a static pod, a mirror pod or has a system-critical priority.
-func isCritical(pod *corev1.Pod) bool {
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return status.Static(pod) || mirror || pod.Spec.Priority != nil && *pod.Spec.Priority >= systemCritical
-}
-
-func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
-	if pod.Status.QOSClass != "" {
-		return pod.Status.QOSClass
-	}
-	return podspec.QOSClass(pod)
 }

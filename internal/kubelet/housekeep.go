@@ -235,3 +235,9 @@ func (k *Kubelet) rotateLogs(ctx context.Context) error {
 		}
 	}
 }
+
+// FreeContainers removes dead containers and orphaned pods.
+func (k *Kubelet) FreeContainers(ctx context.Context) {
+	k.removeOrphans(ctx)
+	k.removeDead(ctx)
+}

@@ -186,14 +186,16 @@ func (k *Kubelet) Changed(uid types.UID) {
 	}
 }
 
+// listWorkers returns the workers of all pods.
+func (k *Kubelet) listWorkers() []*worker {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Collect(maps.Values(k.workers))
+}
+
 // Pods returns all pods of this node that have a worker, including static pods, with their latest status.
 func (k *Kubelet) Pods() []*corev1.Pod {
-	k.mu.Lock()
-	workers := make([]*worker, 0, len(k.workers))
-	for _, w := range k.workers {
-		workers = append(workers, w)
-	}
-	k.mu.Unlock()
+	workers := k.listWorkers()
 	pods := make([]*corev1.Pod, 0, len(workers))
 	for _, w := range workers {
 		pods = append(pods, k.withStatus(w.current()))
@@ -214,14 +216,8 @@ func (k *Kubelet) Pod(namespace, name string) (*corev1.Pod, bool) {
 // Active returns the pods that are admitted and not terminated, with their allocated resources. Pods that their source has removed are not
 // active even while they are terminating: after a force deletion the scheduler has already reassigned their resources.
 func (k *Kubelet) Active() []*corev1.Pod {
-	k.mu.Lock()
-	workers := make([]*worker, 0, len(k.workers))
-	for _, w := range k.workers {
-		workers = append(workers, w)
-	}
-	k.mu.Unlock()
 	var pods []*corev1.Pod
-	for _, w := range workers {
+	for _, w := range k.listWorkers() {
 		if pod := w.active(); pod != nil && !w.isRemoved() {
 			pods = append(pods, pod)
 		}
@@ -321,10 +317,7 @@ func (k *Kubelet) remove(uid types.UID) {
 func (k *Kubelet) forget(w *worker) {
 	k.mu.Lock()
 	delete(k.workers, w.uid)
-	waiting := make([]*worker, 0)
-	for _, other := range k.workers {
-		waiting = append(waiting, other)
-	}
+	waiting := slices.Collect(maps.Values(k.workers))
 	k.mu.Unlock()
 	k.writer.Forget(w.uid)
 	// A changed static pod waits until its predecessor is removed.

@@ -23,7 +23,7 @@ import (
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/cri/critest"
 	"skiff/internal/kubelet/environment"
-	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 	"skiff/test/inprocess"
 )
 
@@ -561,7 +561,7 @@ func TestStaticPods(t *testing.T) {
 	mirror := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-n1"}}
 	manifest("image")
 	first := b.until(mirror, "running", running)
-	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || !status.Static(first) || len(first.OwnerReferences) != 1 {
+	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || !podstate.IsStatic(first) || len(first.OwnerReferences) != 1 {
 		t.Errorf("mirror %+v", first.ObjectMeta)
 	}
 	// A deleted mirror pod is created again; the pod keeps running.

@@ -160,7 +160,7 @@ func (w *worker) grace() int64 {
 	if w.evicted != nil && w.evicted.grace != nil {
 		grace = min(grace, *w.evicted.grace)
 	}
-	if w.removed && !status.Static(w.pod) {
+	if w.removed && !podstate.IsStatic(w.pod) {
 		grace = minGrace // force-deleted
 	}
 	return max(grace, minGrace)

@@ -10,7 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 
+	"skiff/internal/api/podspec"
 	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // The event and status of a preempted pod.
@@ -66,7 +68,7 @@ func selectVictims(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) (
 	classes := map[corev1.PodQOSClass][]*corev1.Pod{}
 	for _, other := range others {
 		if preemptable(other, pod) {
-			class := qosClass(other)
+			class := podspec.QOSClass(other)
 			classes[class] = append(classes[class], other)
 		}
 	}
@@ -82,7 +84,7 @@ func selectVictims(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) (
 
 // preemptable reports whether a pod may be preempted by another.
 func preemptable(victim, pod *corev1.Pod) bool {
-	if isCritical(pod) && !isCritical(victim) {
+	if podstate.IsCritical(pod) && !podstate.IsCritical(victim) {
 		return true
 	}
 	return pod.Spec.Priority != nil && victim.Spec.Priority != nil && *pod.Spec.Priority > *victim.Spec.Priority

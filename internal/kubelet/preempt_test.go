@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"skiff/internal/podstate"
 )
 
 // victim is a running pod: its QoS class follows from its requests.
@@ -26,7 +28,9 @@ func guaranteed(pod *corev1.Pod) {
 
 func prioritized(n int32) func(*corev1.Pod) { return func(pod *corev1.Pod) { pod.Spec.Priority = &n } }
 
-func static(pod *corev1.Pod) { pod.Annotations = map[string]string{annotationSource: "file"} }
+func static(pod *corev1.Pod) {
+	pod.Annotations = map[string]string{podstate.ConfigSourceAnnotationKey: "file"}
+}
 
 func mirrored(pod *corev1.Pod) {
 	pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
@@ -48,13 +52,13 @@ func TestPreemptable(t *testing.T) {
 		victim, pod *corev1.Pod
 		want        bool
 	}{
-		{"critical before ordinary", victim("v", "", ""), victim("p", "", "", prioritized(systemCritical)), true},
-		{"just below critical is ordinary", victim("v", "", "", prioritized(systemCritical-1)), victim("p", "", "", static), true},
+		{"critical before ordinary", victim("v", "", ""), victim("p", "", "", prioritized(podstate.SystemCriticalPriority)), true},
+		{"just below critical is ordinary", victim("v", "", "", prioritized(podstate.SystemCriticalPriority-1)), victim("p", "", "", static), true},
 		{"static before ordinary", victim("v", "", ""), victim("p", "", "", static), true},
 		{"static before static", victim("v", "", "", static), victim("p", "", "", static), false},
 		{"a mirror is critical", victim("v", "", "", mirrored), victim("p", "", "", static), false},
-		{"higher among critical", victim("v", "", "", prioritized(systemCritical)), victim("p", "", "", prioritized(systemCritical+1000)), true},
-		{"the same among critical", victim("v", "", "", prioritized(systemCritical)), victim("p", "", "", prioritized(systemCritical)), false},
+		{"higher among critical", victim("v", "", "", prioritized(podstate.SystemCriticalPriority)), victim("p", "", "", prioritized(podstate.SystemCriticalPriority+1000)), true},
+		{"the same among critical", victim("v", "", "", prioritized(podstate.SystemCriticalPriority)), victim("p", "", "", prioritized(podstate.SystemCriticalPriority)), false},
 		{"ordinary, but higher", victim("v", "", "", prioritized(5)), victim("p", "", "", prioritized(6)), true},
 		{"ordinary, and lower", victim("v", "", "", prioritized(6)), victim("p", "", "", prioritized(5)), false},
 		{"ordinary without a priority", victim("v", "", ""), victim("p", "", "", prioritized(5)), false},
@@ -153,7 +157,7 @@ func TestPreemption(t *testing.T) {
 	b := newTestKubelet(t)
 	full := b.until(b.create(regular("a", needs("3", "", "", ""))), "running", running)
 	small := b.until(b.create(regular("a", needs("500m", "", "", ""))), "running", running)
-	critical := b.create(prioritized(systemCritical), regular("a", needs("2", "", "", "")))
+	critical := b.create(prioritized(podstate.SystemCriticalPriority), regular("a", needs("2", "", "", "")))
 	b.until(critical, "running", running)
 	gone := b.until(full, "ended", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	if gone.Status.Reason != "Preempting" || gone.Status.Message != "Preempted in order to admit critical pod" {
@@ -163,7 +167,7 @@ func TestPreemption(t *testing.T) {
 		t.Errorf("it does not say who ended it: %+v", gone.Status.Conditions)
 	}
 	b.until(small, "not preempted", running)
-	hopeless := b.create(prioritized(systemCritical), regular("a", needs("40", "", "", "")))
+	hopeless := b.create(prioritized(podstate.SystemCriticalPriority), regular("a", needs("40", "", "", "")))
 	refused := b.until(hopeless, "refused", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	const want = "Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 38000), ]"
 	if refused.Status.Reason != "UnexpectedAdmissionError" || refused.Status.Message != want {

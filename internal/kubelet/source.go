@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"skiff/internal/client"
+	"skiff/internal/podstate"
 )
 
 // watchRetry is the delay before a failed list or watch is retried.
@@ -92,17 +93,28 @@ func (k *Kubelet) markListed(source *bool) {
 
 // observe handles a pod that was added or changed in the API.
 func (k *Kubelet) observe(pod *corev1.Pod) {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+	if podstate.IsMirror(pod) {
 		k.observeMirror(pod)
 		return
 	}
 	k.writer.Observe(pod.UID, pod)
-	k.update(pod)
+	k.update(withAPISource(pod))
+}
+
+// withAPISource returns the pod without a claim to another source than the API. The annotation makes a pod static, and so critical; only
+// this kubelet may set it, otherwise everyone who may create pods could preempt others' and be exempt from eviction.
+func withAPISource(pod *corev1.Pod) *corev1.Pod {
+	if !podstate.IsStatic(pod) {
+		return pod
+	}
+	pod = pod.DeepCopy()
+	pod.Annotations[podstate.ConfigSourceAnnotationKey] = "api"
+	return pod
 }
 
 // podDeleted handles a pod that was deleted from the API.
 func (k *Kubelet) podDeleted(pod *corev1.Pod) {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+	if podstate.IsMirror(pod) {
 		k.mirrorDeleted(pod)
 		return
 	}

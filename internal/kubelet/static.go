@@ -26,14 +26,13 @@ import (
 	"skiff/internal/api/podspec"
 	"skiff/internal/client"
 	"skiff/internal/container"
-	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // The annotations of static pods and mirror pods.
 const (
-	annotationHash   = "kubernetes.io/config.hash"
-	annotationSource = "kubernetes.io/config.source"
-	annotationSeen   = "kubernetes.io/config.seen"
+	annotationHash = "kubernetes.io/config.hash"
+	annotationSeen = "kubernetes.io/config.seen"
 )
 
 const (
@@ -89,7 +88,7 @@ func (k *Kubelet) updateStaticPods(known map[string]map[types.UID]*corev1.Pod, s
 	for _, pod := range pods {
 		now[pod.UID] = pod
 		if known[source][pod.UID] == nil {
-			pod.Annotations[annotationSource] = source
+			pod.Annotations[podstate.ConfigSourceAnnotationKey] = source
 			pod.Annotations[annotationSeen] = time.Now().Format(time.RFC3339Nano)
 		} else {
 			now[pod.UID] = known[source][pod.UID]
@@ -279,7 +278,7 @@ func (k *Kubelet) observeMirror(mirror *corev1.Pod) {
 // staticOf returns the worker of the static pod of a mirror pod. The caller holds mu.
 func (k *Kubelet) staticOf(mirror *corev1.Pod) *worker {
 	for _, w := range k.workers {
-		if pod := w.current(); status.Static(pod) && name(pod) == name(mirror) {
+		if pod := w.current(); podstate.IsStatic(pod) && name(pod) == name(mirror) {
 			return w
 		}
 	}
@@ -326,12 +325,12 @@ func (k *Kubelet) deletePod(ctx context.Context, pod *corev1.Pod) error {
 func (k *Kubelet) mirrored(pod *corev1.Pod) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return !status.Static(pod) || k.mirrors[name(pod)] != nil
+	return !podstate.IsStatic(pod) || k.mirrors[name(pod)] != nil
 }
 
 // ensureMirror creates the mirror pod of a static pod. The pod runs even if that fails.
 func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
-	if !status.Static(pod) {
+	if !podstate.IsStatic(pod) {
 		return nil
 	}
 	k.mu.Lock()
@@ -381,7 +380,7 @@ func (k *Kubelet) deleteMirror(ctx context.Context, pod *corev1.Pod) error {
 
 // statusInAPI returns the status of a pod in the API: for a static pod, that of its mirror pod.
 func (k *Kubelet) statusInAPI(pod *corev1.Pod) *corev1.PodStatus {
-	if status.Static(pod) {
+	if podstate.IsStatic(pod) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if mirror := k.mirrors[name(pod)]; mirror != nil && mirror.Annotations[corev1.MirrorPodAnnotationKey] == pod.Annotations[annotationHash] {

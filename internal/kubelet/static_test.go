@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/podstate"
 )
 
 const manifestHead = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers: [{name: a, image: image}]\n"
@@ -129,8 +130,8 @@ func TestStaticPodsFromURL(t *testing.T) {
 	b.start()
 	mirror := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-n1"}}
 	first := b.until(mirror, "running", running)
-	if first.Annotations[annotationSource] != "http" {
-		t.Errorf("it says that it comes from %q", first.Annotations[annotationSource])
+	if first.Annotations[podstate.ConfigSourceAnnotationKey] != "http" {
+		t.Errorf("it says that it comes from %q", first.Annotations[podstate.ConfigSourceAnnotationKey])
 	}
 	mu.Lock()
 	if asked != "n1" {

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"skiff/internal/api/podspec"
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/probe"
@@ -23,7 +24,7 @@ const rounds = 8
 // sync drives a pod that should run towards its desired state. over reports that all its containers are done or it was rejected.
 func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error) {
 	pod := w.current()
-	if status.Static(pod) && w.k.predecessor(pod) {
+	if podstate.IsStatic(pod) && w.k.predecessor(pod) {
 		return time.Time{}, false, nil // forget wakes this worker when the predecessor is removed
 	}
 	runtime, err := w.k.Runtime.ReadPod(ctx, w.uid)
@@ -187,7 +188,7 @@ func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.Po
 			return result == probe.Passed
 		},
 		Resize: w.resize.conditions(), Actuated: w.actuated, RecursiveReadOnly: w.k.RecursiveReadOnly,
-		QOSClass: qosClass(pod), Now: time.Now(),
+		QOSClass: podspec.QOSClass(pod), Now: time.Now(),
 	}
 	if w.k.Devices != nil {
 		s.Devices = func(container string) []corev1.ResourceStatus { return w.k.Devices.Health(w.uid, container) }
@@ -403,7 +404,7 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 	if !removed {
 		return false, nil
 	}
-	if status.Static(pod) {
+	if podstate.IsStatic(pod) {
 		if err := w.k.deleteMirror(ctx, pod); err != nil {
 			return false, err
 		}

@@ -1,8 +1,15 @@
-// Package podstate answers the common questions about a pod's status: is it terminal, active, terminating or ready. API server,
-// controllers, scheduler and kubelet share these predicates, so that all of them mean the same by these words.
+// Package podstate answers the common questions about a pod: is it terminal, active, terminating or ready, is it a static or a mirror
+// pod, is it critical. API server, controllers, scheduler and kubelet share these predicates, so that all of them mean the same by these
+// words.
 package podstate
 
 import corev1 "k8s.io/api/core/v1"
+
+// ConfigSourceAnnotationKey is the annotation in which a kubelet records where it read a pod: file, http or api.
+const ConfigSourceAnnotationKey = "kubernetes.io/config.source"
+
+// SystemCriticalPriority is the lowest priority of system-critical pods.
+const SystemCriticalPriority = 2_000_000_000
 
 // IsPhaseTerminal reports whether no container of a pod in this phase will run again: Succeeded or Failed.
 func IsPhaseTerminal(phase corev1.PodPhase) bool {
@@ -35,4 +42,21 @@ func Condition(pod *corev1.Pod, conditionType corev1.PodConditionType) *corev1.P
 		}
 	}
 	return nil
+}
+
+// IsStatic reports whether the pod comes from a manifest on its node and not from the API.
+func IsStatic(pod *corev1.Pod) bool {
+	source := pod.Annotations[ConfigSourceAnnotationKey]
+	return source != "" && source != "api"
+}
+
+// IsMirror reports whether the pod represents a static pod in the API.
+func IsMirror(pod *corev1.Pod) bool {
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return mirror
+}
+
+// IsCritical reports whether the pod is a static pod, a mirror pod or has a system-critical priority. Such pods are not evicted.
+func IsCritical(pod *corev1.Pod) bool {
+	return IsStatic(pod) || IsMirror(pod) || pod.Spec.Priority != nil && *pod.Spec.Priority >= SystemCriticalPriority
 }

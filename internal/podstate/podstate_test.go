@@ -76,3 +76,30 @@ func TestConditions(t *testing.T) {
 		}
 	}
 }
+
+func TestCritical(t *testing.T) {
+	source := func(value string) map[string]string { return map[string]string{ConfigSourceAnnotationKey: value} }
+	mirror := func(hash string) map[string]string { return map[string]string{corev1.MirrorPodAnnotationKey: hash} }
+	for _, test := range []struct {
+		name                     string
+		annotations              map[string]string
+		priority                 *int32
+		static, mirror, critical bool
+	}{
+		{name: "ordinary"},
+		{name: "from the API", annotations: source("api")},
+		{name: "no source", annotations: source("")},
+		{name: "from a file", annotations: source("file"), static: true, critical: true},
+		{name: "from a URL", annotations: source("http"), static: true, critical: true},
+		{name: "mirror", annotations: mirror("0123"), mirror: true, critical: true},
+		{name: "mirror without a hash", annotations: mirror(""), mirror: true, critical: true},
+		{name: "highest priority that is not critical", priority: new(int32(SystemCriticalPriority - 1))},
+		{name: "critical for the cluster", priority: new(int32(SystemCriticalPriority)), critical: true},
+		{name: "critical for the node", priority: new(int32(SystemCriticalPriority + 1000)), critical: true},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: test.annotations}, Spec: corev1.PodSpec{Priority: test.priority}}
+		if static, mirror, critical := IsStatic(pod), IsMirror(pod), IsCritical(pod); static != test.static || mirror != test.mirror || critical != test.critical {
+			t.Errorf("%s: static %v, mirror %v, critical %v", test.name, static, mirror, critical)
+		}
+	}
+}

@@ -10,11 +10,11 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"skiff/internal/container"
 	"skiff/internal/podstate"
+	"skiff/internal/resourcename"
 )
 
 var (
@@ -88,20 +88,7 @@ func extendedInQuota(name corev1.ResourceName) bool {
 	if !strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
 		return false
 	}
-	return !native(name) || strings.HasPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
-}
-
-// native reports whether the resource is in Kubernetes' own namespace.
-func native(name corev1.ResourceName) bool {
-	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
-}
-
-// IsExtendedResource reports whether a container's resource name is an extended resource.
-func IsExtendedResource(name corev1.ResourceName) bool {
-	if native(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
-		return false
-	}
-	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
+	return !resourcename.IsNative(name) || strings.HasPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
 }
 
 // PodUsage returns what a pod uses. Every stored pod counts as an object; only pods that are not released use anything
@@ -125,7 +112,7 @@ func addResources(used, requests, limits corev1.ResourceList) {
 			strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix):
 			used[name] = quantity
 			used[corev1.DefaultResourceRequestsPrefix+name] = quantity
-		case IsExtendedResource(name) || strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix):
+		case resourcename.IsExtended(name) || strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix):
 			used[corev1.DefaultResourceRequestsPrefix+name] = quantity
 		}
 	}

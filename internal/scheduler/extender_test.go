@@ -421,7 +421,7 @@ func TestExtendersInOrder(t *testing.T) {
 }
 
 // Several extenders narrow the choice one after another, and every one that may be ignored is, when it fails.
-func TestNarrow(t *testing.T) {
+func TestFilterByExtenders(t *testing.T) {
 	names := func(all ...string) extenderv1.ExtenderFilterResult {
 		return extenderv1.ExtenderFilterResult{NodeNames: &all}
 	}
@@ -652,7 +652,7 @@ func TestExtendersReviewPreemption(t *testing.T) {
 }
 
 // What several extenders say of nodes is added to what we say; who fails says nothing, whether it may be ignored or not.
-func TestExtendersWeighTogether(t *testing.T) {
+func TestScoreByExtenders(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		responses []any
@@ -677,7 +677,7 @@ func TestExtendersWeighTogether(t *testing.T) {
 }
 
 // Every question is put in one of two forms, never in both; a scheduler that ends waits for no answer.
-func TestExtenderQuestions(t *testing.T) {
+func TestExtenderRequests(t *testing.T) {
 	pod, nodes := schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("b"), schedulertest.TestNode("a", schedulertest.Cordoned)}
 	candidates := []plugins.Preemption{{Node: "a", Victims: []*corev1.Pod{schedulertest.TestPod("v")}, Violations: 3}}
 	none := func(string) ([]*corev1.Pod, bool) { return nil, false }

@@ -247,7 +247,7 @@ func TestResponsesAreAPIObjects(t *testing.T) {
 }
 
 // As many as may be asked about at once are.
-func TestWhatIfOfTheMost(t *testing.T) {
+func TestWhatIfOfMaxQueryPods(t *testing.T) {
 	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "100")))
 		f.pass(time.Second)
@@ -268,7 +268,7 @@ func TestWhatIfOfTheMost(t *testing.T) {
 }
 
 // Owners that are supposed are apart from each other and from those that exist.
-func TestSupposedOwners(t *testing.T) {
+func TestHypotheticalOwners(t *testing.T) {
 	x := HypotheticalPod{Pod: *schedulertest.TestPod("p", schedulertest.Namespace("n")), Owner: &HypotheticalOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
 	first, err := x.owner(0)
 	if err != nil {
@@ -284,7 +284,7 @@ func TestSupposedOwners(t *testing.T) {
 }
 
 // What a DaemonSet's pod asks of its node holds beside being kept to one.
-func TestKeepTo(t *testing.T) {
+func TestRequireNode(t *testing.T) {
 	ssd, hdd := schedulertest.Expression("disk", corev1.NodeSelectorOpIn, "ssd"), schedulertest.Expression("disk", corev1.NodeSelectorOpIn, "hdd")
 	both := func(a, b corev1.NodeSelectorTerm) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchExpressions: append(a.MatchExpressions, b.MatchExpressions...), MatchFields: append(a.MatchFields, b.MatchFields...)}

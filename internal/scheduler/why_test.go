@@ -45,7 +45,6 @@ func TestWhy(t *testing.T) {
 			decided            bool
 			feasible, verdicts int
 			changes            []string
-			room               string
 		}{
 			{pod: "placed", node: "a", decided: true, feasible: 1, verdicts: 2},
 			{pod: "static", node: "a", feasible: 1, verdicts: 2},
@@ -72,7 +71,7 @@ func TestWhy(t *testing.T) {
 				t.Errorf("%s: node %q, decided %v, %d of %d, %d verdicts, %s\nchanges %q\nwant %+v", test.pod, e.Node, e.Decided, e.Feasible, e.Nodes, len(e.Verdicts), e.Message, changes, test)
 			}
 			if e.Preemption != nil {
-				t.Errorf("%s: nobody has to go, but %+v", test.pod, e.Preemption)
+				t.Errorf("%s: no preemption is expected, got %+v", test.pod, e.Preemption)
 			}
 		}
 		for name, want := range map[string]error{"nobody": decision.ErrPodNotFound, "other": decision.ErrOtherScheduler} {
@@ -96,8 +95,8 @@ func TestWhyReportsPreemption(t *testing.T) {
 		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK || len(answer.Results) != 3 {
 			t.Fatal(code, body, err)
 		}
-		if room := answer.Results[0].Preemption; room == nil || *room != (decision.PreemptionPreview{Node: "a", Victims: 2}) {
-			t.Errorf("x: %+v", room)
+		if preview := answer.Results[0].Preemption; preview == nil || *preview != (decision.PreemptionPreview{Node: "a", Victims: 2}) {
+			t.Errorf("x: %+v", preview)
 		}
 		for _, e := range answer.Results[1:] {
 			if e.Preemption != nil {
@@ -196,7 +195,7 @@ func TestIsUnschedulable(t *testing.T) {
 	}
 }
 
-func TestSupposedPods(t *testing.T) {
+func TestHypotheticalPods(t *testing.T) {
 	withFakeServer(t, nil, func(f *fakeServer) {
 		f.addNode(schedulertest.TestNode("a"))
 		f.addNode(schedulertest.TestNode("b"))
@@ -224,7 +223,7 @@ func TestSupposedPods(t *testing.T) {
 }
 
 // Pods of every node are tied to theirs as DaemonSets tie them: by the field of the name, in every alternative.
-func TestKeptToANode(t *testing.T) {
+func TestHypotheticalPodOfADaemonSet(t *testing.T) {
 	byName := []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}
 	for _, test := range []struct {
 		name string

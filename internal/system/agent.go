@@ -73,13 +73,8 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 		return err
 	}
 	certificate := bootstrap.NodeClient(c.CertificateDir(), name, log.With("component", "certificates"))
-	if c.BootstrapKubeconfig != "" && !bootstrap.UsableKubeconfig(c.Kubeconfig, time.Now()) {
-		request := bootstrap.KubeconfigBootstrap{
-			BootstrapKubeconfig: c.BootstrapKubeconfig, Kubeconfig: c.Kubeconfig, Certificate: certificate, NewClient: newClient, Log: log,
-		}
-		if err := request.Run(ctx); err != nil {
-			return wrap("--bootstrap-kubeconfig", err)
-		}
+	if err := bootstrapKubeconfig(ctx, c, certificate, log); err != nil {
+		return wrap("--bootstrap-kubeconfig", err)
 	}
 	connection, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
@@ -98,6 +93,17 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
 		certificateDir: c.CertificateDir(),
 	}, log)
+}
+
+// bootstrapKubeconfig requests the client certificate of a kubelet with its bootstrap kubeconfig, unless its kubeconfig can be used.
+func bootstrapKubeconfig(ctx context.Context, c config.Kubelet, certificate *bootstrap.Certificate, log *slog.Logger) error {
+	if c.BootstrapKubeconfig == "" || bootstrap.UsableKubeconfig(c.Kubeconfig, time.Now()) {
+		return nil
+	}
+	request := bootstrap.KubeconfigBootstrap{
+		BootstrapKubeconfig: c.BootstrapKubeconfig, Kubeconfig: c.Kubeconfig, Certificate: certificate, NewClient: newClient, Log: log,
+	}
+	return request.Run(ctx)
 }
 
 // newClient makes a client of all built-in kinds.

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -78,8 +77,11 @@ func (o *nodeOptions) kubeletConfiguration() (*kubeletconfig.KubeletConfiguratio
 
 // runNode runs the node inside `skiff server`. It acts as the user of its node, with no more rights than any other node has.
 func (s *server) runNode(ctx context.Context) error {
-	c := s.config
-	name, err := c.Node.NodeName()
+	options, err := s.nodeOptions()
+	if err != nil {
+		return err
+	}
+	name, err := options.NodeName()
 	if err != nil {
 		return err
 	}
@@ -88,19 +90,23 @@ func (s *server) runNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	options := nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
-	options.identity = func(name string, addresses []string) (*nodeIdentity, error) {
+	return runNode(ctx, local, options, s.log)
+}
+
+// nodeOptions are the options of the node inside `skiff server`.
+func (s *server) nodeOptions() (o nodeOptions, err error) {
+	c := s.config
+	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
+	o.identity = func(name string, addresses []string) (*nodeIdentity, error) {
 		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
-	}
-	if options.serviceCIDRs, err = c.ServiceCIDRs(); err != nil {
-		return err
 	}
 	for text := range strings.SplitSeq(c.PodCIDRs.ClusterCIDR, ",") {
 		if prefix, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
-			options.clusterCIDRs = append(options.clusterCIDRs, prefix)
+			o.clusterCIDRs = append(o.clusterCIDRs, prefix)
 		}
 	}
-	return runNode(ctx, local, options, s.log)
+	o.serviceCIDRs, err = c.ServiceCIDRs()
+	return o, err
 }
 
 // runNode runs the components of a node until ctx is done.
@@ -132,21 +138,24 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 	}
 	start("kubelet server", n.serve)
 	start("kubelet certificates", n.proof.run)
-	start("kubelet", func(ctx context.Context) error {
-		if err := n.setUpPodNetwork(ctx, runtime.cniBinDir, runtime.cniConfDir); err != nil {
-			return err
-		}
-		select {
-		case <-runtime.ready:
-		case <-ctx.Done():
-			return nil
-		}
-		if err := n.collectPodNetwork(ctx); err != nil {
-			n.log.Warn("failed to remove the network of pods that no longer exist", "error", err)
-		}
-		return n.kubelet.Run(ctx)
-	})
+	start("kubelet", func(ctx context.Context) error { return n.runKubelet(ctx, runtime) })
 	return group.Wait()
+}
+
+// runKubelet runs the kubelet when the pod network is configured and the container runtime is ready.
+func (n *nodeComponents) runKubelet(ctx context.Context, runtime *containerRuntime) error {
+	if err := n.setUpPodNetwork(ctx, runtime.cniBinDir, runtime.cniConfDir); err != nil {
+		return err
+	}
+	select {
+	case <-runtime.ready:
+	case <-ctx.Done():
+		return nil
+	}
+	if err := n.collectPodNetwork(ctx); err != nil {
+		n.log.Warn("failed to remove the network of pods that no longer exist", "error", err)
+	}
+	return n.kubelet.Run(ctx)
 }
 
 // containerRuntime is the container runtime of a node.
@@ -269,6 +278,7 @@ func (n *nodeComponents) buildCgroups() (err error) {
 		NodeName: n.name, Cgroups: n.cgroups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
 	}
 	n.runs["usage"] = n.usage.Run
+	n.runs["QoS cgroups"] = func(ctx context.Context) error { return n.cgroups.RunClasses(ctx, n.kubelet.Active, n.log) }
 	return err
 }
 
@@ -446,61 +456,4 @@ func newContainerd(dataDir string, log *slog.Logger) (*runtime.Containerd, error
 		return nil, err
 	}
 	return runtime.New(runtime.Options{DataDir: dataDir, Programs: filepath.Dir(program), Log: log.With("component", "containerd")})
-}
-
-// setUpPodNetwork waits until the node has its pod CIDRs and then configures the pod network, unless another network plugin is configured.
-func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir string) error {
-	others, err := cni.Others(confDir)
-	if err != nil {
-		return err
-	}
-	if len(others) > 0 {
-		n.log.Info("pod network is configured by another network plugin", "files", others)
-		return nil
-	}
-	var texts []string
-	for len(texts) == 0 {
-		select {
-		case texts = <-n.podCIDRs:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-	settings := cni.Settings{DataDir: filepath.Join(n.dataDir, "cni/state"), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
-	for _, text := range texts {
-		prefix, err := netip.ParsePrefix(text)
-		if err != nil {
-			return fmt.Errorf("parse the node's pod CIDR: %w", err)
-		}
-		settings.PodCIDRs = append(settings.PodCIDRs, prefix)
-	}
-	if len(settings.ClusterCIDRs) == 0 {
-		settings.ClusterCIDRs = slices.Clone(settings.PodCIDRs)
-	}
-	if err := cni.Install(binDir); err != nil {
-		return err
-	}
-	settings = settings.WithDefaults()
-	if err := cni.Setup(settings); err != nil {
-		return fmt.Errorf("set up the pod network: %w", err)
-	}
-	n.network = &settings
-	return cni.Configure(confDir, settings)
-}
-
-// collectPodNetwork removes the network of pods that ended while skiff was not running. It runs before the kubelet does.
-func (n *nodeComponents) collectPodNetwork(ctx context.Context) error {
-	if n.network == nil {
-		return nil
-	}
-	sandboxes, err := n.runtime.ListPodSandboxes(ctx, "")
-	if err != nil {
-		return err
-	}
-	var live []cni.Identity
-	for _, s := range sandboxes {
-		live = append(live, cni.Identity{Container: s.ID, Interface: "eth0"})
-	}
-	_, err = cni.Collect(*n.network, live)
-	return err
 }

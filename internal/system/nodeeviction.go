@@ -6,15 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"skiff/internal/api/podspec"
-	"skiff/internal/kubelet"
-	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/shutdown"
@@ -33,83 +29,15 @@ func (n *nodeComponents) buildEviction() error {
 	if err != nil {
 		return err
 	}
-	source := &evict.Observer{
-		Root: n.root, ImageDir: n.root,
-		Node:    func() (evict.Memory, error) { return memoryOf(n.cgroups.NodeStats()) },
-		AllPods: func() (evict.Memory, error) { return memoryOf(n.cgroups.PodsStats()) },
-		Pod:     func(pod *corev1.Pod) (evict.PodUsage, bool) { return podUsage(n.cgroups, pod) },
-		Layers: func(ctx context.Context) (map[types.UID]map[string]evict.Disk, error) {
-			stats, err := n.runtime.ListContainerStats(ctx)
-			return evict.WritableLayers(stats), err
-		},
-	}
 	n.evictor = evict.New(evict.Config{
 		Thresholds: thresholds, PressureTransitionPeriod: n.settings.EvictionPressureTransitionPeriod.Duration,
-		MaxPodGracePeriodSeconds: int64(n.settings.EvictionMaxPodGracePeriod), IsCritical: kubelet.IsCritical,
+		MaxPodGracePeriodSeconds: int64(n.settings.EvictionMaxPodGracePeriod),
 	}, evict.Dependencies{
-		Actor: evictionActor{n}, Source: source, Events: n.recorder, NodeEvent: n.node.Event, Changed: n.node.Changed, Log: n.log.With("component", "eviction"),
+		Actor: evictionActor{n}, Source: &evict.Observer{Root: n.root, Cgroups: n.cgroups, Runtime: n.runtime},
+		Events: n.recorder, NodeEvent: n.node.Event, Changed: n.node.Changed, Log: n.log.With("component", "eviction"),
 	})
-	n.runs["eviction"] = func(ctx context.Context) error { return n.runEviction(ctx, source) }
-	n.runs["QoS cgroups"] = func(ctx context.Context) error { return n.runQOSCgroups(ctx) }
+	n.runs["eviction"] = n.evictor.Run
 	return nil
-}
-
-// runEviction runs the eviction once the runtime reports the file system of images, which may differ from the kubelet's.
-func (n *nodeComponents) runEviction(ctx context.Context, source *evict.Observer) error {
-	for ctx.Err() == nil {
-		mountpoint, err := n.runtime.ImageFilesystem(ctx)
-		if err == nil && mountpoint != "" {
-			source.ImageDir = mountpoint
-			return n.evictor.Run(ctx)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
-	}
-	return nil
-}
-
-// qosCgroupPeriod is the time between two updates of the CPU weight of burstable pods.
-const qosCgroupPeriod = 10 * time.Second
-
-// runQOSCgroups keeps the CPU weight of burstable pods at the sum of their requests until ctx is done.
-func (n *nodeComponents) runQOSCgroups(ctx context.Context) error {
-	ticker := time.NewTicker(qosCgroupPeriod)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-		if err := n.cgroups.UpdateClasses(n.kubelet.Active()); err != nil {
-			n.log.Warn("failed to set the CPU weight of burstable pods", "error", err)
-		}
-	}
-}
-
-func memoryOf(s cgroup.Stats, err error) (evict.Memory, error) {
-	return evict.Memory{WorkingSet: int64(s.Memory.WorkingSet), Limit: int64(s.Memory.Limit)}, err
-}
-
-// podUsage reads the memory and PID usage of a pod.
-func podUsage(groups *cgroup.Groups, pod *corev1.Pod) (evict.PodUsage, bool) {
-	whole, err := groups.PodStats(pod.UID)
-	if err != nil {
-		return evict.PodUsage{}, false
-	}
-	usage := evict.PodUsage{Memory: int64(whole.Memory.WorkingSet), Processes: int64(whole.Processes)}
-	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		_, id, _ := strings.Cut(s.ContainerID, "://")
-		if id == "" {
-			continue
-		}
-		// A container that has ended uses no memory, but may use disk space.
-		stats, _ := groups.ContainerStats(pod.UID, id)
-		usage.Containers = append(usage.Containers, evict.ContainerUsage{Name: s.Name, Memory: int64(stats.Memory.WorkingSet)})
-	}
-	return usage, true
 }
 
 // pressure is the pressure conditions of the node.
@@ -125,7 +53,7 @@ func (n *nodeComponents) pressure() node.Pressure {
 
 // rejectPod returns why a node under pressure or in shutdown does not admit a pod, or nil if it does.
 func (n *nodeComponents) rejectPod(pod *corev1.Pod) *status.Reason {
-	if ok, why := evict.Admits(n.evictor.Conditions(), pod, podspec.QOSClass(pod), kubelet.IsCritical(pod)); !ok {
+	if ok, why := evict.Admits(n.evictor.Conditions(), pod); !ok {
 		return &status.Reason{Reason: evict.Reason, Message: why}
 	}
 	if n.shutdown.ShuttingDown() {

@@ -150,15 +150,12 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	untilServed, served := context.WithCancel(context.WithoutCancel(ctx))
 	start("API server", func(ctx context.Context) error {
 		defer served()
-		s.log.Info("serving API", "component", "apiserver", "address", s.listener.Addr().String())
-		return serve(ctx, s.listener, newHTTPServer(s.api.Handler(), s.certs.serving.Clone()), s.config.HTTP2Server)
+		return s.serveAPI(ctx)
 	})
 	start("audit", func(context.Context) error { return s.access.auditor.Run(untilServed) })
 	start("encryption", func(context.Context) error { return s.encryption.Run(untilServed) })
 	start("cache", s.cache.Run)
-	start("certificates", func(ctx context.Context) error {
-		return s.certs.renewers.Run(ctx, s.log.With("component", "certificates"))
-	})
+	start("certificates", s.renewCertificates)
 	start("access control", s.access.run)
 	start("cluster", func(ctx context.Context) error {
 		select {
@@ -169,6 +166,17 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 		}
 	})
 	return group.Wait()
+}
+
+// serveAPI serves the API until ctx is done and the last request has ended.
+func (s *server) serveAPI(ctx context.Context) error {
+	s.log.Info("serving API", "component", "apiserver", "address", s.listener.Addr().String())
+	return serve(ctx, s.listener, newHTTPServer(s.api.Handler(), s.certs.serving.Clone()), s.config.HTTP2Server)
+}
+
+// renewCertificates renews the server's certificates.
+func (s *server) renewCertificates(ctx context.Context) error {
+	return s.certs.renewers.Run(ctx, s.log.With("component", "certificates"))
 }
 
 // runCluster runs what reads the cache. Controllers, scheduler and node start when the bootstrap objects exist.
@@ -183,21 +191,29 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err
 		}
-		start("service repair", func(ctx context.Context) error {
-			core.RunRepair(ctx, s.api.KindClient(), s.config.NodePortRange, s.log.With("component", "service-repair"))
-			return nil
-		})
+		start("service repair", s.runServiceRepair)
 		start("controllers and scheduler", s.runComponents)
 		if !s.config.NoNode {
 			start("node", s.runNode)
 		}
-		if s.hooks.Wait(ctx) {
-			s.log.Info("API server ready", "component", "apiserver", "address", s.listener.Addr().String(),
-				"duration", time.Since(started).Round(time.Millisecond).String(), "kubeconfig", filepath.Join(s.config.DataDir, adminKubeconfig))
-		}
+		s.logReady(ctx, started)
 		return nil
 	})
 	return group.Wait()
+}
+
+// runServiceRepair repairs the allocations of service IPs and node ports.
+func (s *server) runServiceRepair(ctx context.Context) error {
+	core.RunRepair(ctx, s.api.KindClient(), s.config.NodePortRange, s.log.With("component", "service-repair"))
+	return nil
+}
+
+// logReady logs when the API server is ready.
+func (s *server) logReady(ctx context.Context, started time.Time) {
+	if s.hooks.Wait(ctx) {
+		s.log.Info("API server ready", "component", "apiserver", "address", s.listener.Addr().String(),
+			"duration", time.Since(started).Round(time.Millisecond).String(), "kubeconfig", filepath.Join(s.config.DataDir, adminKubeconfig))
+	}
 }
 
 // bootstrap creates the objects and the RBAC policy that every cluster has from the start.

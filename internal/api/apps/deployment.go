@@ -28,14 +28,7 @@ var Deployment = kind.Of(kind.Definition[*appsv1.Deployment]{
 	},
 	Validate: validateDeployment,
 	Warn: func(d, old *appsv1.Deployment) []string {
-		path := templatePath()
-		switch {
-		case old == nil:
-			return append(WarnName(d.Name), podspec.WarnTemplate(path, &d.Spec.Template, nil)...)
-		case deploymentChanged(d, old):
-			return podspec.WarnTemplate(path, &d.Spec.Template, &old.Spec.Template)
-		}
-		return nil
+		return warnReplicated(d.Name, &d.Spec.Template, deploymentTemplate(old), old != nil && deploymentChanged(d, old))
 	},
 	CopyStatus:     func(to, from *appsv1.Deployment) { to.Status = from.Status },
 	ValidateStatus: validateDeploymentStatus,

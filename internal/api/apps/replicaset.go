@@ -28,14 +28,7 @@ var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 	},
 	Validate: validateReplicaSet,
 	Warn: func(rs, old *appsv1.ReplicaSet) []string {
-		path := templatePath()
-		switch {
-		case old == nil:
-			return append(WarnName(rs.Name), podspec.WarnTemplate(path, &rs.Spec.Template, nil)...)
-		case replicaSetChanged(rs, old):
-			return podspec.WarnTemplate(path, &rs.Spec.Template, &old.Spec.Template)
-		}
-		return nil
+		return warnReplicated(rs.Name, &rs.Spec.Template, replicaSetTemplate(old), old != nil && replicaSetChanged(rs, old))
 	},
 	CopyStatus:     func(to, from *appsv1.ReplicaSet) { to.Status = from.Status },
 	ValidateStatus: validateReplicaSetStatus,

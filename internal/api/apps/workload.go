@@ -54,6 +54,17 @@ func validateAlwaysRestarts(spec *corev1.PodSpec, what string, path *field.Path)
 	return errs
 }
 
+// warnReplicated returns the warnings about a ReplicaSet or a Deployment. old is the stored template, nil on create.
+func warnReplicated(name string, template, old *corev1.PodTemplateSpec, changed bool) []string {
+	switch {
+	case old == nil:
+		return append(WarnName(name), podspec.WarnTemplate(templatePath(), template, nil)...)
+	case changed:
+		return podspec.WarnTemplate(templatePath(), template, old)
+	}
+	return nil
+}
+
 // validateReplicated validates selector and template of ReplicaSets and of the Deployments that create them.
 func validateReplicated(selector *metav1.LabelSelector, template, old *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	errs := validateSelector(selector, "deployment", path.Child("selector"))

@@ -13,6 +13,7 @@ import (
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
+	"skiff/internal/resourcename"
 )
 
 // LimitRange has no columns of its own: its table has name and creation time.
@@ -157,7 +158,7 @@ func validateLimitOrder(item *corev1.LimitRangeItem, name corev1.ResourceName, p
 			errs = append(errs, field.Invalid(ratioPath, ratio, fmt.Sprintf("ratio %s is greater than max/min = %f", ratio.String(), most)))
 		}
 	}
-	overcommit := podspec.IsNativeResource(name) && !podspec.IsHugePages(name)
+	overcommit := resourcename.IsNative(name) && !podspec.IsHugePages(name)
 	if !overcommit && hasLimit && hasRequest && limit.Cmp(request) != 0 {
 		errs = append(errs, field.Invalid(path.Child("defaultRequest").Key(key), request,
 			fmt.Sprintf("default value %s must equal to defaultRequest value %s in %s", limit.String(), request.String(), key)))

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
+	"skiff/internal/resourcename"
 )
 
 func validateClaim(_ *kind.Request, obj, old *corev1.PersistentVolumeClaim) field.ErrorList {
@@ -193,7 +193,7 @@ func validateClaimResource(name corev1.ResourceName, path *field.Path) field.Err
 	if errs := kind.Invalid(path, name, validation.IsQualifiedName(string(name))); len(errs) > 0 {
 		return errs
 	}
-	if podspec.IsNativeResource(name) && name != corev1.ResourceStorage {
+	if resourcename.IsNative(name) && name != corev1.ResourceStorage {
 		return field.ErrorList{field.NotSupported(path, name, []corev1.ResourceName{corev1.ResourceStorage})}
 	}
 	return nil

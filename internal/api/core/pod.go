@@ -162,7 +162,7 @@ func preparePod(req *kind.Request, obj, old *corev1.Pod) {
 	mergeLabelKeys(obj)
 	adoptAppArmorAnnotations(obj)
 	podspec.DefaultPodResources(&obj.Spec)
-	obj.Status.QOSClass = podspec.QOSClass(obj)
+	obj.Status.QOSClass = podspec.ComputeQOSClass(obj)
 }
 
 // keepPodResources keeps the pod-level resources when a client without the field leaves them out.

@@ -11,6 +11,7 @@ import (
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // ephemeralContainersUpdate adds ephemeral containers to a running pod, for debugging.
@@ -28,7 +29,7 @@ func prepareEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) {
 }
 
 func validateEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
-	if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+	if podstate.IsMirror(old) {
 		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
 	}
 	errs := podspec.ValidatePod(obj, old)
@@ -83,7 +84,7 @@ func resizedContainers(containers, old []corev1.Container) []corev1.Container {
 const onlyCPUAndMemory = "only cpu and memory resources are mutable"
 
 func validateResize(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
-	if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+	if podstate.IsMirror(old) {
 		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods cannot be resized")}
 	}
 	if old.Spec.OS != nil && old.Spec.OS.Name == corev1.Windows {
@@ -91,11 +92,7 @@ func validateResize(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
 	}
 	path := field.NewPath("spec")
 	errs := podspec.ValidatePod(obj, old)
-	class := old.Status.QOSClass
-	if class == "" {
-		class = podspec.QOSClass(old)
-	}
-	if class != podspec.QOSClass(obj) {
+	if podspec.QOSClass(old) != podspec.ComputeQOSClass(obj) {
 		errs = append(errs, field.Invalid(path, obj.Status.QOSClass, "Pod QOS Class may not change as a result of resizing"))
 	}
 	if !canResize(old) {

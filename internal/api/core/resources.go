@@ -12,6 +12,7 @@ import (
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
+	"skiff/internal/resourcename"
 )
 
 const (
@@ -65,7 +66,7 @@ func validateQuantity(name corev1.ResourceName, quantity resource.Quantity, path
 	if quantity.Sign() < 0 {
 		errs = append(errs, field.Invalid(path, quantity.String(), apivalidation.IsNegativeErrorMsg))
 	}
-	if (countedResources.Has(name) || podspec.IsExtendedResource(name)) && quantity.MilliValue()%1000 != 0 {
+	if (countedResources.Has(name) || resourcename.IsExtended(name)) && quantity.MilliValue()%1000 != 0 {
 		errs = append(errs, field.Invalid(path, quantity, notInteger))
 	}
 	return errs

@@ -137,13 +137,7 @@ func validateServicePorts(obj *corev1.Service) (errs field.ErrorList) {
 }
 
 func validateServicePort(port *corev1.ServicePort, requireName bool, path *field.Path) (errs field.ErrorList) {
-	if port.Name != "" {
-		errs = append(errs, kind.Invalid(path.Child("name"), port.Name, validation.IsDNS1123Label(port.Name))...)
-	} else if requireName {
-		errs = append(errs, field.Required(path.Child("name"), ""))
-	}
-	errs = append(errs, kind.Invalid(path.Child("port"), port.Port, validation.IsValidPortNum(int(port.Port)))...)
-	errs = append(errs, validateProtocol(port.Protocol, path.Child("protocol"))...)
+	errs = validateEndpointPort(&corev1.EndpointPort{Name: port.Name, Port: port.Port, Protocol: port.Protocol}, requireName, path)
 	if target := port.TargetPort; target.Type == intstr.Int {
 		errs = append(errs, kind.Invalid(path.Child("targetPort"), target.IntValue(), validation.IsValidPortNum(target.IntValue()))...)
 	} else {

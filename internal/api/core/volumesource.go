@@ -67,7 +67,7 @@ func validateVolumeSources(spec *corev1.PersistentVolumeSpec, name string, affin
 		}},
 		{spec.Local != nil, "local", func(at *field.Path) field.ErrorList { return validateLocal(spec.Local, at) }},
 		{spec.StorageOS != nil, "storageos", func(at *field.Path) field.ErrorList { return validateStorageOS(spec.StorageOS, at) }},
-		{spec.CSI != nil, "csi", func(at *field.Path) field.ErrorList { return validateCSI(spec.CSI, at) }},
+		{spec.CSI != nil, "csi", func(at *field.Path) field.ErrorList { return ValidateCSISource(spec.CSI, at) }},
 	}
 	found := false
 	for _, source := range sources {
@@ -317,8 +317,9 @@ func validateStorageOS(source *corev1.StorageOSPersistentVolumeSource, at *field
 	return errs
 }
 
-func validateCSI(source *corev1.CSIPersistentVolumeSource, fldPath *field.Path) field.ErrorList {
-	errs := validateDriverName(source.Driver, fldPath.Child("driver"))
+// ValidateCSISource validates a CSI volume of a PersistentVolume or of a VolumeAttachment.
+func ValidateCSISource(source *corev1.CSIPersistentVolumeSource, fldPath *field.Path) field.ErrorList {
+	errs := ValidateCSIDriverName(source.Driver, fldPath.Child("driver"))
 	errs = append(errs, required(fldPath.Child("volumeHandle"), source.VolumeHandle)...)
 	for _, secret := range []struct {
 		name string
@@ -329,26 +330,34 @@ func validateCSI(source *corev1.CSIPersistentVolumeSource, fldPath *field.Path) 
 		{"nodePublishSecretRef", source.NodePublishSecretRef},
 		{"nodeExpandSecretRef", source.NodeExpandSecretRef},
 	} {
-		if secret.ref == nil {
-			continue
-		}
-		fldPath := fldPath.Child(secret.name)
-		if errs = append(errs, requiredRef(secret.ref.Name, secret.ref.Namespace, fldPath)...); secret.ref.Name != "" {
-			errs = append(errs, kind.Invalid(fldPath.Child("name"), secret.ref.Name, validation.IsDNS1123Subdomain(secret.ref.Name))...)
-		}
-		if secret.ref.Namespace != "" {
-			errs = append(errs, kind.Invalid(fldPath.Child("namespace"), secret.ref.Namespace, validation.IsDNS1123Label(secret.ref.Namespace))...)
+		if secret.ref != nil {
+			errs = append(errs, validateSecretReference(secret.ref, fldPath.Child(secret.name))...)
 		}
 	}
 	return errs
 }
 
-func validateDriverName(name string, at *field.Path) (errs field.ErrorList) {
+func validateSecretReference(ref *corev1.SecretReference, fldPath *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	validate := func(value string, fldPath *field.Path, check func(string) []string) {
+		if value == "" {
+			errs = append(errs, field.Required(fldPath, ""))
+			return
+		}
+		errs = append(errs, kind.Invalid(fldPath, value, check(value))...)
+	}
+	validate(ref.Name, fldPath.Child("name"), validation.IsDNS1123Subdomain)
+	validate(ref.Namespace, fldPath.Child("namespace"), validation.IsDNS1123Label)
+	return errs
+}
+
+// ValidateCSIDriverName validates the name of a CSI driver.
+func ValidateCSIDriverName(name string, fldPath *field.Path) (errs field.ErrorList) {
 	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
+		return field.ErrorList{field.Required(fldPath, "")}
 	}
 	if len(name) > 63 {
-		errs = append(errs, field.TooLong(at, "", 63))
+		errs = append(errs, field.TooLong(fldPath, "", 63))
 	}
-	return append(errs, kind.Invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
+	return append(errs, kind.Invalid(fldPath, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
 }

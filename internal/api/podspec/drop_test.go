@@ -136,9 +136,15 @@ func TestQOSClass(t *testing.T) {
 		{`{resources: {requests: {cpu: 1, memory: 1}, limits: {cpu: 1, memory: 1}}, containers: [{name: b}]}`, corev1.PodQOSGuaranteed},
 		{`{resources: {}, containers: [{name: b, resources: {requests: {cpu: 1}}}]}`, corev1.PodQOSBurstable},
 	} {
-		if got := QOSClass(&corev1.Pod{Spec: *parse(t, c.spec)}); got != c.want {
+		pod := &corev1.Pod{Spec: *parse(t, c.spec)}
+		if got := ComputeQOSClass(pod); got != c.want || QOSClass(pod) != got {
 			t.Errorf("%s: %s, want %s", c.spec, got, c.want)
 		}
+	}
+	// The class does not change while a pod exists.
+	recorded := &corev1.Pod{Status: corev1.PodStatus{QOSClass: corev1.PodQOSGuaranteed}}
+	if got := QOSClass(recorded); got != corev1.PodQOSGuaranteed {
+		t.Errorf("recorded class: %s", got)
 	}
 }
 

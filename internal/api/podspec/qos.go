@@ -5,9 +5,17 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// QOSClass is the QoS class of a pod: Guaranteed if every container has equal requests and limits, BestEffort if none
-// has any, Burstable otherwise.
+// QOSClass is the QoS class of a pod as its status records it. The class of a pod without one is computed.
 func QOSClass(pod *corev1.Pod) corev1.PodQOSClass {
+	if pod.Status.QOSClass != "" {
+		return pod.Status.QOSClass
+	}
+	return ComputeQOSClass(pod)
+}
+
+// ComputeQOSClass is the QoS class that follows from a pod's spec: Guaranteed if every container has equal requests and
+// limits, BestEffort if none has any, Burstable otherwise.
+func ComputeQOSClass(pod *corev1.Pod) corev1.PodQOSClass {
 	if resourcehelper.IsPodLevelResourcesSet(pod) {
 		return qosClass(pod.Spec.Resources)
 	}

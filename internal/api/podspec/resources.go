@@ -13,6 +13,8 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"skiff/internal/resourcename"
 )
 
 // standardResources are the names without a domain that are valid everywhere (containers, quotas, limit ranges).
@@ -35,23 +37,9 @@ func IsHugePages(name corev1.ResourceName) bool {
 	return strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
 }
 
-// IsNativeResource reports whether the resource is one of Kubernetes itself.
-func IsNativeResource(name corev1.ResourceName) bool {
-	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
-}
-
-// IsExtendedResource reports whether the resource is an extended resource.
-func IsExtendedResource(name corev1.ResourceName) bool {
-	if IsNativeResource(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
-		return false
-	}
-	// The name must be valid in a quota, with the prefix for requests.
-	return len(utilvalidation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
-}
-
 // canOvercommit reports whether requests may be smaller than limits.
 func canOvercommit(name corev1.ResourceName) bool {
-	return IsNativeResource(name) && !IsHugePages(name)
+	return resourcename.IsNative(name) && !IsHugePages(name)
 }
 
 // isPageMultiple reports whether quantity is a multiple of the page size in name.
@@ -86,7 +74,7 @@ func (val *validator) containerResourceName(name corev1.ResourceName, path *fiel
 		default:
 			val.invalid(path, name, "must be a standard resource for containers")
 		}
-	} else if !IsNativeResource(name) && !IsExtendedResource(name) {
+	} else if !resourcename.IsNative(name) && !resourcename.IsExtended(name) {
 		val.invalid(path, name, "doesn't follow extended resource name standard")
 	}
 }
@@ -103,7 +91,7 @@ func (val *validator) quantity(name corev1.ResourceName, value resource.Quantity
 	if value.Sign() < 0 {
 		val.invalid(path, value.String(), validation.IsNegativeErrorMsg)
 	}
-	if (countedResources.Has(name) || IsExtendedResource(name)) && value.MilliValue()%1000 != 0 {
+	if (countedResources.Has(name) || resourcename.IsExtended(name)) && value.MilliValue()%1000 != 0 {
 		val.invalid(path, value, "must be an integer")
 	}
 	if IsHugePages(name) && !val.allow.indivisibleHugePages && !isPageMultiple(name, value) {

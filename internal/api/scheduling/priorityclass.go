@@ -16,13 +16,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 const (
 	// HighestUserPriority is the highest priority of a user-defined class; higher ones are for system pods.
 	HighestUserPriority = 1_000_000_000
-	// SystemCriticalPriority is the lowest priority of system-critical pods.
-	SystemCriticalPriority = 2 * HighestUserPriority
 
 	// SystemPrefix is the name prefix of system classes.
 	SystemPrefix = "system-"
@@ -73,12 +72,12 @@ func SystemPriorityClasses() []*schedulingv1.PriorityClass {
 	return []*schedulingv1.PriorityClass{
 		{
 			ObjectMeta:  metav1.ObjectMeta{Name: SystemNodeCritical},
-			Value:       SystemCriticalPriority + 1000,
+			Value:       podstate.SystemCriticalPriority + 1000,
 			Description: "Used for system critical pods that must not be moved from their current node.",
 		},
 		{
 			ObjectMeta:  metav1.ObjectMeta{Name: SystemClusterCritical},
-			Value:       SystemCriticalPriority,
+			Value:       podstate.SystemCriticalPriority,
 			Description: "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
 		},
 	}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/kind/kindtest"
+	"skiff/internal/podstate"
 )
 
 type class = *schedulingv1.PriorityClass
@@ -25,7 +26,9 @@ func TestValidatePriorityClass(t *testing.T) {
 		{Name: "too high", Change: func(c class) { c.Value = HighestUserPriority + 1 }, Want: []string{"value: Forbidden: maximum allowed value of a user defined priority is 1000000000"}},
 		{Name: "wrong value", Change: func(c class) { c.Name = SystemNodeCritical }, Want: []string{"metadata.name: Forbidden: priority class names with 'system-' prefix are reserved for system use only. error: value of system-node-critical PriorityClass must be 2000001000"}},
 		{Name: "unknown system", Change: func(c class) { c.Name = "system-mine" }, Want: []string{"metadata.name: system-mine is not a known system priority class"}},
-		{Name: "global system", Change: func(c class) { c.Name, c.Value, c.GlobalDefault = SystemClusterCritical, SystemCriticalPriority, true }, Want: []string{"metadata.name: globalDefault of system-cluster-critical PriorityClass must be false"}},
+		{Name: "global system", Change: func(c class) {
+			c.Name, c.Value, c.GlobalDefault = SystemClusterCritical, podstate.SystemCriticalPriority, true
+		}, Want: []string{"metadata.name: globalDefault of system-cluster-critical PriorityClass must be false"}},
 		{Name: "policy", Change: policy("Maybe"), Want: []string{`preemptionPolicy: Unsupported value: "Maybe": supported values: "PreemptLowerPriority", "Never"`}},
 		{Name: "empty policy", Change: policy(""), Want: []string{"preemptionPolicy: Required value"}},
 		{Name: "description changed", Update: true, Change: func(c class) { c.Description = "new" }},

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"skiff/internal/api/core"
 	"skiff/internal/kind"
 )
 
@@ -68,7 +69,7 @@ func validateCSINode(_ *kind.Request, node, old *storagev1.CSINode) field.ErrorL
 }
 
 func validateNodeDriver(driver *storagev1.CSINodeDriver, path *field.Path) field.ErrorList {
-	errs := validateDriverName(driver.Name, path.Child("name"))
+	errs := core.ValidateCSIDriverName(driver.Name, path.Child("name"))
 	if driver.NodeID == "" {
 		errs = append(errs, field.Required(path.Child("nodeID"), ""))
 	}

@@ -59,20 +59,6 @@ func validateParameters(parameters map[string]string, path *field.Path) field.Er
 
 const maxDriverName = 63
 
-func validateDriverName(name string, path *field.Path) field.ErrorList {
-	if name == "" {
-		return field.ErrorList{field.Required(path, "")}
-	}
-	var errs field.ErrorList
-	if len(name) > maxDriverName {
-		errs = append(errs, field.TooLong(path, "", maxDriverName))
-	}
-	for _, message := range validation.IsDNS1123Subdomain(strings.ToLower(name)) {
-		errs = append(errs, field.Invalid(path, name, message))
-	}
-	return errs
-}
-
 func validateErrorCode(code *int32, path *field.Path) field.ErrorList {
 	if code != nil && *code < 0 {
 		return field.ErrorList{field.Invalid(path, *code, validation.InclusiveRangeError(0, math.MaxInt32))}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/api/core"
 	"skiff/internal/kind"
 )
 
@@ -53,7 +54,7 @@ var VolumeAttachment = kind.Of(kind.Definition[*storagev1.VolumeAttachment]{
 func validateVolumeAttachment(_ *kind.Request, attachment, old *storagev1.VolumeAttachment) field.ErrorList {
 	spec, path := &attachment.Spec, field.NewPath("spec")
 	// A change is refused below; the error about the name has upstream's older text.
-	validate := validateDriverName
+	validate := core.ValidateCSIDriverName
 	if old == nil {
 		validate = validateAttacher
 	}
@@ -130,7 +131,7 @@ func validateInlineVolume(spec *corev1.PersistentVolumeSpec, path *field.Path) f
 	case hasOthers && spec.CSI != nil:
 		errs = append(errs, field.Forbidden(path.Child("csi"), "may not specify more than 1 volume type"))
 	case spec.CSI != nil:
-		errs = append(errs, validateCSISource(spec.CSI, path.Child("csi"))...)
+		errs = append(errs, core.ValidateCSISource(spec.CSI, path.Child("csi"))...)
 	case !hasOthers:
 		errs = append(errs, field.Required(path, "must specify a volume type"))
 	}
@@ -163,43 +164,6 @@ func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, path *field.
 	if oncePod && other {
 		errs = append(errs, field.Forbidden(path, "may not use ReadWriteOncePod with other access modes"))
 	}
-	return errs
-}
-
-func validateCSISource(source *corev1.CSIPersistentVolumeSource, path *field.Path) field.ErrorList {
-	errs := validateDriverName(source.Driver, path.Child("driver"))
-	if source.VolumeHandle == "" {
-		errs = append(errs, field.Required(path.Child("volumeHandle"), ""))
-	}
-	for _, secret := range []struct {
-		field string
-		ref   *corev1.SecretReference
-	}{
-		{"controllerPublishSecretRef", source.ControllerPublishSecretRef},
-		{"controllerExpandSecretRef", source.ControllerExpandSecretRef},
-		{"nodePublishSecretRef", source.NodePublishSecretRef},
-		{"nodeExpandSecretRef", source.NodeExpandSecretRef},
-	} {
-		if secret.ref != nil {
-			errs = append(errs, validateSecretReference(secret.ref, path.Child(secret.field))...)
-		}
-	}
-	return errs
-}
-
-func validateSecretReference(ref *corev1.SecretReference, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	validate := func(value string, path *field.Path, check func(string, bool) []string) {
-		if value == "" {
-			errs = append(errs, field.Required(path, ""))
-			return
-		}
-		for _, message := range check(value, false) {
-			errs = append(errs, field.Invalid(path, value, message))
-		}
-	}
-	validate(ref.Name, path.Child("name"), validation.NameIsDNSSubdomain)
-	validate(ref.Namespace, path.Child("namespace"), validation.NameIsDNSLabel)
 	return errs
 }
 

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"skiff/internal/container"
-	"skiff/internal/quota"
+	"skiff/internal/resourcename"
 )
 
 // extendedResourceToleration adds tolerations to pods that request extended resources: nodes with such a resource can be dedicated
@@ -26,7 +26,7 @@ func (extendedResourceToleration) Mutate(_ context.Context, a *Attributes) error
 	var names []string
 	for _, c := range container.All(&pod.Spec) {
 		for name := range c.Resources.Requests {
-			if quota.IsExtendedResource(name) {
+			if resourcename.IsExtended(name) {
 				names = append(names, string(name))
 			}
 		}

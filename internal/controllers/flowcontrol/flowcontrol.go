@@ -108,31 +108,29 @@ func (c *Controller) runBootstrap(ctx context.Context) {
 // ensure creates the bootstrap objects, updates them as far as the server may change them, and deletes those of former versions.
 func (c *Controller) ensure(ctx context.Context) error {
 	mandatory, suggested := flowcontrol.Mandatory(), flowcontrol.Suggested()
-	levels, levelNames := errgroup.Group{}, map[string]bool{}
-	for i, l := range slices.Concat(mandatory.PriorityLevels, suggested.PriorityLevels) {
-		levelNames[l.Name] = true
-		levels.Go(func() error {
-			return ensureObject(ctx, c.levels, l, func(current, wanted *flowcontrolv1.PriorityLevelConfiguration) (*flowcontrolv1.PriorityLevelConfiguration, bool) {
-				return flowcontrol.RevisePriorityLevel(current, wanted, i < len(mandatory.PriorityLevels))
-			})
-		})
-	}
-	if err := levels.Wait(); err != nil {
+	levels, err := ensureObjects(ctx, c.levels, mandatory.PriorityLevels, suggested.PriorityLevels, flowcontrol.RevisePriorityLevel)
+	if err != nil {
 		return err
 	}
-	schemas, schemaNames := errgroup.Group{}, map[string]bool{}
-	for i, s := range slices.Concat(mandatory.FlowSchemas, suggested.FlowSchemas) {
-		schemaNames[s.Name] = true
-		schemas.Go(func() error {
-			return ensureObject(ctx, c.schemas, s, func(current, wanted *flowcontrolv1.FlowSchema) (*flowcontrolv1.FlowSchema, bool) {
-				return flowcontrol.ReviseFlowSchema(current, wanted, i < len(mandatory.FlowSchemas))
-			})
-		})
-	}
-	if err := schemas.Wait(); err != nil {
+	schemas, err := ensureObjects(ctx, c.schemas, mandatory.FlowSchemas, suggested.FlowSchemas, flowcontrol.ReviseFlowSchema)
+	if err != nil {
 		return err
 	}
-	return errors.Join(removeOutdated(ctx, c.schemas, schemaNames), removeOutdated(ctx, c.levels, levelNames))
+	return errors.Join(removeOutdated(ctx, c.schemas, schemas), removeOutdated(ctx, c.levels, levels))
+}
+
+// ensureObjects ensures the mandatory and the suggested objects of a kind, and returns their names.
+func ensureObjects[T kind.Object](
+	ctx context.Context, resource client.Resource[T], mandatory, suggested []T, revise func(current, wanted T, mandatory bool) (T, bool),
+) (map[string]bool, error) {
+	group, names := errgroup.Group{}, map[string]bool{}
+	for i, wanted := range slices.Concat(mandatory, suggested) {
+		names[wanted.GetName()] = true
+		group.Go(func() error {
+			return ensureObject(ctx, resource, wanted, func(current, wanted T) (T, bool) { return revise(current, wanted, i < len(mandatory)) })
+		})
+	}
+	return names, group.Wait()
 }
 
 // ensureObject creates an object, or updates it where revise says so. Conflicts with other writers are left to the next sync.

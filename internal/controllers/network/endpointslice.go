@@ -70,8 +70,8 @@ func (c *endpointSlices) watch() error {
 	if err := watchPods(c.setup); err != nil {
 		return err
 	}
-	if err := c.pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
-		return fmt.Errorf("index pods by node: %w", err)
+	if err := controller.IndexPodsByNode(c.pods); err != nil {
+		return err
 	}
 	if err := controller.Watch(c.setup, func(slice *discoveryv1.EndpointSlice) []controller.Key {
 		return serviceKeyOf(slice, sliceManager)
@@ -93,11 +93,7 @@ func (c *endpointSlices) watch() error {
 
 // enqueueForNode enqueues the services with pods on a node, since their endpoints depend on its existence and zone.
 func (c *endpointSlices) enqueueForNode(node *corev1.Node) {
-	pods, err := c.pods.ByIndex(podsOnNode, node.Name)
-	if err != nil {
-		return // the index exists: watch added it
-	}
-	for _, pod := range pods {
+	for _, pod := range controller.PodsOnNode(c.pods, node.Name) {
 		for _, service := range c.services.List(pod.Namespace, nil) {
 			if hasManagedEndpoints(service) && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
 				c.setup.Enqueue(controller.KeyOf(service))

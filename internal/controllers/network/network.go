@@ -28,9 +28,6 @@ import (
 	"skiff/internal/podstate"
 )
 
-// podsOnNode is the index of pods by node.
-const podsOnNode = "node"
-
 // leaderElectionAnnotation marks Endpoints that are leader election locks.
 const leaderElectionAnnotation = "control-plane.alpha.kubernetes.io/leader"
 

@@ -87,7 +87,7 @@ type nodeHealth struct {
 }
 
 func (c *lifecycle) watch() error {
-	if err := indexPods(c.pods); err != nil {
+	if err := controller.IndexPodsByNode(c.pods); err != nil {
 		return err
 	}
 	enqueue := func(node *corev1.Node) { c.setup.Enqueue(controller.KeyOf(node)) }
@@ -201,7 +201,7 @@ func (c *lifecycle) isKnown(node string) bool {
 
 // enqueuePods enqueues the pods of an unreachable node.
 func (c *lifecycle) enqueuePods(node *corev1.Node) {
-	for _, pod := range podsOfNode(c.pods, node.Name) {
+	for _, pod := range controller.PodsOnNode(c.pods, node.Name) {
 		enqueueReadyPod(c.setup, pod)
 	}
 }

@@ -3,31 +3,10 @@
 package node
 
 import (
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"skiff/internal/client"
 )
-
-// podsOnNode is the index of pods by node.
-const podsOnNode = "node"
-
-// indexPods adds the index of pods by node.
-func indexPods(pods client.Informer[*corev1.Pod]) error {
-	if err := pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
-		return fmt.Errorf("index pods by node: %w", err)
-	}
-	return nil
-}
-
-// podsOfNode returns the pods of a node.
-func podsOfNode(pods client.Informer[*corev1.Pod], node string) []*corev1.Pod {
-	// The index exists: indexPods added it.
-	found, _ := pods.ByIndex(podsOnNode, node)
-	return found
-}
 
 // nodeCondition returns the condition of a type, or nil.
 func nodeCondition(node *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {

@@ -26,7 +26,7 @@ var TaintEviction = controller.Definition{
 			setup: s, pods: client.InformerFor[*corev1.Pod](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
 			scheduled: map[controller.Key]scheduledEviction{},
 		}
-		if err := indexPods(c.pods); err != nil {
+		if err := controller.IndexPodsByNode(c.pods); err != nil {
 			return nil, err
 		}
 		bound := func(pod *corev1.Pod) {
@@ -43,7 +43,7 @@ var TaintEviction = controller.Definition{
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
 		tainted := func(node *corev1.Node) {
-			for _, pod := range podsOfNode(c.pods, node.Name) {
+			for _, pod := range controller.PodsOnNode(c.pods, node.Name) {
 				s.Enqueue(controller.KeyOf(pod))
 			}
 		}

@@ -22,8 +22,6 @@ import (
 )
 
 const (
-	// podsOnNode is the index of pods by node.
-	podsOnNode = "node"
 	// managedAttachAnnotation is set by kubelets whose volumes are attached by this controller.
 	managedAttachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
 	// DefaultMaxUnmountWait is the time an unreachable node may keep a volume attached that no pod on it uses.
@@ -72,8 +70,8 @@ func nodeKey(name string) []controller.Key {
 }
 
 func (c *attachDetach) watch(s *controller.Setup) error {
-	if err := c.pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
-		return fmt.Errorf("index pods by node: %w", err)
+	if err := controller.IndexPodsByNode(c.pods); err != nil {
+		return err
 	}
 	if err := indexPods(c.pods); err != nil {
 		return err
@@ -154,9 +152,7 @@ type neededVolume struct {
 func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 	v := attachView{name: key.Name, needed: map[string]neededVolume{}, volumes: map[string]*corev1.PersistentVolume{}, users: map[string][]string{}, maxUnmountWait: c.maxUnmountWait, now: time.Now()}
 	v.node, _ = c.nodes.Get("", key.Name)
-	// The index exists: watch added it.
-	pods, _ := c.pods.ByIndex(podsOnNode, key.Name)
-	for _, pod := range pods {
+	for _, pod := range controller.PodsOnNode(c.pods, key.Name) {
 		if isPodTerminated(pod) {
 			continue
 		}

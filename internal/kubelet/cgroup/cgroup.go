@@ -11,9 +11,11 @@ package cgroup
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -84,7 +86,7 @@ func New(s Settings) (*Groups, error) {
 		s.CPUPeriod = 100 * time.Millisecond
 	}
 	s.Root = filepath.Join("/", s.Root)
-	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: hugePageSizes()}
+	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: HugePageSizes()}
 	if err := g.findHierarchies(); err != nil {
 		return nil, fmt.Errorf("find cgroup hierarchies: %w", err)
 	}
@@ -212,11 +214,7 @@ func (g *Groups) Path(pod *corev1.Pod) string {
 
 // podCgroup is the path of a pod's cgroup below Root.
 func podCgroup(pod *corev1.Pod) string {
-	class := pod.Status.QOSClass
-	if class == "" {
-		class = podspec.QOSClass(pod)
-	}
-	return filepath.Join(qosCgroups[class], podPrefix+string(pod.UID))
+	return filepath.Join(qosCgroups[podspec.QOSClass(pod)], podPrefix+string(pod.UID))
 }
 
 // Ensure creates a pod's cgroup if it does not exist, and returns its path.
@@ -254,8 +252,28 @@ func (g *Groups) Grow(pod *corev1.Pod) error {
 // Update sets the limits of a pod's cgroup to those of the pod.
 func (g *Groups) Update(pod *corev1.Pod) error { return g.apply(podCgroup(pod), g.podLimits(pod)) }
 
-// UpdateClasses sets the weight of the burstable QoS class to the sum of its pods' CPU requests. pods are all active pods.
-func (g *Groups) UpdateClasses(pods []*corev1.Pod) error {
+// classUpdateInterval is the time between two updates of the weight of the burstable QoS class.
+const classUpdateInterval = 10 * time.Second
+
+// RunClasses keeps the weight of the burstable QoS class at the sum of its pods' CPU requests until ctx is done. pods returns all active
+// pods.
+func (g *Groups) RunClasses(ctx context.Context, pods func() []*corev1.Pod, log *slog.Logger) error {
+	ticker := time.NewTicker(classUpdateInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		if err := g.updateClasses(pods()); err != nil {
+			log.Warn("failed to set the CPU weight of burstable pods", "error", err)
+		}
+	}
+}
+
+// updateClasses sets the weight of the burstable QoS class to the sum of its pods' CPU requests. pods are all active pods.
+func (g *Groups) updateClasses(pods []*corev1.Pod) error {
 	var milli int64
 	for _, pod := range pods {
 		if podCgroup(pod) == filepath.Join(qosCgroups[corev1.PodQOSBurstable], podPrefix+string(pod.UID)) {
@@ -263,7 +281,7 @@ func (g *Groups) UpdateClasses(pods []*corev1.Pod) error {
 			milli += requests.Cpu().MilliValue()
 		}
 	}
-	shares := sharesOf(milli)
+	shares := uint64(SharesOf(milli))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if shares == g.burstableShares {

@@ -1,14 +1,19 @@
 package cgroup
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -131,6 +136,35 @@ func TestHugePages(t *testing.T) {
 	}
 }
 
+func TestHugePageName(t *testing.T) {
+	for bytes, want := range map[int64]string{2 << 20: "2MB", 1 << 30: "1GB", 64 << 10: "64KB", 100: "100B"} {
+		if got := HugePageName(bytes); got != want {
+			t.Errorf("%d: %s", bytes, got)
+		}
+	}
+}
+
+func TestShares(t *testing.T) {
+	for milliCPU, want := range map[int64]int64{0: 2, 1: 2, 2: 2, 3: 3, 100: 102, 1000: 1024, 1500: 1536, 256_000: 262_144, 1_000_000: 262_144} {
+		if got := SharesOf(milliCPU); got != want {
+			t.Errorf("%dm: %d shares, not %d", milliCPU, got, want)
+		}
+	}
+	for _, milliCPU := range []int64{2, 3, 100, 999, 1000, 1500, 256_000} {
+		if got := MilliCPUOf(SharesOf(milliCPU)); got != milliCPU {
+			t.Errorf("%dm comes back as %dm", milliCPU, got)
+		}
+	}
+}
+
+func TestQuota(t *testing.T) {
+	for milliCPU, want := range map[int64]int64{0: 0, 1: 1000, 10: 1000, 11: 1100, 1000: 100_000, 2500: 250_000} {
+		if got := QuotaOf(milliCPU, 100_000); got != want {
+			t.Errorf("%dm: %d µs, not %d", milliCPU, got, want)
+		}
+	}
+}
+
 func TestNodeLimits(t *testing.T) {
 	l := NodeLimits(list("cpu=3500m memory=1Gi pid=1000"))
 	if *l.Shares != 3584 || *l.Memory != 1<<30 || *l.Pids != 1000 || l.Quota != nil {
@@ -227,7 +261,7 @@ func TestVersion2(t *testing.T) {
 	if err != nil || parent != "/node-a/kubepods/burstable/pod1-2" {
 		t.Fatalf("%s, %v", parent, err)
 	}
-	if err := g.UpdateClasses([]*corev1.Pod{pod, podOf("3", ctr("cpu=500m", "")), podOf("4", ctr("", ""))}); err != nil {
+	if err := g.updateClasses([]*corev1.Pod{pod, podOf("3", ctr("cpu=500m", "")), podOf("4", ctr("", ""))}); err != nil {
 		t.Fatal(err)
 	}
 	read := func(path string) string {
@@ -295,6 +329,54 @@ func TestVersion2(t *testing.T) {
 	if _, err := g.PodStats("none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestRunClasses follows the pods, also after a write has failed.
+func TestRunClasses(t *testing.T) {
+	g := standIn(t, "cpu memory pids")
+	if err := g.Setup(list("cpu=4 memory=8Gi")); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var pods atomic.Pointer[[]*corev1.Pod]
+		pods.Store(&[]*corev1.Pod{})
+		var failing atomic.Bool
+		write := g.write
+		g.write = func(path, value string) error {
+			if failing.Load() {
+				return errors.New("device or resource busy")
+			}
+			return write(path, value)
+		}
+		var logged bytes.Buffer
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			done <- g.RunClasses(ctx, func() []*corev1.Pod { return *pods.Load() }, slog.New(slog.NewTextHandler(&logged, nil)))
+		}()
+		weight := func() string {
+			time.Sleep(classUpdateInterval)
+			synctest.Wait()
+			text, _ := os.ReadFile(filepath.Join(g.hierarchies["cpu"], "node-a/kubepods/burstable/cpu.weight"))
+			return string(text)
+		}
+		if got := weight(); got != "1" {
+			t.Errorf("without pods: %q", got)
+		}
+		pods.Store(&[]*corev1.Pod{podOf("1", ctr("cpu=500m", "")), podOf("2", ctr("cpu=500m", "")), podOf("3", ctr("", ""))})
+		failing.Store(true)
+		if got := weight(); got != "1" || strings.Count(logged.String(), "failed to set the CPU weight of burstable pods") != 1 {
+			t.Errorf("after a failed write: %q, %s", got, logged.String())
+		}
+		failing.Store(false)
+		if got := weight(); got != "39" {
+			t.Errorf("with pods: %q", got)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestMissingControllers(t *testing.T) {

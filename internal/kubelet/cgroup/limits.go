@@ -40,17 +40,20 @@ type Limits struct {
 	HugePages map[int64]int64
 }
 
-// sharesOf converts a CPU request to cpu.shares.
-func sharesOf(milli int64) uint64 {
-	return uint64(min(max(milli*sharesPerCPU/1000, minShares), maxShares))
+// SharesOf converts a CPU request to cpu.shares.
+func SharesOf(milliCPU int64) int64 {
+	return min(max(milliCPU*sharesPerCPU/1000, minShares), maxShares)
 }
 
-// quotaOf converts a CPU limit to the CFS quota in microseconds.
-func quotaOf(milli, period int64) int64 {
-	if milli == 0 {
+// MilliCPUOf converts cpu.shares to the CPU request, rounded up.
+func MilliCPUOf(shares int64) int64 { return (shares*1000 + sharesPerCPU - 1) / sharesPerCPU }
+
+// QuotaOf converts a CPU limit to the CFS quota for each period, both in microseconds; 0 means unlimited.
+func QuotaOf(milliCPU, period int64) int64 {
+	if milliCPU == 0 {
 		return 0
 	}
-	return max(milli*period/1000, minQuota)
+	return max(milliCPU*period/1000, minQuota)
 }
 
 // weightOf converts cpu.shares to cpu.weight.
@@ -90,13 +93,13 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 		l.Pids = &s.PodPids
 	}
 	unlimited := int64(Unlimited)
-	l.Shares, l.Quota, l.Memory = new(sharesOf(requests.Cpu().MilliValue())), &unlimited, &unlimited
-	if podspec.QOSClass(pod) == corev1.PodQOSBestEffort {
+	l.Shares, l.Quota, l.Memory = new(uint64(SharesOf(requests.Cpu().MilliValue()))), &unlimited, &unlimited
+	if podspec.ComputeQOSClass(pod) == corev1.PodQOSBestEffort {
 		l.Shares = new(uint64(minShares))
 		return l
 	}
 	if cpuLimited && !s.NoCPUQuota {
-		if quota := quotaOf(limits.Cpu().MilliValue(), l.Period); quota > 0 {
+		if quota := QuotaOf(limits.Cpu().MilliValue(), l.Period); quota > 0 {
 			l.Quota = &quota
 		}
 	}
@@ -112,7 +115,7 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 func NodeLimits(all corev1.ResourceList) Limits {
 	l := Limits{HugePages: hugePages(all)}
 	if cpu, ok := all[corev1.ResourceCPU]; ok {
-		l.Shares = new(sharesOf(cpu.MilliValue()))
+		l.Shares = new(uint64(SharesOf(cpu.MilliValue())))
 	}
 	if memory, ok := all[corev1.ResourceMemory]; ok {
 		l.Memory = new(memory.Value())
@@ -184,7 +187,7 @@ func (l Limits) settings(version int) []setting {
 		}
 	}
 	for _, size := range slices.Sorted(maps.Keys(l.HugePages)) {
-		for _, file := range []string{"hugetlb." + pageName(size), "hugetlb." + pageName(size) + ".rsvd"} {
+		for _, file := range []string{"hugetlb." + HugePageName(size), "hugetlb." + HugePageName(size) + ".rsvd"} {
 			name := file + ".limit_in_bytes"
 			if version == 2 {
 				name = file + ".max"
@@ -195,8 +198,8 @@ func (l Limits) settings(version int) []setting {
 	return all
 }
 
-// pageName is the kernel's name of a page size: 2097152 is "2MB".
-func pageName(bytes int64) string {
+// HugePageName is the kernel's name of a page size in bytes: 2097152 is "2MB".
+func HugePageName(bytes int64) string {
 	units := []string{"B", "KB", "MB", "GB", "TB", "PB"}
 	unit := 0
 	for ; bytes > 0 && bytes%1024 == 0 && unit < len(units)-1; unit++ {
@@ -205,8 +208,8 @@ func pageName(bytes int64) string {
 	return fmt.Sprintf("%d%s", bytes, units[unit])
 }
 
-// hugePageSizes are the huge page sizes of the host.
-func hugePageSizes() []int64 {
+// HugePageSizes are the huge page sizes of the host in bytes.
+func HugePageSizes() []int64 {
 	dirs, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
 	if err != nil {
 		return nil

@@ -331,11 +331,6 @@ func TestHugePageLimits(t *testing.T) {
 	if len(got) != 3 || got[0].Limit != 4<<20 || got[1].Limit != 1<<30 || got[2].Limit != 0 {
 		t.Error(got)
 	}
-	for bytes, want := range map[int64]string{2 << 20: "2MB", 1 << 30: "1GB", 64 << 10: "64KB", 100: "100B"} {
-		if got := HugePageSize(bytes); got != want {
-			t.Errorf("%d: %s", bytes, got)
-		}
-	}
 }
 
 // TestSidecarOOMScore kills a sidecar no sooner than the containers it serves.

@@ -2,18 +2,22 @@ package cri
 
 import (
 	"bufio"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/kubelet/cgroup"
 )
 
 // DetectHost reads the host's properties. The kubelet's settings in Host get upstream's defaults.
 func DetectHost(seccompRoot string) Host {
-	h := Host{SeccompRoot: seccompRoot, CPUQuota: true, CPUPeriod: 100_000, MaskedPaths: maskedPaths(), HugePageSizes: hugePageSizes()}
+	h := Host{SeccompRoot: seccompRoot, CPUQuota: true, CPUPeriod: 100_000, MaskedPaths: maskedPaths()}
+	for _, size := range cgroup.HugePageSizes() {
+		h.HugePageSizes = append(h.HugePageSizes, cgroup.HugePageName(size))
+	}
 	h.MemoryCapacity, h.SwapCapacity = memory()
 	var fs unix.Statfs_t
 	h.CgroupV2 = unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
@@ -71,21 +75,6 @@ func memory() (total, swap int64) {
 		}
 	}
 	return total, swap
-}
-
-func hugePageSizes() []string {
-	dirs, err := os.ReadDir("/sys/kernel/mm/hugepages")
-	if err != nil {
-		return nil
-	}
-	var sizes []string
-	for _, dir := range dirs {
-		var kilobytes int64
-		if _, err := fmt.Sscanf(dir.Name(), "hugepages-%dkB", &kilobytes); err == nil {
-			sizes = append(sizes, HugePageSize(kilobytes*1024))
-		}
-	}
-	return sizes
 }
 
 // maskedPaths are paths that would reveal details of the host to a container, or let it affect the host.

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cgroup"
 )
 
 // State is the state of a container.
@@ -287,9 +289,6 @@ func newContainer(sandbox string, s *runtimeapi.ContainerStatus) *Container {
 	return c
 }
 
-// sharesPerCPU is the cpu.shares of one CPU.
-const sharesPerCPU = 1024
-
 // resources converts the runtime's limits to quantities.
 func resources(l *runtimeapi.LinuxContainerResources) Resources {
 	var r Resources
@@ -300,7 +299,7 @@ func resources(l *runtimeapi.LinuxContainerResources) Resources {
 		r.CPULimit = resource.NewMilliQuantity(l.CpuQuota*1000/l.CpuPeriod, resource.DecimalSI)
 	}
 	if l.CpuShares > 0 {
-		r.CPURequest = resource.NewMilliQuantity((l.CpuShares*1000+sharesPerCPU-1)/sharesPerCPU, resource.DecimalSI)
+		r.CPURequest = resource.NewMilliQuantity(cgroup.MilliCPUOf(l.CpuShares), resource.DecimalSI)
 	}
 	if l.MemoryLimitInBytes > 0 {
 		r.MemoryLimit = resource.NewQuantity(l.MemoryLimitInBytes, resource.BinarySI)

@@ -1,7 +1,6 @@
 package cri
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -11,6 +10,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/api/podspec"
+	"skiff/internal/api/scheduling"
+	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/podstate"
 )
 
 // Host has the properties of the host and the kubelet's settings that affect every configuration. DetectHost reads the host's.
@@ -42,27 +44,10 @@ type Host struct {
 // readonlyPaths are read-only in containers.
 var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
-// The kernel's bounds of cpu.shares and of the CFS quota.
-const (
-	minShares, maxShares = 2, 262144
-	minQuota             = 1000 // microseconds
-)
-
-// Shares converts an amount of CPU to cpu.shares.
-func Shares(milliCPU int64) int64 { return min(max(milliCPU*sharesPerCPU/1000, minShares), maxShares) }
-
-// Quota converts a CPU limit to the CFS quota in microseconds for each period; 0 means unlimited.
-func Quota(milliCPU, period int64) int64 {
-	if milliCPU == 0 {
-		return 0
-	}
-	return max(milliCPU*period/1000, minQuota)
-}
-
 func (h Host) limits(cpuRequest, cpuLimit, memory *resource.Quantity) *runtimeapi.LinuxContainerResources {
-	r := &runtimeapi.LinuxContainerResources{CpuShares: Shares(cpuRequest.MilliValue()), MemoryLimitInBytes: memory.Value()}
+	r := &runtimeapi.LinuxContainerResources{CpuShares: cgroup.SharesOf(cpuRequest.MilliValue()), MemoryLimitInBytes: memory.Value()}
 	if h.CPUQuota {
-		r.CpuPeriod, r.CpuQuota = h.CPUPeriod, Quota(cpuLimit.MilliValue(), h.CPUPeriod)
+		r.CpuPeriod, r.CpuQuota = h.CPUPeriod, cgroup.QuotaOf(cpuLimit.MilliValue(), h.CPUPeriod)
 	}
 	if h.CgroupV2 && !h.SingleProcessOOMKill {
 		r.Unified = map[string]string{"memory.oom.group": "1"}
@@ -123,7 +108,7 @@ func (h Host) limitSwap(r *runtimeapi.LinuxContainerResources, pod *corev1.Pod, 
 
 func (h Host) swap(pod *corev1.Pod, c *corev1.Container) int64 {
 	request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory()
-	if !h.LimitedSwap || isCritical(pod) || qosClass(pod) != corev1.PodQOSBurstable || request.Cmp(*limit) == 0 {
+	if !h.LimitedSwap || podstate.IsCritical(pod) || podspec.QOSClass(pod) != corev1.PodQOSBurstable || request.Cmp(*limit) == 0 {
 		return 0
 	}
 	if h.MemoryCapacity <= 0 || request.Value() > h.MemoryCapacity {
@@ -141,9 +126,9 @@ const (
 // oomScore is the oom_score_adj of a container: the smaller its memory request, the higher its score, and the sooner the kernel kills it
 // when the node is out of memory. The score of a sidecar is at most that of the regular container with the smallest request.
 func oomScore(pod *corev1.Pod, c *corev1.Container, capacity int64) int64 {
-	class := qosClass(pod)
+	class := podspec.QOSClass(pod)
 	switch {
-	case isCritical(pod) && pod.Spec.PriorityClassName == "system-node-critical", class == corev1.PodQOSGuaranteed:
+	case podstate.IsCritical(pod) && pod.Spec.PriorityClassName == scheduling.SystemNodeCritical, class == corev1.PodQOSGuaranteed:
 		return guaranteedOOMScore
 	case class == corev1.PodQOSBestEffort:
 		return bestEffortOOMScore
@@ -174,7 +159,7 @@ func hugePageLimits(pod *corev1.Pod, c *corev1.Container, sizes []string) []*run
 		for name, amount := range limits {
 			text, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
 			if size, err := resource.ParseQuantity(text); ok && err == nil {
-				wanted[HugePageSize(size.Value())] = uint64(amount.Value())
+				wanted[cgroup.HugePageName(size.Value())] = uint64(amount.Value())
 			}
 		}
 	}
@@ -187,32 +172,4 @@ func hugePageLimits(pod *corev1.Pod, c *corev1.Container, sizes []string) []*run
 		limits = append(limits, &runtimeapi.HugepageLimit{PageSize: size, Limit: wanted[size]})
 	}
 	return limits
-}
-
-// HugePageSize is the kernel's name of a page size in bytes: 2097152 is "2MB".
-func HugePageSize(bytes int64) string {
-	units := []string{"B", "KB", "MB", "GB", "TB", "PB"}
-	unit := 0
-	for bytes > 0 && bytes%1024 == 0 && unit < len(units)-1 {
-		bytes /= 1024
-		unit++
-	}
-	return fmt.Sprintf("%d%s", bytes, units[unit])
-}
-
-func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
-	if pod.Status.QOSClass != "" {
-		return pod.Status.QOSClass
-	}
-	return podspec.QOSClass(pod)
-}
-
-// systemCritical is the lowest priority of system-critical pods.
-const systemCritical = 2_000_000_000
-
-// isCritical reports whether a pod is a static pod, a mirror pod or has a system-critical priority.
-func isCritical(pod *corev1.Pod) bool {
-	source, named := pod.Annotations["kubernetes.io/config.source"]
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return named && source != "api" || mirror || pod.Spec.Priority != nil && *pod.Spec.Priority >= systemCritical
 }

@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,7 +23,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"skiff/internal/atomicfile"
@@ -233,13 +231,6 @@ func numaNodes(device *pluginapi.Device) (nodes []int64) {
 		nodes = append(nodes, node.ID)
 	}
 	return nodes
-}
-
-// isExtendedResource reports whether a plugin may use a resource name.
-func isExtendedResource(name string) bool {
-	native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
-	return !native && !strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix) &&
-		len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+name)) == 0
 }
 
 // checkpoint is the stored state, in upstream's format.

@@ -202,18 +202,6 @@ func TestPick(t *testing.T) {
 	}
 }
 
-func TestIsExtendedResource(t *testing.T) {
-	for name, want := range map[string]bool{
-		gpu: true, "a.b/c_d.e": true, "cpu": false, "memory": false, "kubernetes.io/gpu": false, "sub.kubernetes.io/gpu": false, "requests.example.com/gpu": false,
-		"example.com/": false, "/gpu": false, "example.com/a b": false, "": false,
-		"example.com/" + strings.Repeat("x", 63): true, "example.com/" + strings.Repeat("x", 64): false,
-	} {
-		if got := isExtendedResource(name); got != want {
-			t.Errorf("%q: %t, want %t", name, got, want)
-		}
-	}
-}
-
 func TestRunContainerOptions(t *testing.T) {
 	response := func(a *api.ContainerAllocateResponse) *allocation { return &allocation{response: a} }
 	got := runContainerOptions(map[string]*allocation{

@@ -13,7 +13,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"skiff/internal/resourcename"
 )
 
 // maxSocketPath is the maximum length of a socket's path.
@@ -87,7 +90,7 @@ func (r *registration) Register(ctx context.Context, request *pluginapi.Register
 	if !slices.Contains(pluginapi.SupportedVersions[:], request.Version) {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", request.Version, pluginapi.SupportedVersions)
 	}
-	if !isExtendedResource(name) {
+	if !resourcename.IsExtended(corev1.ResourceName(name)) {
 		return nil, fmt.Errorf("the ResourceName %q is invalid", name)
 	}
 	p, err := connect(ctx, filepath.Join(r.devices.Dir, filepath.Base(request.Endpoint)))

@@ -14,7 +14,9 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
+	"skiff/internal/api/podspec"
 	"skiff/internal/container"
+	"skiff/internal/podstate"
 )
 
 // Reason is the reason in the status of evicted pods.
@@ -63,8 +65,6 @@ type Config struct {
 	PressureTransitionPeriod time.Duration
 	// MaxPodGracePeriodSeconds bounds the grace period of pods evicted for a soft threshold.
 	MaxPodGracePeriodSeconds int64
-	// IsCritical reports whether a pod is exempt from eviction.
-	IsCritical func(*corev1.Pod) bool
 }
 
 // State is carried from one decision to the next.
@@ -125,7 +125,7 @@ func Decide(c Config, s State, u Usage, pods []*corev1.Pod, now time.Time) (Stat
 			next.Met = append(next.Met, t)
 		}
 	}
-	decision := Decision{OverLimit: overLimit(c, u, pods)}
+	decision := Decision{OverLimit: overLimit(u, pods)}
 	for condition, at := range next.LastObserved {
 		if now.Sub(at) < c.PressureTransitionPeriod || at.Equal(now) {
 			decision.Conditions = append(decision.Conditions, condition)
@@ -180,7 +180,7 @@ func reclaimable(s Signal, u Usage) (containers, images bool) {
 func candidates(c Config, t Threshold, met []Threshold, u Usage, pods []*corev1.Pod) []Eviction {
 	var all []Eviction
 	for _, pod := range ranked(t.Signal, u, pods) {
-		if c.IsCritical != nil && c.IsCritical(pod) {
+		if podstate.IsCritical(pod) {
 			continue
 		}
 		grace := int64(immediateGraceSeconds)
@@ -314,10 +314,10 @@ func message(resourceName corev1.ResourceName, pod *corev1.Pod, met []Threshold,
 }
 
 // overLimit returns the pods that exceed a disk limit.
-func overLimit(c Config, u Usage, pods []*corev1.Pod) (all []Eviction) {
+func overLimit(u Usage, pods []*corev1.Pod) (all []Eviction) {
 	for _, pod := range pods {
 		usage, ok := u.Pods[pod.UID]
-		if !ok || c.IsCritical != nil && c.IsCritical(pod) {
+		if !ok || podstate.IsCritical(pod) {
 			continue
 		}
 		if limit, why := usage.exceeded(pod, u.DedicatedImageFs); why != "" {
@@ -392,13 +392,13 @@ func (e Eviction) Condition(now time.Time) *corev1.PodCondition {
 
 // Admits decides whether a node with these pressure conditions admits a pod, and says why not. Under memory pressure
 // alone it admits pods that are not BestEffort and pods that tolerate the taint. Critical pods are always admitted.
-func Admits(conditions []corev1.NodeConditionType, pod *corev1.Pod, class corev1.PodQOSClass, critical bool) (ok bool, why string) {
-	if len(conditions) == 0 || critical {
+func Admits(conditions []corev1.NodeConditionType, pod *corev1.Pod) (ok bool, why string) {
+	if len(conditions) == 0 || podstate.IsCritical(pod) {
 		return true, ""
 	}
 	if len(conditions) == 1 && conditions[0] == corev1.NodeMemoryPressure {
 		taint := corev1.Taint{Key: corev1.TaintNodeMemoryPressure, Effect: corev1.TaintEffectNoSchedule}
-		if class != corev1.PodQOSBestEffort || slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
+		if podspec.ComputeQOSClass(pod) != corev1.PodQOSBestEffort || slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) }) {
 			return true, ""
 		}
 	}

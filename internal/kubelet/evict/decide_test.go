@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/podstate"
 )
 
 var start = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
@@ -255,8 +257,7 @@ func TestReclaimBeforeEviction(t *testing.T) {
 }
 
 func TestOverLimit(t *testing.T) {
-	critical := pod("critical", "", "", emptyDir("v", "1Mi", ""))
-	c := Config{IsCritical: func(p *corev1.Pod) bool { return p == critical }}
+	critical := pod("critical", "", "", emptyDir("v", "1Mi", ""), priority(podstate.SystemCriticalPriority))
 	logs := func(b int64) PodUsage {
 		return PodUsage{Containers: []ContainerUsage{{Name: "c", Logs: Disk{Bytes: b}, Rootfs: Disk{Bytes: 10 * mebi}}}, Disk: Disk{Bytes: b}}
 	}
@@ -278,7 +279,7 @@ func TestOverLimit(t *testing.T) {
 	}
 	for name, test := range tests {
 		u := Usage{Pods: map[types.UID]PodUsage{test.pod.UID: test.usage}, DedicatedImageFs: test.separate}
-		_, d := Decide(c, State{}, u, []*corev1.Pod{test.pod}, start)
+		_, d := Decide(Config{}, State{}, u, []*corev1.Pod{test.pod}, start)
 		got := ""
 		if len(d.OverLimit) > 0 {
 			got = d.OverLimit[0].Message
@@ -293,8 +294,8 @@ func TestOverLimit(t *testing.T) {
 }
 
 func TestCriticalPodsAreNotEvicted(t *testing.T) {
-	c := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, nil, nil, nil), IsCritical: func(p *corev1.Pod) bool { return p.Name == "etcd" }}
-	_, d := Decide(c, State{}, memoryLeft(1), []*corev1.Pod{pod("etcd", "", ""), pod("p", "memory=1Gi", "")}, start)
+	c := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, nil, nil, nil)}
+	_, d := Decide(c, State{}, memoryLeft(1), []*corev1.Pod{pod("etcd", "", "", priority(podstate.SystemCriticalPriority)), pod("p", "memory=1Gi", "")}, start)
 	if len(d.Candidates) != 1 || d.Candidates[0].Pod.Name != "p" {
 		t.Errorf("%+v", d.Candidates)
 	}
@@ -360,25 +361,24 @@ func TestAdmits(t *testing.T) {
 	other := func(p *corev1.Pod) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists}}
 	}
+	const guaranteed = "cpu=1 memory=1Gi"
 	tests := map[string]struct {
 		conditions []corev1.NodeConditionType
 		pod        *corev1.Pod
-		class      corev1.PodQOSClass
-		critical   bool
 		want       string
 	}{
-		"all is well":                        {nil, pod("p", "", ""), corev1.PodQOSBestEffort, false, ""},
-		"short of memory, without resources": {memory, pod("p", "", ""), corev1.PodQOSBestEffort, false, "The node had condition: [MemoryPressure]. "},
-		"short of memory, with resources":    {memory, pod("p", "", ""), corev1.PodQOSBurstable, false, ""},
-		"short of memory, tolerated":         {memory, pod("p", "", "", tolerant), corev1.PodQOSBestEffort, false, ""},
-		"short of memory, all tolerated":     {memory, pod("p", "", "", everything), corev1.PodQOSBestEffort, false, ""},
-		"short of memory, other tolerated":   {memory, pod("p", "", "", other), corev1.PodQOSBestEffort, false, "The node had condition: [MemoryPressure]. "},
-		"short of disk":                      {disk, pod("p", "", "", everything), corev1.PodQOSGuaranteed, false, "The node had condition: [DiskPressure]. "},
-		"short of both":                      {slices.Concat(disk, memory), pod("p", "", ""), corev1.PodQOSGuaranteed, false, "The node had condition: [DiskPressure MemoryPressure]. "},
-		"critical":                           {disk, pod("p", "", ""), corev1.PodQOSBestEffort, true, ""},
+		"all is well":                        {nil, pod("p", "", ""), ""},
+		"short of memory, without resources": {memory, pod("p", "", ""), "The node had condition: [MemoryPressure]. "},
+		"short of memory, with resources":    {memory, pod("p", "cpu=1", ""), ""},
+		"short of memory, tolerated":         {memory, pod("p", "", "", tolerant), ""},
+		"short of memory, all tolerated":     {memory, pod("p", "", "", everything), ""},
+		"short of memory, other tolerated":   {memory, pod("p", "", "", other), "The node had condition: [MemoryPressure]. "},
+		"short of disk":                      {disk, pod("p", guaranteed, guaranteed, everything), "The node had condition: [DiskPressure]. "},
+		"short of both":                      {slices.Concat(disk, memory), pod("p", guaranteed, guaranteed), "The node had condition: [DiskPressure MemoryPressure]. "},
+		"critical":                           {disk, pod("p", "", "", priority(podstate.SystemCriticalPriority)), ""},
 	}
 	for name, test := range tests {
-		if ok, why := Admits(test.conditions, test.pod, test.class, test.critical); why != test.want || ok != (test.want == "") {
+		if ok, why := Admits(test.conditions, test.pod); why != test.want || ok != (test.want == "") {
 			t.Errorf("%s: %v %q", name, ok, why)
 		}
 	}

@@ -35,6 +35,8 @@ const (
 	// diskUsageInterval is how often the disk usage of pods is measured while no threshold is met. Measuring walks their
 	// files.
 	diskUsageInterval = time.Minute
+	// prepareInterval is how soon a source that is not ready is prepared again.
+	prepareInterval = time.Second
 )
 
 // Actor carries out decisions.
@@ -54,6 +56,8 @@ type Actor interface {
 // Source measures the usage of the node and of the given pods. Disk usage is only measured for pods that disks accepts;
 // nil accepts all.
 type Source interface {
+	// Prepare makes the source ready. It is called before Usage, until it returns no error.
+	Prepare(ctx context.Context) error
 	Usage(ctx context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error)
 }
 
@@ -99,8 +103,15 @@ func (e *Evictor) Conditions() []corev1.NodeConditionType {
 	return e.conditions
 }
 
-// Run checks the thresholds until ctx is done.
+// Run checks the thresholds until ctx is done. It begins when the source is ready.
 func (e *Evictor) Run(ctx context.Context) error {
+	for e.Source.Prepare(ctx) != nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(prepareInterval):
+		}
+	}
 	for {
 		evicted, err := e.check(ctx)
 		if err != nil && ctx.Err() == nil {

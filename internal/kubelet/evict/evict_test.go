@@ -2,7 +2,9 @@ package evict
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
 )
 
@@ -30,6 +33,17 @@ type fakeNode struct {
 	why      []string
 	disks    map[types.UID]PodUsage
 	measured []string // pods whose use was asked for, with a * where that is of disks too
+	unready  int      // how many times Prepare still fails
+}
+
+func (p *fakeNode) Prepare(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unready > 0 {
+		p.unready--
+		return errors.New("not ready")
+	}
+	return nil
 }
 
 func (n *fakeNode) do(what string) {
@@ -225,6 +239,78 @@ func TestEvictor(t *testing.T) {
 	}
 }
 
+// Nothing is measured before the source is ready.
+func TestRunWaitsForTheSource(t *testing.T) {
+	config := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "10%"}, nil, nil, nil)}
+	newNode := func() *fakeNode {
+		return &fakeNode{
+			pods: []*corev1.Pod{pod("a", "", "")}, signal: map[Signal]Observation{MemoryAvailable: {1, 1000}}, unready: 3,
+			after: func(p *fakeNode, _ string) { p.signal[MemoryAvailable] = Observation{900, 1000} },
+		}
+	}
+	if actions, conditions := runEvictor(t, newNode(), config, 2500*time.Millisecond); len(actions) != 0 || len(conditions) != 0 {
+		t.Errorf("before it is ready: %v, %v", actions, conditions)
+	}
+	if actions, conditions := runEvictor(t, newNode(), config, 3500*time.Millisecond); len(actions) != 2 || len(conditions) != 1 {
+		t.Errorf("when it is ready: %v, %v", actions, conditions)
+	}
+}
+
+// fakeRuntime and fakeCgroups are what an Observer reads from.
+type fakeRuntime struct {
+	filesystem string
+	err        error
+	stats      []cri.ContainerStats
+	listed     int
+}
+
+func (r *fakeRuntime) ImageFilesystem(context.Context) (string, error) { return r.filesystem, r.err }
+
+func (r *fakeRuntime) ListContainerStats(context.Context) ([]cri.ContainerStats, error) {
+	r.listed++
+	return r.stats, nil
+}
+
+type fakeCgroups struct {
+	node, pods cgroup.Stats
+	byPod      map[types.UID]cgroup.Stats
+	byID       map[string]cgroup.Stats
+}
+
+func (g *fakeCgroups) NodeStats() (cgroup.Stats, error) { return g.node, nil }
+
+func (g *fakeCgroups) PodsStats() (cgroup.Stats, error) { return g.pods, nil }
+
+func (g *fakeCgroups) PodStats(uid types.UID) (cgroup.Stats, error) {
+	if s, ok := g.byPod[uid]; ok {
+		return s, nil
+	}
+	return cgroup.Stats{}, fs.ErrNotExist
+}
+
+func (g *fakeCgroups) ContainerStats(_ types.UID, id string) (cgroup.Stats, error) {
+	if s, ok := g.byID[id]; ok {
+		return s, nil
+	}
+	return cgroup.Stats{}, fs.ErrNotExist
+}
+
+func TestPrepare(t *testing.T) {
+	for name, test := range map[string]struct {
+		runtime fakeRuntime
+		ready   bool
+	}{
+		"known":                  {fakeRuntime{filesystem: "/images"}, true},
+		"not known":              {fakeRuntime{}, false},
+		"the runtime has failed": {fakeRuntime{filesystem: "/images", err: errors.New("unavailable")}, false},
+	} {
+		o := &Observer{Root: "/root", Runtime: &test.runtime}
+		if err := o.Prepare(t.Context()); (err == nil) != test.ready || (o.imageDir == "/images") != test.ready {
+			t.Errorf("%s: %q, %v", name, o.imageDir, err)
+		}
+	}
+}
+
 func TestObserve(t *testing.T) {
 	dir := t.TempDir()
 	u, err := Observe(dir, dir)
@@ -266,6 +352,8 @@ func TestObserve(t *testing.T) {
 func TestObserver(t *testing.T) {
 	root := t.TempDir()
 	p := pod("p", "", "", emptyDir("v", "1Mi", ""), emptyDir("m", "1Mi", corev1.StorageMediumMemory))
+	p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "init", ContainerID: "containerd://ended"}}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", ContainerID: "containerd://running"}, {Name: "waiting"}}
 	for path, size := range map[string]int{
 		"pods/p/volumes/kubernetes.io~empty-dir/v/file": 200_000, "pods/p/volumes/kubernetes.io~empty-dir/m/file": 300_000, "logs/default_p_p/c/0.log": 50_000,
 	} {
@@ -277,30 +365,34 @@ func TestObserver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	listed := 0
-	o := &Observer{
-		Root: root, ImageDir: root,
-		Node:    func() (Memory, error) { return Memory{WorkingSet: 300, Limit: 1000}, nil },
-		AllPods: func() (Memory, error) { return Memory{WorkingSet: 200, Limit: 500}, nil },
-		Pod: func(pod *corev1.Pod) (PodUsage, bool) {
-			return PodUsage{Memory: 7, Processes: 2, Containers: []ContainerUsage{{Name: "c", Memory: 5}}}, pod.UID == "p"
-		},
-		Layers: func(context.Context) (map[types.UID]map[string]Disk, error) {
-			listed++
-			return WritableLayers([]cri.ContainerStats{{PodUID: "p", ContainerName: "c", WritableLayer: &cri.FilesystemUsage{UsedBytes: 1000, InodesUsed: 3}}}), nil
-		},
+	memory := func(workingSet, limit uint64) cgroup.Stats {
+		return cgroup.Stats{Memory: cgroup.MemoryStats{WorkingSet: workingSet, Limit: limit}, Processes: 2}
+	}
+	runtime := &fakeRuntime{
+		filesystem: root,
+		stats:      []cri.ContainerStats{{PodUID: "p", ContainerName: "c", WritableLayer: &cri.FilesystemUsage{UsedBytes: 1000, InodesUsed: 3}}},
+	}
+	o := &Observer{Root: root, Runtime: runtime, Cgroups: &fakeCgroups{
+		node: memory(300, 1000), pods: memory(200, 500),
+		byPod: map[types.UID]cgroup.Stats{"p": memory(7, 0)}, byID: map[string]cgroup.Stats{"running": memory(5, 0)},
+	}}
+	if err := o.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	u, err := o.Usage(t.Context(), []*corev1.Pod{p, pod("unknown", "", "")}, func(*corev1.Pod) bool { return false })
 	if err != nil || u.Signals[MemoryAvailable] != (Observation{700, 1000}) || u.Signals[AllocatableMemoryAvailable] != (Observation{300, 500}) ||
-		len(u.Pods) != 1 || u.Pods["p"].Disk.Bytes != 0 || listed != 0 {
+		len(u.Pods) != 1 || u.Pods["p"].Disk.Bytes != 0 || runtime.listed != 0 {
 		t.Errorf("%+v, %v", u, err)
 	}
-	if u, err = o.Usage(t.Context(), []*corev1.Pod{p}, nil); err != nil || listed != 1 {
-		t.Fatal(err)
+	if u, err = o.Usage(t.Context(), []*corev1.Pod{p}, nil); err != nil || runtime.listed != 1 {
+		t.Fatal(runtime.listed, err)
 	}
 	got := u.Pods["p"]
-	if got.Containers[0].Rootfs != (Disk{1000, 3}) || got.Containers[0].Logs.Bytes < 50_000 || got.Volumes["v"].Bytes < 200_000 || len(got.Volumes) != 1 ||
-		got.Disk != got.Containers[0].Rootfs.add(got.Containers[0].Logs).add(got.Volumes["v"]) || got.Memory != 7 {
+	if len(got.Containers) != 2 || got.Containers[0].Name != "init" || got.Containers[0].Memory != 0 || got.Containers[1].Name != "c" || got.Containers[1].Memory != 5 {
+		t.Fatalf("%+v", got.Containers)
+	}
+	if got.Processes != 2 || got.Containers[1].Rootfs != (Disk{1000, 3}) || got.Containers[1].Logs.Bytes < 50_000 || got.Volumes["v"].Bytes < 200_000 || len(got.Volumes) != 1 ||
+		got.Disk != got.Containers[1].Rootfs.add(got.Containers[1].Logs).add(got.Volumes["v"]) || got.Memory != 7 {
 		t.Errorf("%+v", got)
 	}
 }

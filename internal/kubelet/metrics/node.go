@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kubelet/cri"
-	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // Metrics computed by a scrape.
@@ -71,7 +71,7 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 		ephemeralContainers += len(pod.Spec.EphemeralContainers)
 	}
 	for _, pod := range active {
-		if status.Static(pod) {
+		if podstate.IsStatic(pod) {
 			mirrors++
 		}
 	}
@@ -80,7 +80,7 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 	for d, list := range map[*prometheus.Desc][]*corev1.Pod{desiredPods: pods, activePods: active} {
 		count := map[bool]int{}
 		for _, pod := range list {
-			count[status.Static(pod)]++
+			count[podstate.IsStatic(pod)]++
 		}
 		for _, static := range []bool{true, false} {
 			emit(d, float64(count[static]), staticLabel(static))

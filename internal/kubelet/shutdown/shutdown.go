@@ -23,6 +23,7 @@ import (
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/atomicfile"
+	"skiff/internal/podstate"
 )
 
 // The reasons and messages in the status of pods that were terminated or rejected because of a shutdown.
@@ -34,9 +35,6 @@ const (
 
 	eventReason = "NodeShutdown"
 )
-
-// systemCriticalPriority is the lowest priority of system-critical pods.
-const systemCriticalPriority = 2_000_000_000
 
 // Delays between attempts to reconnect to logind.
 const (
@@ -59,7 +57,7 @@ func Periods(c *kubeletconfig.KubeletConfiguration) []Period {
 	}
 	return []Period{
 		{Priority: 0, ShutdownGracePeriodSeconds: int64((all - critical) / time.Second)},
-		{Priority: systemCriticalPriority, ShutdownGracePeriodSeconds: int64(critical / time.Second)},
+		{Priority: podstate.SystemCriticalPriority, ShutdownGracePeriodSeconds: int64(critical / time.Second)},
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
+	"skiff/internal/podstate"
 	played "skiff/test/logind"
 )
 
@@ -45,12 +46,12 @@ func TestPeriods(t *testing.T) {
 		want   []Period
 	}{
 		{"nothing is asked for", kubeletconfig.KubeletConfiguration{}, nil},
-		{"the critical pods' time is part of the whole", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)}, periods(0, 20, systemCriticalPriority, 10)},
-		{"no time for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30)}, periods(0, 30, systemCriticalPriority, 0)},
-		{"all the time is for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(30)}, periods(0, 0, systemCriticalPriority, 30)},
+		{"the critical pods' time is part of the whole", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)}, periods(0, 20, podstate.SystemCriticalPriority, 10)},
+		{"no time for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30)}, periods(0, 30, podstate.SystemCriticalPriority, 0)},
+		{"all the time is for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(30)}, periods(0, 0, podstate.SystemCriticalPriority, 30)},
 		{"more for critical pods than there is", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(10), ShutdownGracePeriodCriticalPods: seconds(30)}, nil},
 		{"only for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriodCriticalPods: seconds(10)}, nil},
-		{"parts of seconds are cut off", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: metav1.Duration{Duration: 2500 * time.Millisecond}}, periods(0, 2, systemCriticalPriority, 0)},
+		{"parts of seconds are cut off", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: metav1.Duration{Duration: 2500 * time.Millisecond}}, periods(0, 2, podstate.SystemCriticalPriority, 0)},
 		{"by priority, sorted", kubeletconfig.KubeletConfiguration{ShutdownGracePeriodByPodPriority: periods(100, 3, -5, 1, 7, 2)}, periods(-5, 1, 7, 2, 100, 3)},
 		{"by priority goes before", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodByPodPriority: periods(1, 2)}, periods(1, 2)},
 	} {
@@ -70,8 +71,8 @@ func TestPeriods(t *testing.T) {
 }
 
 func TestGroupPods(t *testing.T) {
-	usual := periods(0, 20, systemCriticalPriority, 10)
-	fine := periods(-100, 1, 0, 2, 1000, 3, systemCriticalPriority, 4)
+	usual := periods(0, 20, podstate.SystemCriticalPriority, 10)
+	fine := periods(-100, 1, 0, 2, 1000, 3, podstate.SystemCriticalPriority, 4)
 	for _, row := range []struct {
 		name     string
 		periods  []Period
@@ -85,9 +86,9 @@ func TestGroupPods(t *testing.T) {
 		{"just above a period", fine, new(int32(1001)), 2},
 		{"below the lowest", fine, new(int32(-1000)), 0},
 		{"negative", fine, new(int32(-1)), 0},
-		{"just below critical", usual, new(int32(systemCriticalPriority - 1)), 0},
-		{"critical", usual, new(int32(systemCriticalPriority)), 1},
-		{"node critical", usual, new(int32(systemCriticalPriority + 1000)), 1},
+		{"just below critical", usual, new(int32(podstate.SystemCriticalPriority - 1)), 0},
+		{"critical", usual, new(int32(podstate.SystemCriticalPriority)), 1},
+		{"node critical", usual, new(int32(podstate.SystemCriticalPriority + 1000)), 1},
 		{"one period takes all above", periods(100, 5), new(int32(5000)), 0},
 		{"one period takes all below", periods(100, 5), new(int32(5)), 0},
 	} {
@@ -207,7 +208,7 @@ const (
 )
 
 func TestPodsTerminateBeforeShutdown(t *testing.T) {
-	m := start(t, time.Minute, periods(0, 20, systemCriticalPriority, 10), pod("system", new(int32(systemCriticalPriority)), 30), pod("a", nil, 5), pod("b", new(int32(7))))
+	m := start(t, time.Minute, periods(0, 20, podstate.SystemCriticalPriority, 10), pod("system", new(int32(podstate.SystemCriticalPriority)), 30), pod("a", nil, 5), pod("b", new(int32(7))))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
 	}
@@ -278,7 +279,7 @@ func TestShutdownCancelled(t *testing.T) {
 }
 
 func TestMaxDelayIsRaised(t *testing.T) {
-	m := start(t, 5*time.Second, periods(0, 20, systemCriticalPriority, 10))
+	m := start(t, 5*time.Second, periods(0, 20, podstate.SystemCriticalPriority, 10))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
 	}

@@ -4,6 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"skiff/internal/container"
+	"skiff/internal/podstate"
 )
 
 // tally counts the containers of a pod by state.
@@ -36,7 +37,7 @@ func phase(pod *corev1.Pod, status *corev1.PodStatus, ended, initialized bool) c
 	case t.running > 0 && t.unknown == 0:
 		return corev1.PodRunning
 	case t.running == 0 && t.stopped > 0 && t.unknown == 0:
-		finalTermination := t.stopped == t.stoppedForGood || ended && !Static(pod)
+		finalTermination := t.stopped == t.stoppedForGood || ended && !podstate.IsStatic(pod)
 		switch {
 		case !finalTermination:
 			return corev1.PodRunning // about to be restarted

@@ -56,12 +56,6 @@ type Observed struct {
 	Now               time.Time
 }
 
-// Static reports whether a pod is a static pod.
-func Static(pod *corev1.Pod) bool {
-	source := pod.Annotations["kubernetes.io/config.source"]
-	return source != "" && source != "api"
-}
-
 // Of computes the status of a pod. The pod's spec has the allocated resources.
 func Of(pod *corev1.Pod, s Observed) corev1.PodStatus {
 	b := &builder{pod: pod, Observed: s, restarting: allRestarting(pod, s.Runtime, s.Old)}

@@ -305,7 +305,7 @@ func final(pod *corev1.Pod, status *corev1.PodStatus) *corev1.PodStatus {
 			last.InitContainerStatuses[i].State = lost
 		}
 	}
-	if !Static(pod) && !podstate.IsPhaseTerminal(last.Phase) {
+	if !podstate.IsStatic(pod) && !podstate.IsPhaseTerminal(last.Phase) {
 		last.Phase = corev1.PodFailed
 	}
 	return last

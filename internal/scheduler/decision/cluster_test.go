@@ -70,7 +70,7 @@ func TestMovedVolumes(t *testing.T) {
 			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 0, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{"a": full},
 		},
-		"while there is room": {
+		"while there are free resources": {
 			objects: []metav1.Object{schedulertest.BoundClaim("claim", "one"), schedulertest.EbsVolume("one", "vol-1", ""), schedulertest.CSINodeWithLimit("a", schedulertest.EbsDriver, 1, "")},
 			pod:     schedulertest.TestPod("p", schedulertest.UsingClaim("claim")), want: map[string]string{},
 		},

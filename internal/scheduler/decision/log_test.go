@@ -121,7 +121,7 @@ func TestDecisionLog(t *testing.T) {
 		}
 	}
 	if log.Last("p9") != nil {
-		t.Error("the log knows more than it has room for")
+		t.Error("the log has more entries than its limit")
 	}
 	// The last of several decisions about a pod counts.
 	d, err := Schedule(s, snapshottest.PodInfo(t, schedulertest.TestPod("p500")), plugins.DefaultProfile())

@@ -24,7 +24,7 @@ func TestScratch(t *testing.T) {
 			t.Errorf("%d sums, want %d", len(got), n)
 		}
 		if got := s.NodeBuffer(n); len(got) != 0 || cap(got) < n {
-			t.Errorf("a list of %d with room for %d, want room for %d", len(got), cap(got), n)
+			t.Errorf("a list of %d with capacity %d, want %d", len(got), cap(got), n)
 		}
 		marks := s.FlagBuffer(n)
 		if len(marks) != n {

@@ -30,7 +30,7 @@ func TestFewNodes(t *testing.T) {
 			running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("b"), schedulertest.RequestingCPU("1"))}, pod: schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b"))), want: "b", rule: plugins.TaintTolerationName,
 		},
 		{
-			what: "the one with more room", nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")},
+			what: "the one with more free resources", nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")},
 			running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("1"))}, pod: schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b"))), want: "b", rule: plugins.NodeResourcesFitName,
 		},
 		{

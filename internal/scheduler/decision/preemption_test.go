@@ -23,7 +23,7 @@ import (
 	"skiff/internal/scheduler/snapshot/snapshottest"
 )
 
-// preemptCase is a cluster that has no room for a pod, and the way to make it.
+// preemptCase is a cluster that has no free resources for a pod, and the expected preemption.
 type preemptCase struct {
 	nodes   []*corev1.Node
 	running []*corev1.Pod // nominated ones among them, without a node
@@ -163,7 +163,7 @@ func TestPreempt(t *testing.T) {
 			running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2"), schedulertest.Priority(1)), schedulertest.TestPod("2", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2"), schedulertest.Priority(2))),
 			pod:     urgent(schedulertest.RequestingCPU("1")), node: "a", victims: []string{"2", "1"},
 		},
-		"a pod that asks for nothing needs nobody's room on a node that is too full": {
+		"a pod without requests needs no victims on an overcommitted node": {
 			nodes:   only(schedulertest.NodeHas(corev1.ResourcePods, "1")),
 			running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("9"), schedulertest.Priority(1))), pod: urgent(), node: "a", victims: []string{"1"},
 		},
@@ -278,16 +278,16 @@ func TestPreempt(t *testing.T) {
 			node: "a", victims: []string{"1"},
 		},
 
-		// Pods that wait for room on the node.
-		"room kept for a more important pod counts": {
+		// Pods nominated to the node.
+		"resources reserved for a pod of higher priority count": {
 			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")), schedulertest.TestPod("n", schedulertest.RequestingCPU("2"), schedulertest.Priority(20), schedulertest.NominatedTo("a"))), pod: urgent(schedulertest.RequestingCPU("3")),
 			message: "0/1 nodes are available: 1 Insufficient cpu.",
 		},
-		"room kept for an equal counts": {
+		"resources reserved for a pod of the same priority count": {
 			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")), schedulertest.TestPod("n", schedulertest.RequestingCPU("2"), schedulertest.Priority(10), schedulertest.NominatedTo("a"))), pod: urgent(schedulertest.RequestingCPU("3")),
 			message: "0/1 nodes are available: 1 Insufficient cpu.",
 		},
-		"room kept for a less important pod does not": {
+		"resources reserved for a pod of lower priority do not count": {
 			nodes: one, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")), schedulertest.TestPod("n", schedulertest.RequestingCPU("2"), schedulertest.Priority(9), schedulertest.NominatedTo("a"))), pod: urgent(schedulertest.RequestingCPU("3")),
 			node: "a", victims: []string{"1"},
 		},
@@ -380,7 +380,7 @@ func TestPreempt(t *testing.T) {
 			nodes: two, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.Started(10)), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Started(5))),
 			pod: urgent(schedulertest.RequestingCPU("4")), node: "b", victims: []string{"2"},
 		},
-		"a node with room for one victim more": {
+		"a node that fits one victim more": {
 			nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "5"))}, running: pods(schedulertest.TestPod("1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.Priority(2)), schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Priority(2)), schedulertest.TestPod("3", schedulertest.OnNode("b"), schedulertest.RequestingCPU("1"), schedulertest.Priority(1))),
 			pod: urgent(schedulertest.RequestingCPU("1")), node: "b", victims: []string{"3"},
 		},
@@ -820,12 +820,12 @@ func TestPreemptEqualsModel(t *testing.T) {
 		for _, p := range m.coming {
 			s.Nominate(snapshottest.PodInfo(t, p), p.UID, p.Status.NominatedNodeName)
 		}
-		room := slices.ContainsFunc(m.nodes, func(n *corev1.Node) bool { return m.fits(n, pod, m.on(n)) })
+		fits := slices.ContainsFunc(m.nodes, func(n *corev1.Node) bool { return m.fits(n, pod, m.on(n)) })
 		d, err := Schedule(s, snapshottest.PodInfo(t, pod), worldProfile)
-		if room != (err == nil) {
-			t.Fatalf("seed %d: there is room: %v; %v", seed, room, err)
+		if fits != (err == nil) {
+			t.Fatalf("seed %d: the pod fits: %v; %v", seed, fits, err)
 		}
-		if room {
+		if fits {
 			continue
 		}
 		needed++
@@ -879,7 +879,7 @@ func TestPreemptEqualsModel(t *testing.T) {
 		}
 	}
 	if needed < 250 || helped < 150 || broken < 10 {
-		t.Errorf("%d clusters had no room, %d were helped, %d budgets broken: too few to tell anything", needed, helped, broken)
+		t.Errorf("%d clusters had no free resources, %d were helped, %d budgets broken: too few to tell anything", needed, helped, broken)
 	}
 }
 

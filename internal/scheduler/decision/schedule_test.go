@@ -86,16 +86,16 @@ func TestSchedule(t *testing.T) {
 		"a nominated node among the pod's own is": {
 			append(two, schedulertest.TestNode("c")), nil, schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("b"), schedulertest.Named("c")), schedulertest.NominatedTo("c")), "c", 1, "a: NodeAffinity, b: NodeAffinity, c: fits", "",
 		},
-		"room kept for a more important pod": {two[:1], []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.Priority(5), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), "", 0, "a: NodeResourcesFit", "0/1 nodes are available: 1 Insufficient cpu."},
-		"room kept for an equal":             {two[:1], []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), "", 0, "a: NodeResourcesFit", "0/1 nodes are available: 1 Insufficient cpu."},
-		"room is not kept for a less important pod": {
+		"resources reserved for a pod of higher priority":   {two[:1], []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.Priority(5), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), "", 0, "a: NodeResourcesFit", "0/1 nodes are available: 1 Insufficient cpu."},
+		"resources reserved for a pod of the same priority": {two[:1], []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), "", 0, "a: NodeResourcesFit", "0/1 nodes are available: 1 Insufficient cpu."},
+		"resources are not reserved for a pod of lower priority": {
 			two[:1], []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.Priority(1)), "a", 1, "a: fits", "",
 		},
 		"nor against the pod itself": {two[:1], []*corev1.Pod{schedulertest.TestPod("p", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a")), "a", 1, "a: fits", ""},
-		"room kept on one node leaves the other": {
+		"resources reserved on one node leaves the other": {
 			two, []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), "b", 1, "a: NodeResourcesFit, b: fits", "",
 		},
-		"room kept on the nominated node of another": {
+		"resources reserved on the nominated node of another": {
 			two, []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.NominatedTo("a")), "b", 1, "a: NodeResourcesFit, b: fits", "",
 		},
 		"the port of one who comes is taken": {
@@ -107,7 +107,7 @@ func TestSchedule(t *testing.T) {
 		"an enemy who only comes is one": {
 			two, []*corev1.Pod{schedulertest.TestPod("n", green, schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.WithAntiAffinity(host, "color", "green")), "b", 1, "a: InterPodAffinity, b: fits", "",
 		},
-		"room kept counts for a pod of named nodes too": {
+		"resources reserved counts for a pod of named nodes too": {
 			two, []*corev1.Pod{schedulertest.TestPod("n", schedulertest.RequestingCPU("3"), schedulertest.NominatedTo("a"))}, schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.RequiresNodes(schedulertest.Named("a"))), "", 0, "a: NodeResourcesFit, b: NodeAffinity",
 			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't satisfy plugin(s) [NodeAffinity].",
 		},

@@ -336,13 +336,13 @@ func (o *obstacles) carryOut(t testing.TB, node string, steps []string) *obstacl
 		case what == "relax the pod anti-affinity":
 			done.pod.Spec.Affinity.PodAntiAffinity = nil
 		case strings.HasPrefix(what, "move the pods whose anti-affinity forbids this one"):
-			// They are made peaceful instead: if they went, there would be more room than was asked for.
+			// They are made peaceful instead: if they went, more resources would be free than are requested.
 			for i, p := range done.running {
 				done.running[i] = p.DeepCopy()
 				done.running[i].Spec.Affinity = nil
 			}
 		case strings.HasPrefix(what, "remove ") && strings.Contains(what, " from the node"):
-			// There is room for so many more instead: whoever goes takes more along than asked for.
+			// Allocatable pods are raised instead: removing pods would free more than is requested.
 			more := int64(1)
 			_, _ = fmt.Sscanf(what, "remove %d pods", &more)
 			held := n.Status.Allocatable[corev1.ResourcePods]
@@ -640,7 +640,7 @@ func TestMissingResources(t *testing.T) {
 		{"none of what the node does not have", nil, nil, []schedulertest.PodOption{schedulertest.Requesting(gpu, "0")}, "", 0},
 		{"nothing, where more is taken than there is", nil, []schedulertest.PodOption{schedulertest.RequestingCPU("9")}, nil, "", 0},
 		{"one pod too many", []schedulertest.NodeOption{schedulertest.NodeHas(corev1.ResourcePods, "1")}, []schedulertest.PodOption{}, nil, "remove a pod from the node, which can hold 1", 1},
-		{"room for one more pod", []schedulertest.NodeOption{schedulertest.NodeHas(corev1.ResourcePods, "2")}, []schedulertest.PodOption{}, nil, "", 0},
+		{"one more pod is allocatable", []schedulertest.NodeOption{schedulertest.NodeHas(corev1.ResourcePods, "2")}, []schedulertest.PodOption{}, nil, "", 0},
 		{"everything at once", []schedulertest.NodeOption{schedulertest.NodeHas(corev1.ResourcePods, "0")}, []schedulertest.PodOption{schedulertest.RequestingCPU("4")}, []schedulertest.PodOption{schedulertest.RequestingCPU("1"), schedulertest.RequestingMemory("64Gi"), schedulertest.Requesting(gpu, "1")},
 			"remove 2 pods from the node, which can hold 0; do not request cpu, or free as much: 4 of 4 are requested already; request 32Gi less memory, for the node has 32Gi in all; do not request example.com/gpu, of which the node has none", 4.5},
 	} {

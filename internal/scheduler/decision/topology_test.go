@@ -305,7 +305,7 @@ func TestSpreadLimitCheck(t *testing.T) {
 		node          int32
 		want          uint8
 	}{
-		{"room", []int32{1, 0}, 1, 2, 0, 0, 0}, {"just room", []int32{1, 0}, 1, 2, 0, 0, 0}, {"none", []int32{2, 0}, 1, 2, 0, 0, plugins.SpreadSkewExceeded}, {"room for who does not count", []int32{2, 0}, 0, 2, 0, 0, 0},
+		{"below the maximal skew", []int32{1, 0}, 1, 2, 0, 0, 0}, {"at the maximal skew", []int32{1, 0}, 1, 2, 0, 0, 0}, {"none", []int32{2, 0}, 1, 2, 0, 0, plugins.SpreadSkewExceeded}, {"a pod that is not counted", []int32{2, 0}, 0, 2, 0, 0, 0},
 		{"none for who does not count", []int32{3, 0}, 0, 2, 0, 0, plugins.SpreadSkewExceeded}, {"the fewest counts", []int32{5, 4}, 1, 2, 4, 0, 0}, {"the domain with fewest", []int32{5, 4}, 1, 1, 4, 1, 0},
 		{"no domain", []int32{5, 4}, 1, 9, 4, 2, plugins.SpreadLabelMissing}, {"a domain nobody ever came to", []int32{5, 4}, 1, 1, 0, 3, 0},
 		{"very large numbers", []int32{1<<31 - 1}, 1, 1<<31 - 1, 0, 0, plugins.SpreadSkewExceeded}, {"the largest skew", []int32{1<<31 - 2}, 1, 1<<31 - 1, 0, 0, 0},

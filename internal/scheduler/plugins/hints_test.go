@@ -56,7 +56,7 @@ func TestHints(t *testing.T) {
 		{NodeAffinityName, "a node that is not", schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd")), nodeAdded(schedulertest.TestNode("n")), false},
 		{NodeAffinityName, "the label that was missing", schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd")), nodeUpdated(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.NodeLabel("disk", "ssd"))), true},
 		{NodeAffinityName, "another label", schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd")), nodeUpdated(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.NodeLabel("disk", "hdd"))), false},
-		{NodeAffinityName, "room", schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd")), nodeUpdated(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
+		{NodeAffinityName, "more free resources", schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd")), nodeUpdated(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
 		{NodeAffinityName, "a pod that is gone", schedulertest.TestPod("p", schedulertest.Selecting("disk", "ssd")), podGone(schedulertest.TestPod("x", schedulertest.OnNode("n"))), false},
 
 		{TaintTolerationName, "a node without taints", schedulertest.TestPod("p"), nodeAdded(schedulertest.TestNode("n")), true},

@@ -369,7 +369,7 @@ func TestInterPodAffinityHints(t *testing.T) {
 		{"a node moved", wants, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("2"))), true},
 		{"a node lost the key", wants, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n")), false},
 		{"a node has another label", wants, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.NodeLabel("x", "y"))), false},
-		{"a node has room", wants, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
+		{"a node has more free resources", wants, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
 		{"any node came for who fears", fears, ruleNodeCame(schedulertest.TestNode("n")), true},
 		{"a node lost the key for who fears", fears, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n")), true},
 		{"a node lost the key, of no value, for who fears", fears, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("")), schedulertest.TestNode("n")), true},

@@ -415,7 +415,7 @@ func TestNodeAffinityHints(t *testing.T) {
 		{"the node's number is large enough now", pod, ruleNodeIs(schedulertest.TestNode("n", ssd, schedulertest.NodeLabel("n", "5")), schedulertest.TestNode("n", ssd, schedulertest.NodeLabel("n", "6"))), true},
 		{"the node was selected before, by the other term", pod, ruleNodeIs(schedulertest.TestNode("n", ssd), schedulertest.TestNode("n", ssd, schedulertest.NodeLabel("n", "6"))), false},
 		{"the node lost the label", pod, ruleNodeIs(schedulertest.TestNode("n", ssd), schedulertest.TestNode("n")), false},
-		{"the node has room", pod, ruleNodeIs(schedulertest.TestNode("n", ssd), schedulertest.TestNode("n", ssd, schedulertest.NodeHas(corev1.ResourceCPU, "8"))), false},
+		{"the node has more free resources", pod, ruleNodeIs(schedulertest.TestNode("n", ssd), schedulertest.TestNode("n", ssd, schedulertest.NodeHas(corev1.ResourceCPU, "8"))), false},
 		{"the node that is named came", byName, ruleNodeCame(schedulertest.TestNode("n")), true},
 		{"another node came", byName, ruleNodeCame(schedulertest.TestNode("m")), false},
 		{"the node that is named got a label", byName, ruleNodeIs(schedulertest.TestNode("n"), schedulertest.TestNode("n", ssd)), false},
@@ -668,7 +668,7 @@ func TestNodePortsHints(t *testing.T) {
 		{"a pod came", web, rulePodCame(schedulertest.TestPod("x", schedulertest.OnNode("n"), schedulertest.Port(80, "", corev1.ProtocolTCP))), false},
 		{"a pod has other labels", web, rulePodIs(schedulertest.TestPod("x", schedulertest.OnNode("n"), schedulertest.Port(80, "", corev1.ProtocolTCP)), schedulertest.TestPod("x", schedulertest.OnNode("n"), schedulertest.Labelled("a", "b"))), false},
 		{"a node came, whatever it is", web, ruleNodeCame(schedulertest.TestNode("n", schedulertest.Cordoned)), true},
-		{"a node has room", web, ruleNodeIs(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
+		{"a node has more free resources", web, ruleNodeIs(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
 	})
 }
 

@@ -81,8 +81,8 @@ func TestNodeResourcesFitCountsPods(t *testing.T) {
 		{"no place", "3", 3, "", "Too many pods"},
 		{"more than there should be", "3", 5, "", "Too many pods"},
 		{"a node for no pods", "0", 0, "", "Too many pods"},
-		{"no place and no room", "1", 1, "cpu=9", schedulertest.UnresolvablePrefix + "Too many pods, Insufficient cpu"},
-		{"no place and no room now", "1", 1, "cpu=4", "Too many pods, Insufficient cpu"},
+		{"too many pods and too little CPU", "1", 1, "cpu=9", schedulertest.UnresolvablePrefix + "Too many pods, Insufficient cpu"},
+		{"too many pods and too little CPU now", "1", 1, "cpu=4", "Too many pods, Insufficient cpu"},
 	} {
 		n := schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourcePods, test.pods))
 		s := snapshottest.New(t, []*corev1.Node{n})
@@ -508,7 +508,7 @@ func TestNodeResourcesFitHints(t *testing.T) {
 	})
 }
 
-// testNodeWith is the node with room for some pods only.
+// testNodeWith is the node with a limited number of pods.
 func testNodeWith(n *corev1.Node, pods string) *corev1.Node {
 	schedulertest.NodeHas(corev1.ResourcePods, pods)(n)
 	return n

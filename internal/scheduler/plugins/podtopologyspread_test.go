@@ -142,7 +142,7 @@ func TestPodTopologySpreadFilter(t *testing.T) {
 
 		{"as many domains as demanded", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(2))), refused("")},
 		{"fewer domains than demanded: the fewest is nothing", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(3))), refused("a b c")},
-		{"fewer domains than demanded, one has room", three, spreadPods("a"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(3))), refused("a b")},
+		{"fewer domains than demanded, one is below the maximal skew", three, spreadPods("a"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(3))), refused("a b")},
 		{"fewer domains than demanded, a larger skew", three, spreadPods("a c"), schedulertest.TestPod("p", x, schedulertest.Spread(schedulertest.SpreadZone, 2, schedulertest.SpreadHard, "app=x", schedulertest.SpreadMinDomains(9))), refused("")},
 		{"one domain demanded is as none", three, spreadPods("a c"), schedulertest.TestPod("p", x, onZones(schedulertest.SpreadMinDomains(1))), refused("")},
 		{"domains are those of nodes that count", []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("1")), schedulertest.TestNode("b", schedulertest.Zone("2")), schedulertest.TestNode("c", schedulertest.Zone("3"), schedulertest.Taint("k", "v", schedulertest.NoSchedule))}, spreadPods("a b"),
@@ -430,7 +430,7 @@ func TestPodTopologySpreadHints(t *testing.T) {
 		{"a node got a taint", pod, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.Taint("k", "v", schedulertest.NoSchedule))), true},
 		{"a node without the key got a taint", pod, ruleNodeIs(schedulertest.TestNode("n"), schedulertest.TestNode("n", schedulertest.Taint("k", "v", schedulertest.NoSchedule))), false},
 		{"a node was opened", pod, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.Cordoned), schedulertest.TestNode("n", schedulertest.Zone("1"))), false},
-		{"a node has room", pod, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
+		{"a node has more free resources", pod, ruleNodeIs(schedulertest.TestNode("n", schedulertest.Zone("1")), schedulertest.TestNode("n", schedulertest.Zone("1"), schedulertest.NodeHas(corev1.ResourceCPU, "9"))), false},
 		{"what cannot be read is tried: a pod", broken, rulePodCame(other(y)), true},
 		{"what cannot be read is tried: a node", broken, ruleNodeCame(schedulertest.TestNode("n")), true},
 		{"what cannot be read is tried: itself", broken, ruleItselfIs(schedulertest.TestPod("p", x), schedulertest.TestPod("p", y)), true},

@@ -74,7 +74,7 @@ func TestCounterFollows(t *testing.T) {
 		{"a pod comes to a node nobody knows", set(schedulertest.TestPod("two", schedulertest.OnNode("f"), x)), "1=3 5=0 total 3", "1=3 5=0 total 3", "1=3 total 3"},
 		{"the node becomes known", node(schedulertest.TestNode("f", schedulertest.Zone("5"))), "1=3 5=1 total 4", "1=3 5=1 total 4", "1=3 5=1 total 4"},
 		{"the node comes back, with its pods", node(schedulertest.TestNode("c", schedulertest.Zone("3"))), "1=3 3=2 5=1 total 6", "1=3 3=2 5=1 total 6", "1=3 3=2 5=1 total 6"},
-		{"a node has room", node(schedulertest.TestNode("c", schedulertest.Zone("3"), schedulertest.NodeHas(corev1.ResourceCPU, "9"))), "1=3 3=2 5=1 total 6", "1=3 3=2 5=1 total 6", "1=3 3=2 5=1 total 6"},
+		{"a node has more free resources", node(schedulertest.TestNode("c", schedulertest.Zone("3"), schedulertest.NodeHas(corev1.ResourceCPU, "9"))), "1=3 3=2 5=1 total 6", "1=3 3=2 5=1 total 6", "1=3 3=2 5=1 total 6"},
 	} {
 		step.do()
 		if a, b, c := counted(all), counted(staying), counted(onOpen); a != step.all || b != step.staying || c != step.onOpen {
