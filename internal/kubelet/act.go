@@ -67,6 +67,10 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 		}
 	}
 	if plan.NewSandbox {
+		if err := unpreparedClaim(pod); err != nil {
+			k.podEvent(pod, corev1.EventTypeWarning, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: %v", err)
+			return wrapped("prepare dynamic resources", err)
+		}
 		// Containers start in the next round, after the sandbox's addresses are in the pod's status.
 		return w.newSandbox(ctx, pod, config)
 	}
