@@ -34,11 +34,9 @@ func protectedFields() []asUser {
 			}
 		}
 		for i, ref := range []string{`{"name":"one","namespace":"default","parameterNotFoundAction":"Deny"}`, `{"name":"one","parameterNotFoundAction":"Deny"}`, `{"selector":{"matchLabels":{"a":"b"}},"parameterNotFoundAction":"Deny"}`} {
-			for _, policy := range []string{"policy", "absent"} {
-				calls = append(calls, asUser{user, "POST", admission + "/validatingadmissionpolicybindings?dryRun=All",
-					fmt.Sprintf(`{"metadata":{"name":"%s-%d"},"spec":{"policyName":%q,"paramRef":%s,"validationActions":["Deny"]}}`, user, i, policy, ref)},
-					asUser{user, "POST", admission + "/mutatingadmissionpolicybindings?dryRun=All", fmt.Sprintf(`{"metadata":{"name":"%s-%d"},"spec":{"policyName":%q,"paramRef":%s}}`, user, i, policy, ref)})
-			}
+			calls = append(calls, asUser{user, "POST", admission + "/validatingadmissionpolicybindings?dryRun=All",
+				fmt.Sprintf(`{"metadata":{"name":"%s-%d"},"spec":{"policyName":"absent","paramRef":%s,"validationActions":["Deny"]}}`, user, i, ref)},
+				asUser{user, "POST", admission + "/mutatingadmissionpolicybindings?dryRun=All", fmt.Sprintf(`{"metadata":{"name":"%s-%d"},"spec":{"policyName":"absent","paramRef":%s}}`, user, i, ref)})
 		}
 		allocation := `"allocation":{"devices":{"results":[{"request":"r","driver":"d1","pool":"p","device":"one"}]}}`
 		calls = append(calls,
@@ -68,8 +66,6 @@ func protectedFieldFixtures() []asUser {
 		calls = append(calls, role(name, rules)...)
 	}
 	return append(calls,
-		asUser{"", "POST", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", `{"metadata":{"name":"policy"},"spec":{"paramKind":{"apiVersion":"v1","kind":"ConfigMap"},"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["pods"]}]},"validations":[{"expression":"true"}]}}`},
-		asUser{"", "POST", "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies", `{"metadata":{"name":"policy"},"spec":{"paramKind":{"apiVersion":"v1","kind":"ConfigMap"},"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["pods"]}]},"reinvocationPolicy":"Never","mutations":[{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"Object{}"}}]}}`},
 		asUser{"", "POST", claims, `{"metadata":{"name":"free"},` + spec + `}`}, asUser{"", "POST", claims, `{"metadata":{"name":"taken"},` + spec + `}`},
 		asUser{"", "PATCH", claims + "/taken/status", `{"status":{"allocation":{"devices":{"results":[{"request":"r","driver":"d1","pool":"p","device":"one"}]}}}}`})
 }
@@ -109,22 +105,27 @@ func TestProtectedFieldsLikeUpstream(t *testing.T) {
 			responses[i] = append(responses[i], call.send(t, client, c.URL))
 		}
 	}
-	allowed := 0
+	compared, allowed := 0, 0
 	for i, call := range protectedFields() {
 		got, want := responses[0][i], responses[1][i]
+		// Skiff refuses policies and bindings, because it does not enforce them.
+		if strings.HasPrefix(call.path, "/apis/admissionregistration.k8s.io/") {
+			if !strings.HasPrefix(got, "422") || !strings.Contains(got, "skiff does not enforce") {
+				t.Errorf("%s: %s %s %s: %s", call.user, call.method, call.path, call.body, got)
+			}
+			continue
+		}
+		compared++
 		if want[0] == '2' {
 			allowed++
-		}
-		// Upstream swaps user and verb in the error for the binding of a mutating policy.
-		if want[0] == '2' || strings.Contains(call.path, "mutatingadmissionpolicybindings") {
 			got, want = got[:3], want[:3]
 		}
 		if got != want {
 			t.Errorf("%s: %s %s %s:\n ours   %s\n theirs %s", call.user, call.method, call.path, call.body, got, want)
 		}
 	}
-	t.Logf("%d writes, %d allowed", len(responses[0]), allowed)
-	if allowed < 10 || allowed > len(responses[0])-10 {
+	t.Logf("%d writes compared, %d allowed", compared, allowed)
+	if allowed < 5 || allowed > compared-5 {
 		t.Error("too few writes are allowed or too few denied")
 	}
 }

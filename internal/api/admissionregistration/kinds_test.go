@@ -1,0 +1,75 @@
+package admissionregistration
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+
+	"skiff/internal/kind"
+	"skiff/internal/kind/kindtest"
+)
+
+const unenforcedText = "skiff does not enforce"
+
+// withoutUnenforced leaves out the error that TestUnenforced checks.
+func withoutUnenforced(errs field.ErrorList) field.ErrorList {
+	return slices.DeleteFunc(errs, func(err *field.Error) bool {
+		return err.Type == field.ErrorTypeForbidden && strings.HasPrefix(err.Detail, unenforcedText)
+	})
+}
+
+// TestUnenforced checks that an object that would have no effect is not stored, and that stored ones keep what they define
+// while their metadata can change.
+func TestUnenforced(t *testing.T) {
+	for _, test := range []struct {
+		kind    *kind.Kind
+		obj     kind.Object
+		refused string
+	}{
+		{kind: ValidatingAdmissionPolicy, obj: policy(nil), refused: "spec"},
+		{kind: ValidatingAdmissionPolicyBinding, obj: &validatingBinding{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: "p", ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+		}}, refused: "spec"},
+		{kind: MutatingAdmissionPolicy, obj: mutation(nil), refused: "spec"},
+		{kind: MutatingAdmissionPolicyBinding, obj: &mutatingBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: admissionregistrationv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "p"},
+		}, refused: "spec"},
+		{kind: ValidatingWebhookConfiguration, obj: validating(configuration()), refused: "webhooks"},
+		{kind: MutatingWebhookConfiguration, obj: configuration(), refused: "webhooks"},
+	} {
+		t.Run(test.kind.GVK.Kind, func(t *testing.T) {
+			want := test.refused + ": Forbidden: skiff does not enforce " + test.kind.Plural + " yet; the object was not stored"
+			_, errs := kindtest.Create(test.kind, nil, test.obj)
+			kindtest.Errors(t, errs, want)
+
+			released := test.obj.DeepCopyObject().(kind.Object)
+			released.SetFinalizers([]string{"example.com/f"})
+			_, errs = kindtest.Update(test.kind, nil, test.obj, released)
+			kindtest.Errors(t, errs)
+
+			changed := test.obj.DeepCopyObject().(kind.Object)
+			clearDefinition(changed)
+			_, errs = kindtest.Update(test.kind, nil, test.obj, changed)
+			kindtest.Errors(t, errs, want)
+		})
+	}
+	if kinds := len(Kinds()); kinds != 6 {
+		t.Errorf("%d kinds, of which 6 are tested", kinds)
+	}
+}
+
+// clearDefinition clears the field that defines what an object does.
+func clearDefinition(obj kind.Object) {
+	value := reflect.ValueOf(obj).Elem()
+	for _, name := range []string{"Spec", "Webhooks"} {
+		if f := value.FieldByName(name); f.IsValid() {
+			f.SetZero()
+		}
+	}
+}
