@@ -31,13 +31,21 @@ var newRequestMetrics = sync.OnceValue(func() *requestMetrics {
 	return m
 })
 
+// eventsDropped counts the dropped events of all broadcasters of the process.
+var eventsDropped = prometheus.NewCounter(prometheus.CounterOpts{
+	Name: "events_dropped_total", Help: "Number of events that were not recorded because too many were queued.",
+})
+
 // RegisterMetrics registers the metrics of this process's clients.
 func RegisterMetrics(registry prometheus.Registerer) error {
 	m := newRequestMetrics()
 	if err := registry.Register(m.results); err != nil {
 		return err
 	}
-	return registry.Register(m.durations)
+	if err := registry.Register(m.durations); err != nil {
+		return err
+	}
+	return registry.Register(eventsDropped)
 }
 
 // Increment counts a response.

@@ -123,7 +123,7 @@ func New(c Config) (*Set, error) {
 			if environment.Client, err = c.Client.AsServiceAccount(metav1.NamespaceSystem, account); err != nil {
 				return nil, err
 			}
-			environment.Events = client.NewEventBroadcaster(environment.Client)
+			environment.Events = client.NewEventBroadcaster(environment.Client).WithLog(c.Log)
 			s.events = append(s.events, environment.Events)
 		}
 		loop, err := controller.NewLoop(d, environment)
@@ -172,7 +172,7 @@ func Run(ctx context.Context, c Config) error {
 		c.Informers = client.NewInformers(c.Client)
 	}
 	if c.Events == nil {
-		c.Events = client.NewEventBroadcaster(c.Client)
+		c.Events = client.NewEventBroadcaster(c.Client).WithLog(c.Log)
 		group.Go(func() error { return c.Events.Run(ctx) })
 	}
 	set, err := New(c)

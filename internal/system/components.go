@@ -41,7 +41,7 @@ func (s *server) runComponents(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := &components{server: s, client: local, informers: client.NewInformers(local), events: client.NewEventBroadcaster(local)}
+	c := &components{server: s, client: local, informers: client.NewInformers(local), events: client.NewEventBroadcaster(local).WithLog(s.log)}
 	if c.metrics, err = controller.NewMetrics(s.registry); err != nil {
 		return err
 	}

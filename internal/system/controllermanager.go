@@ -25,7 +25,7 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 	if err != nil {
 		return err
 	}
-	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote)
+	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote).WithLog(log)
 	settings := controllers.Config{Client: remote, Informers: informers, Events: events, Enabled: c.Controllers, Accounts: c.UseServiceAccounts, Log: log}
 	if settings.Settings, err = controllerManagerSettings(c); err != nil {
 		return err

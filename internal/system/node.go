@@ -250,7 +250,7 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 // build makes the components, and what they need on this host. It starts nothing. The order matters: each step uses what the steps before it
 // have made.
 func (n *nodeComponents) build() error {
-	n.events = client.NewEventBroadcaster(n.client)
+	n.events = client.NewEventBroadcaster(n.client).WithLog(n.log)
 	n.recorder = n.events.NewRecorder("kubelet").WithHost(n.name)
 	n.informers = client.NewInformers(n.client)
 	n.objects = objects.New(n.client, func(uid types.UID) { n.kubelet.Changed(uid) }, n.log.With("component", "objects"))

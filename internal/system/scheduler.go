@@ -61,7 +61,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	if err != nil {
 		return err
 	}
-	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote)
+	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote).WithLog(log)
 	endpoint := &componentServer{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
 	metrics, err := scheduler.NewMetrics(endpoint.registry)
 	if err != nil {
