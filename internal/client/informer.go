@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -41,7 +42,8 @@ func RawPatch(patchType PatchType, data []byte) Patch { return Patch{Type: patch
 
 // Informers is a set of shared informers, one for each type that a component of the process uses.
 type Informers struct {
-	client *Client
+	client      *Client
+	objectsRead atomic.Uint64
 
 	mu      sync.Mutex
 	byType  map[reflect.Type]cache.SharedIndexInformer
@@ -55,21 +57,26 @@ func NewInformers(c *Client) *Informers {
 
 // Informer holds all objects of one type in memory, kept up to date by a watch. Objects are read-only.
 type Informer[T kind.Object] struct {
-	shared cache.SharedIndexInformer
+	shared      cache.SharedIndexInformer
+	namespaced  bool
+	objectsRead *atomic.Uint64
 }
 
 // InformerFor returns the shared informer of a type. Request all informers, handlers and indexes before Run.
 func InformerFor[T kind.Object](s *Informers) Informer[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := reflect.TypeFor[T]()
+	key, r := reflect.TypeFor[T](), For[T](s.client)
 	if s.byType[key] == nil {
-		r := For[T](s.client)
 		s.byType[key] = cache.NewSharedIndexInformer(r.listWatch(), reflect.New(key.Elem()).Interface().(runtime.Object), 0,
 			cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
-	return Informer[T]{shared: s.byType[key]}
+	return Informer[T]{shared: s.byType[key], namespaced: r.namespaced, objectsRead: &s.objectsRead}
 }
+
+// ObjectsRead is the number of objects that Get, List and ByIndex have read from the caches, whether they matched or not. It measures
+// the work of the components that use the informers independently of the speed of the host.
+func (s *Informers) ObjectsRead() uint64 { return s.objectsRead.Load() }
 
 // Run starts all informers requested so far and returns when ctx is done and all have stopped.
 func (s *Informers) Run(ctx context.Context) error {
@@ -123,6 +130,7 @@ func (i Informer[T]) Get(namespace, name string) (T, bool) {
 		key = namespace + "/" + name
 	}
 	obj, ok, err := i.shared.GetIndexer().GetByKey(key)
+	i.objectsRead.Add(1)
 	if err != nil || !ok {
 		return *new(T), false
 	}
@@ -131,13 +139,8 @@ func (i Informer[T]) Get(namespace, name string) (T, bool) {
 
 // List returns the objects that match, of one namespace or of all. A nil selector matches everything.
 func (i Informer[T]) List(namespace string, selector labels.Selector) []T {
-	var objs []any
-	if namespace == "" {
-		objs = i.shared.GetIndexer().List()
-	} else {
-		// The index exists: InformerFor made it.
-		objs, _ = i.shared.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
-	}
+	objs := i.candidates(namespace, selector)
+	i.objectsRead.Add(uint64(len(objs)))
 	matching := make([]T, 0, len(objs))
 	for _, obj := range objs {
 		typed := obj.(T)
@@ -146,6 +149,25 @@ func (i Informer[T]) List(namespace string, selector labels.Selector) []T {
 		}
 	}
 	return matching
+}
+
+// candidates returns the objects of a namespace, or of all, that may match the selector.
+func (i Informer[T]) candidates(namespace string, selector labels.Selector) []any {
+	indexer := i.shared.GetIndexer()
+	if namespace != "" || !i.namespaced {
+		if key, value, ok := RequiredLabel(selector); ok {
+			// It fails if EnsureLabelIndex was not called.
+			if objs, err := indexer.ByIndex(labelIndex, LabelIndexValue(namespace, key, value)); err == nil {
+				return objs
+			}
+		}
+	}
+	if namespace == "" {
+		return indexer.List()
+	}
+	// The index exists: InformerFor made it.
+	objs, _ := indexer.ByIndex(cache.NamespaceIndex, namespace)
+	return objs
 }
 
 // AddIndex adds an index for ByIndex. Call it before Run.
@@ -159,6 +181,7 @@ func (i Informer[T]) ByIndex(name, value string) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
+	i.objectsRead.Add(uint64(len(objs)))
 	typed := make([]T, len(objs))
 	for n, obj := range objs {
 		typed[n] = obj.(T)

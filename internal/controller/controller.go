@@ -3,7 +3,7 @@
 // A controller implements Observe, which gathers the cached state of one key into a view, and Reconcile, a pure function that
 // turns the view into a Plan: creates, updates, patches, deletes, a status and events, as data. This package provides the rest:
 // the workqueue, in which a key is never processed by two workers at once, rate-limited retries, requeues (Plan.RequeueAfter),
-// slow-start batches of creates, leader election and metrics. A controller that does not fit a plan implements Syncer itself and
+// spacing of syncs of large objects, slow-start batches of creates, leader election and metrics. A controller that does not fit a plan implements Syncer itself and
 // may still apply plans with Setup.Apply.
 //
 // A key is not synced again before the informers have observed what was last written for it. So Reconcile can trust its view: a
@@ -81,9 +81,28 @@ func NewSyncer[View any](s *Setup, reconciler Reconciler[View]) Syncer {
 	return SyncFunc(func(ctx context.Context, key Key) error {
 		view, ok := reconciler.Observe(key)
 		if !ok {
+			s.SpaceSyncs(key, 0)
 			return nil
 		}
+		if sized, ok := any(view).(Sized); ok {
+			s.SpaceSyncs(key, sized.Size())
+		}
 		return s.Apply(ctx, key, reconciler.Reconcile(view))
+	})
+}
+
+// initialEventsDelay is the delay after which a key is tried again that was enqueued before the handlers had all initial events.
+const initialEventsDelay = 50 * time.Millisecond
+
+// AfterInitialEvents returns a Syncer that postpones keys until hasSynced, which client.Informer.AddEventHandlerWithSync returned. It is
+// for controllers whose decisions depend on state that their handlers keep about all objects.
+func AfterInitialEvents(s *Setup, hasSynced func() bool, syncer Syncer) Syncer {
+	return SyncFunc(func(ctx context.Context, key Key) error {
+		if !hasSynced() {
+			s.EnqueueAfter(key, initialEventsDelay)
+			return nil
+		}
+		return syncer.Sync(ctx, key)
 	})
 }
 
@@ -102,6 +121,10 @@ func (s *Setup) Enqueue(key Key) { s.loop.enqueue(key, 0) }
 
 // EnqueueAfter adds the key to the queue after the delay.
 func (s *Setup) EnqueueAfter(key Key, delay time.Duration) { s.loop.enqueue(key, delay) }
+
+// SpaceSyncs delays the next sync of the key in proportion to the number of objects that this sync examines. NewSyncer calls it if the
+// view is Sized.
+func (s *Setup) SpaceSyncs(key Key, objects int) { s.loop.spacing.record(key, objects, time.Now()) }
 
 // RecordWrite notes that obj, as the server returned it, was written for the key. Call it while the key is being synced.
 func (s *Setup) RecordWrite(key Key, obj kind.Object) { s.loop.pending.recordWrite(key, obj) }

@@ -154,6 +154,14 @@ func TestDependents(t *testing.T) {
 		make("default", "orphan", nil)
 		make("default", "weak", weak)
 		make("kube-system", "elsewhere", nil)
+		if _, err := client.For[*corev1.Secret](b.client).Create(b.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "labelled", Labels: map[string]string{"app": "web"}}}, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		hasApp, err := labels.Parse("app")
+		if err != nil {
+			t.Fatal(err)
+		}
 		make("default", "other", owned(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "uid-b"}}, "v1", "ConfigMap"))
 		pass(time.Second)
 		names := func(all []*corev1.Secret) string {
@@ -165,13 +173,13 @@ func TestDependents(t *testing.T) {
 			return strings.Join(words, " ")
 		}
 		for what, test := range map[string]struct{ got, want string }{
-			"of a":               {names(secrets.ControlledBy("uid-a")), "mine"},
-			"of b":               {names(secrets.ControlledBy("uid-b")), "other"},
-			"of nobody":          {names(secrets.ControlledBy("uid-c")), ""},
-			"orphans":            {names(secrets.Orphans("default")), "orphan weak"},
-			"orphans elsewhere":  {names(secrets.Orphans("kube-system")), "elsewhere"},
-			"orphans of nowhere": {names(secrets.Orphans("nowhere")), ""},
-			"what a could have":  {names(secrets.Claimable(owner)), "mine orphan weak"},
+			"of a":              {names(secrets.ControlledBy("uid-a")), "mine"},
+			"of b":              {names(secrets.ControlledBy("uid-b")), "other"},
+			"of nobody":         {names(secrets.ControlledBy("uid-c")), ""},
+			"what a could have": {names(secrets.Claimable(owner, nil)), "labelled mine orphan weak"},
+			"what it selects":   {names(secrets.Claimable(owner, labels.SelectorFromSet(labels.Set{"app": "web"}))), "labelled mine"},
+			"what nobody has":   {names(secrets.Claimable(owner, labels.SelectorFromSet(labels.Set{"app": "other"}))), "mine"},
+			"without equality":  {names(secrets.Claimable(owner, hasApp)), "labelled mine orphan weak"},
 		} {
 			if test.got != test.want {
 				t.Errorf("%s: %q, want %q", what, test.got, test.want)
@@ -217,12 +225,12 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestBackoffIsReset: the backoff doubles from five milliseconds to a minute, and is reset by a success.
+// TestBackoffIsReset: the backoff doubles from five milliseconds to 1000 seconds, and is reset by a success.
 func TestBackoffIsReset(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
 		var setup *controller.Setup
 		var syncs []time.Time
-		fail := 16
+		fail := 20
 		b.start(controller.Definition{Name: "failing", New: func(s *controller.Setup) (controller.Syncer, error) {
 			setup = s
 			return controller.SyncFunc(func(context.Context, controller.Key) error {
@@ -236,15 +244,15 @@ func TestBackoffIsReset(t *testing.T) {
 			t.Helper()
 			want := 5 * time.Millisecond
 			for i := 1; i < len(syncs); i++ {
-				if got := syncs[i].Sub(syncs[i-1]); got != min(want, time.Minute) {
-					t.Errorf("%s: pause %d is %v, want %v", what, i, got, min(want, time.Minute))
+				if got := syncs[i].Sub(syncs[i-1]); got != min(want, 1000*time.Second) {
+					t.Errorf("%s: pause %d is %v, want %v", what, i, got, min(want, 1000*time.Second))
 				}
 				want *= 2
 			}
 		}
 		setup.Enqueue(controller.Key{Name: "k"})
-		pass(time.Hour)
-		if len(syncs) != 17 {
+		pass(3 * time.Hour)
+		if len(syncs) != 21 {
 			t.Fatalf("%d syncs", len(syncs))
 		}
 		check("at first")

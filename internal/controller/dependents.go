@@ -14,8 +14,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// controllerIndex indexes objects by the UID of their controller, and orphans by their namespace.
-const controllerIndex = "controller"
+const (
+	// controllerIndex indexes objects by the UID of their controller, and orphans by their namespace and by each of their labels.
+	controllerIndex = "controller"
+	// selectorIndex indexes objects with a selector by a label that it requires.
+	selectorIndex = "selector"
+)
 
 // Dependents is an informer of objects of type T with an index by their controller.
 type Dependents[T kind.Object] struct {
@@ -29,7 +33,11 @@ func DependentsOf[T kind.Object](s *Setup) (Dependents[T], error) {
 		if owner := metav1.GetControllerOfNoCopy(obj); owner != nil {
 			return []string{string(owner.UID)}
 		}
-		return []string{orphansIn(obj.GetNamespace())}
+		values := []string{orphansIn(obj.GetNamespace())}
+		for key, value := range obj.GetLabels() {
+			values = append(values, orphansIn(client.LabelIndexValue(obj.GetNamespace(), key, value)))
+		}
+		return values
 	})
 	if err != nil {
 		return Dependents[T]{}, fmt.Errorf("index %T by controller: %w", *new(T), err)
@@ -40,12 +48,13 @@ func DependentsOf[T kind.Object](s *Setup) (Dependents[T], error) {
 // ControlledBy returns the objects whose controller has the UID.
 func (d Dependents[T]) ControlledBy(owner types.UID) []T { return d.by(string(owner)) }
 
-// Orphans returns the objects of a namespace that have no controller.
-func (d Dependents[T]) Orphans(namespace string) []T { return d.by(orphansIn(namespace)) }
-
-// Claimable returns the objects the owner controls and the orphans of its namespace.
-func (d Dependents[T]) Claimable(owner kind.Object) []T {
-	return append(d.ControlledBy(owner.GetUID()), d.Orphans(owner.GetNamespace())...)
+// Claimable returns the objects the owner controls, and orphans of its namespace, at least those that the selector matches.
+func (d Dependents[T]) Claimable(owner kind.Object, selector labels.Selector) []T {
+	orphans := orphansIn(owner.GetNamespace())
+	if key, value, ok := client.RequiredLabel(selector); ok {
+		orphans = orphansIn(client.LabelIndexValue(owner.GetNamespace(), key, value))
+	}
+	return append(d.ControlledBy(owner.GetUID()), d.by(orphans)...)
 }
 
 func (d Dependents[T]) by(value string) []T {
@@ -54,12 +63,65 @@ func (d Dependents[T]) by(value string) []T {
 	return objs
 }
 
-func orphansIn(namespace string) string { return "orphans in " + namespace }
+func orphansIn(place string) string { return "orphans in " + place }
+
+// Selectors finds the objects of type T whose selectors match the labels of another object.
+type Selectors[T kind.Object] struct {
+	informer client.Informer[T]
+	selector func(obj T) (labels.Selector, error)
+}
+
+// SelectorsOf returns the Selectors of type T and adds an index to the shared informer. An object for which selector returns an error
+// selects nothing.
+func SelectorsOf[T kind.Object](s *Setup, selector func(obj T) (labels.Selector, error)) (Selectors[T], error) {
+	informer := client.InformerFor[T](s.Informers)
+	err := informer.EnsureIndex(selectorIndex, func(obj T) []string {
+		labelSelector, err := selector(obj)
+		if err != nil {
+			return nil
+		}
+		if key, value, ok := client.RequiredLabel(labelSelector); ok {
+			return []string{client.LabelIndexValue(obj.GetNamespace(), key, value)}
+		}
+		return []string{withoutRequiredLabel(obj.GetNamespace())}
+	})
+	if err != nil {
+		return Selectors[T]{}, fmt.Errorf("index %T by selector: %w", *new(T), err)
+	}
+	return Selectors[T]{informer, selector}, nil
+}
+
+// withoutRequiredLabel is the value in the selector index of objects whose selectors require no particular label.
+func withoutRequiredLabel(namespace string) string { return namespace + "/" }
+
+// Matching returns the objects in the namespace of obj whose selectors match its labels.
+func (s Selectors[T]) Matching(obj metav1.Object) (matching []T) {
+	find := func(value string) {
+		// The index exists: SelectorsOf made it.
+		candidates, _ := s.informer.ByIndex(selectorIndex, value)
+		for _, candidate := range candidates {
+			if selector, err := s.selector(candidate); err == nil && selector.Matches(labels.Set(obj.GetLabels())) {
+				matching = append(matching, candidate)
+			}
+		}
+	}
+	find(withoutRequiredLabel(obj.GetNamespace()))
+	for key, value := range obj.GetLabels() {
+		find(client.LabelIndexValue(obj.GetNamespace(), key, value))
+	}
+	return matching
+}
 
 // WatchDependents enqueues the controller of every object of type D that changes. For an orphan, it enqueues all owners of type O in the
 // namespace whose selector matches, since one may adopt it. If selector is nil, orphans are ignored.
 func WatchDependents[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKind, selector func(owner O) (labels.Selector, error)) error {
-	owners := client.InformerFor[O](s.Informers)
+	var owners Selectors[O]
+	if selector != nil {
+		var err error
+		if owners, err = SelectorsOf(s, selector); err != nil {
+			return err
+		}
+	}
 	enqueue := func(obj D) {
 		if ref := metav1.GetControllerOfNoCopy(obj); ref != nil {
 			if ref.Kind == ownerKind.Kind && groupOf(ref.APIVersion) == ownerKind.Group {
@@ -70,10 +132,8 @@ func WatchDependents[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKi
 		if selector == nil || len(obj.GetLabels()) == 0 {
 			return
 		}
-		for _, owner := range owners.List(obj.GetNamespace(), nil) {
-			if labelSelector, err := selector(owner); err == nil && labelSelector.Matches(labels.Set(obj.GetLabels())) {
-				s.Enqueue(KeyOf(owner))
-			}
+		for _, owner := range owners.Matching(obj) {
+			s.Enqueue(KeyOf(owner))
 		}
 	}
 	changed := func(old, obj D) {

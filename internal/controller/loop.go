@@ -14,12 +14,6 @@ import (
 	"skiff/internal/client"
 )
 
-// Backoff of a key whose sync fails. It doubles with each consecutive failure.
-const (
-	minBackoff = 5 * time.Millisecond
-	maxBackoff = time.Minute
-)
-
 // Environment holds the dependencies that all controllers of a process share.
 type Environment struct {
 	Client    *client.Client
@@ -35,6 +29,7 @@ type Loop struct {
 	definition Definition
 	syncer     Syncer
 	pending    *pendingWrites
+	spacing    *spacing
 	metrics    *Metrics
 	log        *slog.Logger
 
@@ -55,6 +50,7 @@ func NewLoop(d Definition, env Environment) (*Loop, error) {
 	l := &Loop{
 		definition: d,
 		pending:    newPendingWrites(env.Informers, env.Client),
+		spacing:    newSpacing(),
 		metrics:    env.Metrics,
 		log:        env.Log.With("controller", d.Name),
 		beforeRun:  map[Key]struct{}{},
@@ -88,8 +84,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	if l.metrics != nil {
 		config.MetricsProvider = l.metrics
 	}
-	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minBackoff, maxBackoff), config)
+	// Upstream's default: the backoff of a key doubles with each consecutive failure from 5 ms to 1000 s, and all keys together are
+	// retried 10 times per second, with a burst of 100.
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.DefaultTypedControllerRateLimiter[Key](), config)
 	l.mu.Lock()
 	l.queue = queue
 	for key := range l.beforeRun {
@@ -136,6 +133,10 @@ func (l *Loop) processNextKey(ctx context.Context) bool {
 		return true
 	}
 	start := time.Now()
+	if delay := l.spacing.delay(key, start); delay > 0 {
+		l.queue.AddAfter(key, delay)
+		return true
+	}
 	err := l.sync(ctx, key)
 	l.metrics.synced(l.definition.Name, time.Since(start), err)
 	switch {

@@ -158,17 +158,17 @@ func TestBackoffAndPanic(t *testing.T) {
 			return nil
 		}))
 		b.configMap("a")
-		pass(time.Hour)
+		pass(5 * time.Hour)
 		if len(syncs) != 30 {
 			t.Fatalf("%d syncs", len(syncs))
 		}
 		for i := 2; i < len(syncs); i++ {
 			before, after := syncs[i-1]-syncs[i-2], syncs[i]-syncs[i-1]
-			if after < before || after > time.Minute+time.Second {
+			if after < before || after > 1001*time.Second {
 				t.Errorf("look %d came %v after the one before, that one %v", i, after, before)
 			}
 		}
-		if got := syncs[29] - syncs[28]; got < 59*time.Second {
+		if got := syncs[29] - syncs[28]; got < 999*time.Second {
 			t.Errorf("the last backoff was %v", got)
 		}
 		if b.metric("controller_syncs_total", "error") != 29 || b.metric("controller_syncs_total", "success") != 1 {
@@ -313,4 +313,81 @@ func TestLeadership(t *testing.T) {
 			t.Errorf("a leader that lost its lease: %v", err)
 		}
 	})
+}
+
+// TestRetriesAreLimited: keys that fail are retried 10 times per second altogether, after a burst of 100.
+func TestRetriesAreLimited(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
+		const keys = 1000
+		var setup *controller.Setup
+		var mu sync.Mutex
+		syncs := 0
+		b.start(controller.Definition{Name: "failing", Workers: 5, New: func(s *controller.Setup) (controller.Syncer, error) {
+			setup = s
+			return controller.SyncFunc(func(context.Context, controller.Key) error {
+				mu.Lock()
+				defer mu.Unlock()
+				syncs++
+				return errors.New("never")
+			}), nil
+		}})
+		for i := range keys {
+			setup.Enqueue(controller.Key{Name: fmt.Sprint(i)})
+		}
+		pass(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		if retries := syncs - keys; retries < 600 || retries > 710 {
+			t.Errorf("%d retries in a minute", retries)
+		}
+	})
+}
+
+// largeView is a view of many objects.
+type largeView int
+
+func (v largeView) Size() int { return int(v) }
+
+// largeReconciler counts its syncs.
+type largeReconciler struct {
+	size  int
+	syncs []time.Time
+}
+
+func (r *largeReconciler) Observe(controller.Key) (largeView, bool) {
+	r.syncs = append(r.syncs, time.Now())
+	return largeView(r.size), true
+}
+
+func (r *largeReconciler) Reconcile(largeView) controller.Plan { return controller.Plan{} }
+
+// TestSpacing: a key with many objects is synced rarely, a small one at once, and no change is missed.
+func TestSpacing(t *testing.T) {
+	for size, want := range map[int]int{1: 100, 39: 100, 4000: 11, 100000: 3} {
+		inSynctest(t, func(b *testEnvironment) {
+			var setup *controller.Setup
+			r := &largeReconciler{size: size}
+			b.start(controller.Definition{Name: "large", New: func(s *controller.Setup) (controller.Syncer, error) {
+				setup = s
+				return controller.NewSyncer(s, r), nil
+			}})
+			var last time.Time
+			for range 100 {
+				last = time.Now()
+				setup.Enqueue(controller.Key{Name: "k"})
+				pass(100 * time.Millisecond)
+			}
+			pass(time.Minute)
+			if got := len(r.syncs); got < want-1 || got > want {
+				t.Errorf("%d objects: %d syncs for 100 changes in 10 s, want %d", size, got, want)
+			}
+			if r.syncs[len(r.syncs)-1].Before(last) {
+				t.Errorf("%d objects: the last change was missed", size)
+			}
+			setup.Enqueue(controller.Key{Name: "k"})
+			if pass(0); !r.syncs[len(r.syncs)-1].Equal(time.Now()) {
+				t.Errorf("%d objects: a change after a long time is not synced at once", size)
+			}
+		})
+	}
 }

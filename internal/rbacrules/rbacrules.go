@@ -14,8 +14,8 @@ import (
 )
 
 // Of returns the rules of an aggregated role: those of all roles its selectors match, in the order of the selectors and
-// then of the roles' names, without duplicates.
-func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
+// then of the roles' names, without duplicates. list returns the roles that a selector matches.
+func Of(role *rbacv1.ClusterRole, list func(labels.Selector) []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
 	}
@@ -25,7 +25,7 @@ func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRul
 		if err != nil {
 			return nil, fmt.Errorf("parse selector %d of cluster role %q: %w", i, role.Name, err)
 		}
-		for _, selected := range selectRoles(selector, all) {
+		for _, selected := range slices.SortedFunc(slices.Values(list(selector)), byName) {
 			if selected.Name == role.Name {
 				continue
 			}
@@ -39,6 +39,15 @@ func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRul
 	return rules, nil
 }
 
+// Selects reports whether an aggregated role gets the rules of another role.
+func Selects(role, other *rbacv1.ClusterRole) bool {
+	return role.AggregationRule != nil && slices.ContainsFunc(role.AggregationRule.ClusterRoleSelectors, func(s metav1.LabelSelector) bool {
+		selector, err := metav1.LabelSelectorAsSelector(&s)
+		return err == nil && selector.Matches(labels.Set(other.Labels))
+	})
+}
+
+// selectRoles returns the roles that a selector matches.
 func selectRoles(selector labels.Selector, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	var selected []*rbacv1.ClusterRole
 	for _, role := range all {
@@ -46,7 +55,6 @@ func selectRoles(selector labels.Selector, all []*rbacv1.ClusterRole) []*rbacv1.
 			selected = append(selected, role)
 		}
 	}
-	slices.SortFunc(selected, byName)
 	return selected
 }
 
@@ -62,7 +70,7 @@ func Aggregate(all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	for range len(current) {
 		stable := true
 		for i, role := range current {
-			rules, err := Of(role, current)
+			rules, err := Of(role, func(selector labels.Selector) []*rbacv1.ClusterRole { return selectRoles(selector, current) })
 			if err != nil || equality.Semantic.DeepEqual(rules, role.Rules) {
 				continue
 			}

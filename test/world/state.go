@@ -138,6 +138,10 @@ func clean(kind string, object map[string]any) {
 		delete(status, "desiredReplicas") // depends on metrics
 	case "Pod":
 		delete(asMap(object["spec"]), "nodeName") // the scheduler's choice
+	case "Node":
+		if spec := asMap(object["spec"]); spec["podCIDR"] != nil {
+			spec["podCIDR"], spec["podCIDRs"] = "CIDR", "CIDR" // nodes get them in any order
+		}
 	}
 }
 

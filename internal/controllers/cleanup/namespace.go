@@ -40,7 +40,7 @@ func Namespace(grace time.Duration) controller.Definition {
 			if err != nil {
 				return nil, err
 			}
-			n := &namespaces{metadataClient: metadataClient, setup: s, grace: grace, informer: client.InformerFor[*corev1.Namespace](s.Informers)}
+			n := &namespaces{metadataClient: metadataClient, setup: s, grace: grace, informer: client.InformerFor[*corev1.Namespace](s.Informers), pods: map[string]int{}}
 			enqueue := func(namespace *corev1.Namespace) {
 				if namespace.DeletionTimestamp != nil {
 					s.EnqueueAfter(controller.KeyOf(namespace), grace)
@@ -49,8 +49,13 @@ func Namespace(grace time.Duration) controller.Definition {
 			if err := n.informer.AddEventHandler(enqueue, func(_, namespace *corev1.Namespace) { enqueue(namespace) }, nil); err != nil {
 				return nil, fmt.Errorf("watch namespaces: %w", err)
 			}
-			pods := client.InformerFor[*corev1.Pod](s.Informers)
-			if err := pods.AddEventHandler(nil, nil, func(pod *corev1.Pod) { n.enqueueWhenPodsGone(pods, pod.Namespace) }); err != nil {
+			onPodAdd := func(pod *corev1.Pod) { n.countPod(pod.Namespace, 1) }
+			onPodDelete := func(pod *corev1.Pod) {
+				if n.countPod(pod.Namespace, -1) == 0 {
+					n.enqueueWithoutPods(pod.Namespace)
+				}
+			}
+			if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(onPodAdd, nil, onPodDelete); err != nil {
 				return nil, fmt.Errorf("watch pods: %w", err)
 			}
 			return n, nil
@@ -63,12 +68,25 @@ type namespaces struct {
 	setup    *controller.Setup
 	grace    time.Duration
 	informer client.Informer[*corev1.Namespace]
+
+	mu   sync.Mutex
+	pods map[string]int // number of pods by namespace
 }
 
-// enqueueWhenPodsGone enqueues a namespace when its last pod is deleted, because all other content waits for that.
-func (n *namespaces) enqueueWhenPodsGone(pods client.Informer[*corev1.Pod], name string) {
+// countPod changes the number of pods of a namespace and returns it.
+func (n *namespaces) countPod(namespace string, by int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.pods[namespace] += by; n.pods[namespace] == 0 {
+		delete(n.pods, namespace)
+	}
+	return n.pods[namespace]
+}
+
+// enqueueWithoutPods enqueues a terminating namespace whose last pod is deleted, because all other content waits for that.
+func (n *namespaces) enqueueWithoutPods(name string) {
 	namespace, ok := n.informer.Get("", name)
-	if !ok || namespace.DeletionTimestamp == nil || len(pods.List(name, nil)) > 0 {
+	if !ok || namespace.DeletionTimestamp == nil {
 		return
 	}
 	n.setup.EnqueueAfter(controller.KeyOf(namespace), max(0, time.Until(namespace.DeletionTimestamp.Add(n.grace))))

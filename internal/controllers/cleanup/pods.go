@@ -144,8 +144,12 @@ func (v podsView) podsToDelete() []podDeletion {
 	slices.SortFunc(terminated, func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(evictedFirst(a), evictedFirst(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
+	included := map[*corev1.Pod]bool{}
+	for _, d := range all {
+		included[d.pod] = true
+	}
 	for _, pod := range terminated[:len(terminated)-v.terminatedThreshold] {
-		if !slices.ContainsFunc(all, func(d podDeletion) bool { return d.pod == pod }) {
+		if !included[pod] {
 			all = append(all, podDeletion{pod, nil})
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"strings"
 	"time"
@@ -31,6 +32,9 @@ const (
 	signatureKeyPrefix = "jws-kubeconfig-"
 )
 
+// bootstrapTokens is the index of bootstrap tokens, and its only value.
+const bootstrapTokens = "bootstrap token"
+
 var clusterInfo = controller.Key{Namespace: metav1.NamespacePublic, Name: clusterInfoName}
 
 // BootstrapSigner signs the cluster-info ConfigMap with every bootstrap token, so that a joining node that has only a token can
@@ -39,7 +43,16 @@ var BootstrapSigner = controller.Definition{
 	Name: "bootstrap-signer-controller", Aliases: []string{"bootstrapsigner"}, Queue: "bootstrap_signer_queue", DisabledByDefault: true,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &bootstrapSigner{maps: client.InformerFor[*corev1.ConfigMap](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers)}
-		err := controller.Watch(s, func(m *corev1.ConfigMap) []controller.Key {
+		err := c.secrets.EnsureIndex(bootstrapTokens, func(secret *corev1.Secret) []string {
+			if !isBootstrapToken(secret) {
+				return nil
+			}
+			return []string{bootstrapTokens}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("index bootstrap tokens: %w", err)
+		}
+		err = controller.Watch(s, func(m *corev1.ConfigMap) []controller.Key {
 			if controller.KeyOf(m) == clusterInfo {
 				return []controller.Key{clusterInfo}
 			}
@@ -75,7 +88,9 @@ type bootstrapView struct {
 // Observe gathers the ConfigMap and the tokens.
 func (c *bootstrapSigner) Observe(key controller.Key) (bootstrapView, bool) {
 	info, ok := c.maps.Get(key.Namespace, key.Name)
-	return bootstrapView{info: info, secrets: c.secrets.List(metav1.NamespaceSystem, nil), now: time.Now()}, ok
+	// The index exists: New added it.
+	secrets, _ := c.secrets.ByIndex(bootstrapTokens, bootstrapTokens)
+	return bootstrapView{info: info, secrets: secrets, now: time.Now()}, ok
 }
 
 // Reconcile updates the signatures to those of the existing tokens.

@@ -7,22 +7,38 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/rbacrules"
 )
 
+// aggregatedRoles is the index of aggregated roles, and its only value.
+const aggregatedRoles = "aggregated"
+
 // ClusterRoleAggregation sets the rules of aggregated ClusterRoles.
 var ClusterRoleAggregation = controller.Definition{
 	Name: "clusterrole-aggregation-controller", Aliases: []string{"clusterrole-aggregation"}, Queue: "ClusterRoleAggregator", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		roles := client.InformerFor[*rbacv1.ClusterRole](s.Informers)
-		// Any role may be selected by any aggregated role.
-		err := controller.Watch(s, func(*rbacv1.ClusterRole) []controller.Key {
-			var keys []controller.Key
-			for _, role := range roles.List("", nil) {
-				if role.AggregationRule != nil {
+		err := roles.EnsureIndex(aggregatedRoles, func(role *rbacv1.ClusterRole) []string {
+			if role.AggregationRule == nil {
+				return nil
+			}
+			return []string{aggregatedRoles}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("index aggregated roles: %w", err)
+		}
+		if err := roles.EnsureLabelIndex(); err != nil {
+			return nil, fmt.Errorf("index roles by label: %w", err)
+		}
+		err = controller.Watch(s, func(changed *rbacv1.ClusterRole) (keys []controller.Key) {
+			// The index exists: it was added above.
+			aggregated, _ := roles.ByIndex(aggregatedRoles, aggregatedRoles)
+			for _, role := range aggregated {
+				if role.Name == changed.Name || rbacrules.Selects(role, changed) {
 					keys = append(keys, controller.KeyOf(role))
 				}
 			}
@@ -36,7 +52,7 @@ var ClusterRoleAggregation = controller.Definition{
 			if !ok || role.AggregationRule == nil {
 				return nil
 			}
-			rules, err := rbacrules.Of(role, roles.List("", nil))
+			rules, err := rbacrules.Of(role, func(selector labels.Selector) []*rbacv1.ClusterRole { return roles.List("", selector) })
 			if err != nil || equality.Semantic.DeepEqual(rules, role.Rules) {
 				return err
 			}

@@ -34,7 +34,13 @@ func ServingApproving(server []string) controller.Definition {
 	return controller.Definition{
 		Name: ServingApprovingName, Queue: "kubelet_serving_approving", DisabledByDefault: true,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
-			a := &servingApprover{setup: s, requests: client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers), server: server}
+			a := &servingApprover{
+				setup: s, requests: client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers),
+				nodes: client.InformerFor[*corev1.Node](s.Informers), server: server,
+			}
+			if err := a.nodes.EnsureIndex(nodesByAddress, addressesOf); err != nil {
+				return nil, fmt.Errorf("index nodes by address: %w", err)
+			}
 			return a, controller.WatchPrimary[*certificatesv1.CertificateSigningRequest](s)
 		},
 	}
@@ -43,7 +49,45 @@ func ServingApproving(server []string) controller.Definition {
 type servingApprover struct {
 	setup    *controller.Setup
 	requests client.Informer[*certificatesv1.CertificateSigningRequest]
+	nodes    client.Informer[*corev1.Node]
 	server   []string
+}
+
+// nodesByAddress is the index of nodes by IP address.
+const nodesByAddress = "address"
+
+// addressesOf returns the IP addresses of a node.
+func addressesOf(node *corev1.Node) (addresses []string) {
+	for _, a := range node.Status.Addresses {
+		if ip := net.ParseIP(a.Address); ip != nil && (a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP) {
+			addresses = append(addresses, ip.String())
+		}
+	}
+	return addresses
+}
+
+// nodesOf returns the node of a request and the nodes that have one of its addresses. The node itself is read live: it may have
+// registered its addresses just now.
+func (a *servingApprover) nodesOf(ctx context.Context, request *x509.CertificateRequest) (nodes []*corev1.Node, err error) {
+	name := strings.TrimPrefix(request.Subject.CommonName, nodeUserPrefix)
+	node, err := client.For[*corev1.Node](a.setup.Client).Get(ctx, "", name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get node %s: %w", name, err)
+	}
+	nodes = []*corev1.Node{node}
+	for _, ip := range request.IPAddresses {
+		// The index exists: New added it.
+		others, _ := a.nodes.ByIndex(nodesByAddress, ip.String())
+		for _, other := range others {
+			if other.Name != name {
+				nodes = append(nodes, other)
+			}
+		}
+	}
+	return nodes, nil
 }
 
 // Sync approves one request if there is no objection.
@@ -58,9 +102,8 @@ func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 		return err
 	}
 	view := servingView{}
-	// Read live: requests are rare, and the node may have registered its addresses just now.
-	if view.nodes, _, err = client.For[*corev1.Node](a.setup.Client).List(ctx, "", client.Selector{}); err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+	if view.nodes, err = a.nodesOf(ctx, parsed); err != nil {
+		return err
 	}
 	if view.server, err = a.serverNames(ctx); err != nil {
 		return fmt.Errorf("get names of the API server: %w", err)
@@ -100,7 +143,7 @@ func (a *servingApprover) serverNames(ctx context.Context) ([]string, error) {
 
 // servingView is the state that the decision about a serving certificate depends on.
 type servingView struct {
-	nodes  []*corev1.Node
+	nodes  []*corev1.Node // the node, and those that have one of the requested addresses
 	server []string
 }
 
@@ -162,7 +205,5 @@ func (v servingView) otherWith(name string, ip net.IP) string {
 }
 
 func hasAddress(node *corev1.Node, ip net.IP) bool {
-	return slices.ContainsFunc(node.Status.Addresses, func(a corev1.NodeAddress) bool {
-		return (a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP) && ip.Equal(net.ParseIP(a.Address))
-	})
+	return slices.Contains(addressesOf(node), ip.String())
 }

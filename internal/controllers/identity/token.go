@@ -49,11 +49,19 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 			if err := c.secrets.AddEventHandler(enqueue, func(_, secret *corev1.Secret) { enqueue(secret) }, onDelete); err != nil {
 				return nil, fmt.Errorf("watch secrets: %w", err)
 			}
+			if err := c.secrets.EnsureIndex(tokensByAccount, func(secret *corev1.Secret) []string {
+				if secret.Type != corev1.SecretTypeServiceAccountToken {
+					return nil
+				}
+				return []string{secret.Namespace + "/" + secret.Annotations[corev1.ServiceAccountNameKey]}
+			}); err != nil {
+				return nil, fmt.Errorf("index secrets by service account: %w", err)
+			}
 			ofAccount := func(account *corev1.ServiceAccount) {
-				for _, secret := range c.secrets.List(account.Namespace, nil) {
-					if secret.Annotations[corev1.ServiceAccountNameKey] == account.Name {
-						enqueue(secret)
-					}
+				// The index exists: it was added above.
+				secrets, _ := c.secrets.ByIndex(tokensByAccount, account.Namespace+"/"+account.Name)
+				for _, secret := range secrets {
+					enqueue(secret)
 				}
 			}
 			if err := c.accounts.AddEventHandler(ofAccount, nil, ofAccount); err != nil {
@@ -63,6 +71,9 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 		},
 	}
 }
+
+// tokensByAccount is the index of token secrets by service account.
+const tokensByAccount = "service account"
 
 // forgetPrefix marks keys for the removal of a deleted secret from its service account: the prefix, the account's name and UID,
 // and the secret's name, separated by slashes, which names do not contain.

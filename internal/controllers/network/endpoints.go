@@ -37,7 +37,7 @@ var Endpoints = controller.Definition{
 		if err := controller.WatchPrimary[*corev1.Service](s); err != nil {
 			return nil, err
 		}
-		if err := watchPods(s); err != nil {
+		if _, err := watchPods(s); err != nil {
 			return nil, err
 		}
 		// Only deletions matter: Endpoints may be created before their service, and those of services without a selector are
@@ -85,6 +85,9 @@ type endpointsView struct {
 	current     *corev1.Endpoints // nil if missing
 	triggerTime time.Time
 }
+
+// Size counts the pods.
+func (v endpointsView) Size() int { return len(v.pods) }
 
 // Observe gathers a service, its pods and its Endpoints.
 func (c *endpoints) Observe(key controller.Key) (v endpointsView, ok bool) {

@@ -346,6 +346,7 @@ func TestEndpointsFollowTheirServices(t *testing.T) {
 		}
 		// A service that gives up its selector keeps them, as its owner's.
 		world.Edit(w, "default", "web", func(s *corev1.Service) { s.Spec.Selector = nil })
+		w.Pass(time.Second) // services and pods have informers of their own
 		w.Remove(world.Get[*corev1.Pod](w, "default", "a"))
 		w.Pass(time.Minute)
 		if got := addresses(); got == "" {

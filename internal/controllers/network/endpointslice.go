@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,7 +12,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/endpointslice/topologycache"
 	"k8s.io/endpointslice/trafficdist"
@@ -44,8 +44,11 @@ func EndpointSlice(endpointsPerSlice int) controller.Definition {
 				slices:       client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
 				triggerTimes: endpointsliceutil.NewTriggerTimeTracker(),
 				topology:     topologycache.NewTopologyCache(),
+				zoneCPUs:     newZoneCPUs(),
 			}
-			return controller.NewSyncer(s, c), c.watch()
+			c.syncService = controller.NewSyncer(s, c)
+			nodesCounted, err := c.watch()
+			return controller.AfterInitialEvents(s, nodesCounted, c), err
 		},
 	}
 }
@@ -61,51 +64,80 @@ type endpointSlices struct {
 	// topology tracks the CPUs and endpoints of zones for topology aware hints. It is stateful: hints change only when the
 	// imbalance is large.
 	topology *topologycache.TopologyCache
+	zoneCPUs *zoneCPUs
+	// selectors finds the services of a pod.
+	selectors   controller.Selectors[*corev1.Service]
+	syncService controller.Syncer
 }
 
-func (c *endpointSlices) watch() error {
+// watch returns whether zoneCPUs has observed all nodes of the initial list.
+func (c *endpointSlices) watch() (nodesCounted func() bool, err error) {
 	if err := controller.WatchPrimary[*corev1.Service](c.setup); err != nil {
-		return err
+		return nil, err
 	}
-	if err := watchPods(c.setup); err != nil {
-		return err
+	if c.selectors, err = watchPods(c.setup); err != nil {
+		return nil, err
 	}
 	if err := controller.IndexPodsByNode(c.pods); err != nil {
-		return err
+		return nil, err
+	}
+	if err := indexSlices(c.slices); err != nil {
+		return nil, err
 	}
 	if err := controller.Watch(c.setup, func(slice *discoveryv1.EndpointSlice) []controller.Key {
 		return serviceKeyOf(slice, sliceManager)
 	}); err != nil {
-		return err
+		return nil, err
 	}
-	onUpdate := func(old, node *corev1.Node) {
-		if zoneOf(old) != zoneOf(node) {
-			c.enqueueForNode(node)
-		} else if nodeReady(old) != nodeReady(node) {
-			c.updateTopology()
+	if nodesCounted, err = c.watchNodes(); err != nil {
+		return nil, fmt.Errorf("watch nodes: %w", err)
+	}
+	return nodesCounted, nil
+}
+
+func (c *endpointSlices) watchNodes() (hasSynced func() bool, err error) {
+	onChange := func(node *corev1.Node) {
+		if c.zoneCPUs.observe(node) {
+			c.setup.EnqueueAfter(topologyKey, topologyDelay)
 		}
 	}
-	if err := c.nodes.AddEventHandler(c.enqueueForNode, onUpdate, c.enqueueForNode); err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
+	onAdd := func(node *corev1.Node) { onChange(node); c.enqueueForNode(node) }
+	onUpdate := func(old, node *corev1.Node) {
+		onChange(node)
+		if zoneOf(old) != zoneOf(node) {
+			c.enqueueForNode(node)
+		}
 	}
-	return nil
+	onDelete := func(node *corev1.Node) {
+		if c.zoneCPUs.remove(node) {
+			c.setup.EnqueueAfter(topologyKey, topologyDelay)
+		}
+		c.enqueueForNode(node)
+	}
+	return c.nodes.AddEventHandlerWithSync(onAdd, onUpdate, onDelete)
 }
 
 // enqueueForNode enqueues the services with pods on a node, since their endpoints depend on its existence and zone.
 func (c *endpointSlices) enqueueForNode(node *corev1.Node) {
 	for _, pod := range controller.PodsOnNode(c.pods, node.Name) {
-		for _, service := range c.services.List(pod.Namespace, nil) {
-			if hasManagedEndpoints(service) && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
-				c.setup.Enqueue(controller.KeyOf(service))
-			}
+		for _, service := range c.selectors.Matching(pod) {
+			c.setup.Enqueue(controller.KeyOf(service))
 		}
 	}
-	c.updateTopology()
 }
 
-// updateTopology enqueues the services whose hints no longer fit the zones.
-func (c *endpointSlices) updateTopology() {
-	c.topology.SetNodes(klog.Background(), c.nodes.List("", nil))
+// Sync reconciles the slices of a service, or compares the zones with the hints of all services.
+func (c *endpointSlices) Sync(ctx context.Context, key controller.Key) error {
+	c.zoneCPUs.update(c.topology)
+	if key == topologyKey {
+		c.enqueueOverloaded()
+		return nil
+	}
+	return c.syncService.Sync(ctx, key)
+}
+
+// enqueueOverloaded enqueues the services whose hints no longer fit the zones.
+func (c *endpointSlices) enqueueOverloaded() {
 	for _, key := range c.topology.GetOverloadedServices() {
 		namespace, name, _ := strings.Cut(key, "/")
 		c.setup.Enqueue(controller.Key{Namespace: namespace, Name: name})
@@ -121,14 +153,6 @@ func serviceKeyOf(slice *discoveryv1.EndpointSlice, manager string) []controller
 	return []controller.Key{{Namespace: slice.Namespace, Name: name}}
 }
 
-func zoneOf(node *corev1.Node) string { return node.Labels[corev1.LabelTopologyZone] }
-
-func nodeReady(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
-}
-
 // slicesView is the observed state for the slices of one service.
 type slicesView struct {
 	service      *corev1.Service
@@ -139,6 +163,9 @@ type slicesView struct {
 	triggerTime  time.Time
 	topology     *topologycache.TopologyCache
 }
+
+// Size counts the pods.
+func (v slicesView) Size() int { return len(v.pods) }
 
 // Observe gathers a service, its pods and its slices.
 func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
@@ -163,8 +190,9 @@ func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
 
 // slicesOf returns the slices of a service with the managed-by label, sorted by name, without those being deleted.
 func slicesOf(all client.Informer[*discoveryv1.EndpointSlice], namespace, service, manager string) []*discoveryv1.EndpointSlice {
-	found := all.List(namespace, labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: manager}))
-	found = slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.DeletionTimestamp != nil })
+	found := slices.DeleteFunc(allSlicesOf(all, namespace, service), func(s *discoveryv1.EndpointSlice) bool {
+		return s.Labels[discoveryv1.LabelManagedBy] != manager || s.DeletionTimestamp != nil
+	})
 	slices.SortFunc(found, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return found
 }

@@ -1,16 +1,18 @@
 package network
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -39,57 +41,132 @@ func LoadBalancer(reservedPorts []int32) controller.Definition {
 				nodes:    client.InformerFor[*corev1.Node](s.Informers),
 				slices:   client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
 			}
-			return controller.NewSyncer(s, c), c.watch(s)
+			c.setup, c.syncService = s, controller.NewSyncer(s, c)
+			return c, c.watch()
 		},
 	}
 }
 
 type loadBalancers struct {
-	reserved []int32
-	services client.Informer[*corev1.Service]
-	nodes    client.Informer[*corev1.Node]
-	slices   client.Informer[*discoveryv1.EndpointSlice]
+	setup       *controller.Setup
+	reserved    []int32
+	services    client.Informer[*corev1.Service]
+	nodes       client.Informer[*corev1.Node]
+	slices      client.Informer[*discoveryv1.EndpointSlice]
+	syncService controller.Syncer
+
+	mu sync.Mutex
+	// eligible are the nodes that accept external traffic, sorted by name, as of the last change of nodes that was processed; nil at first.
+	eligible []*corev1.Node
 }
 
-func (c *loadBalancers) watch(s *controller.Setup) error {
-	enqueueAll := func() {
-		for _, service := range c.services.List("", nil) {
-			if isBalanced(service) {
-				s.Enqueue(controller.KeyOf(service))
+const (
+	// balancedByPort is the index of balanced services by their ports. All of them also have the value anyPort.
+	balancedByPort = "balanced port"
+	anyPort        = "any"
+	// nodesDelay batches changes of nodes, each of which affects the addresses of all services.
+	nodesDelay = time.Second
+)
+
+// allServices is the key under which all balanced services are enqueued. Keys of services have a namespace.
+var allServices = controller.Key{Name: "services"}
+
+func portValue(port corev1.ServicePort) string { return fmt.Sprintf("%d/%s", port.Port, port.Protocol) }
+
+// withPort returns the balanced services that have a port, or all.
+func (c *loadBalancers) withPort(value string) []*corev1.Service {
+	// The index exists: watch added it.
+	services, _ := c.services.ByIndex(balancedByPort, value)
+	return services
+}
+
+func (c *loadBalancers) watch() error {
+	err := c.services.EnsureIndex(balancedByPort, func(service *corev1.Service) []string {
+		if !isBalanced(service) {
+			return nil
+		}
+		values := []string{anyPort}
+		for _, port := range service.Spec.Ports {
+			values = append(values, portValue(port))
+		}
+		return values
+	})
+	if err != nil {
+		return fmt.Errorf("index services by port: %w", err)
+	}
+	if err := indexSlices(c.slices); err != nil {
+		return err
+	}
+	enqueue := func(service *corev1.Service) { c.setup.Enqueue(controller.KeyOf(service)) }
+	portsReleased := func(service *corev1.Service) {
+		for _, port := range service.Spec.Ports {
+			for _, other := range c.withPort(portValue(port)) {
+				enqueue(other)
 			}
 		}
 	}
-	onAdd := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
 	onUpdate := func(old, service *corev1.Service) {
-		s.Enqueue(controller.KeyOf(service))
+		enqueue(service)
 		if isBalanced(old) && (!isBalanced(service) || service.DeletionTimestamp != nil || !apiequality.Semantic.DeepEqual(old.Spec.Ports, service.Spec.Ports)) {
-			enqueueAll() // a port may have become free
+			portsReleased(old)
 		}
 	}
 	onDelete := func(service *corev1.Service) {
 		if isBalanced(service) {
-			enqueueAll()
+			portsReleased(service)
 		}
 	}
-	if err := c.services.AddEventHandler(onAdd, onUpdate, onDelete); err != nil {
+	if err := c.services.AddEventHandler(enqueue, onUpdate, onDelete); err != nil {
 		return fmt.Errorf("watch services: %w", err)
 	}
+	nodesChanged := func(*corev1.Node) { c.setup.EnqueueAfter(allServices, nodesDelay) }
 	onNodeUpdate := func(old, node *corev1.Node) {
 		if isEligible(old) != isEligible(node) || !apiequality.Semantic.DeepEqual(old.Status.Addresses, node.Status.Addresses) {
-			enqueueAll()
+			nodesChanged(node)
 		}
 	}
-	if err := c.nodes.AddEventHandler(func(*corev1.Node) { enqueueAll() }, onNodeUpdate, func(*corev1.Node) { enqueueAll() }); err != nil {
+	if err := c.nodes.AddEventHandler(nodesChanged, onNodeUpdate, nodesChanged); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	// With externalTrafficPolicy Local, the addresses depend on the nodes of the endpoints.
-	return controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
+	return controller.Watch(c.setup, func(slice *discoveryv1.EndpointSlice) []controller.Key {
 		key := controller.Key{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
 		if service, ok := c.services.Get(key.Namespace, key.Name); ok && isBalanced(service) && hasLocalPolicy(service) {
 			return []controller.Key{key}
 		}
 		return nil
 	})
+}
+
+// Sync reconciles a service, or enqueues all of them.
+func (c *loadBalancers) Sync(ctx context.Context, key controller.Key) error {
+	if key != allServices {
+		return c.syncService.Sync(ctx, key)
+	}
+	c.mu.Lock()
+	c.eligible = nil
+	c.mu.Unlock()
+	for _, service := range c.withPort(anyPort) {
+		c.setup.Enqueue(controller.KeyOf(service))
+	}
+	return nil
+}
+
+// eligibleNodes returns the nodes that accept external traffic. They are the same for all services until nodes change.
+func (c *loadBalancers) eligibleNodes() []*corev1.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.eligible == nil {
+		c.eligible = eligibleOf(c.nodes.List("", nil))
+	}
+	return c.eligible
+}
+
+// eligibleOf returns those of the nodes that accept external traffic, sorted by name. It reuses the slice.
+func eligibleOf(nodes []*corev1.Node) []*corev1.Node {
+	nodes = slices.DeleteFunc(nodes, func(node *corev1.Node) bool { return !isEligible(node) })
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	return nodes
 }
 
 // isBalanced reports whether this controller handles the service.
@@ -113,11 +190,14 @@ func isEligible(node *corev1.Node) bool {
 // loadBalancerView is the observed state for the addresses of one service.
 type loadBalancerView struct {
 	service  *corev1.Service
-	others   []*corev1.Service // other balanced services, the oldest first
-	nodes    []*corev1.Node
-	serving  map[string]bool // nodes with a ready endpoint; nil: all nodes
+	others   []*corev1.Service // other balanced services with one of its ports, the oldest first
+	nodes    []*corev1.Node    // that accept external traffic, sorted by name
+	serving  map[string]bool   // nodes with a ready endpoint; nil: all nodes
 	reserved []int32
 }
+
+// Size counts the nodes.
+func (v loadBalancerView) Size() int { return len(v.nodes) }
 
 // Observe gathers a service, other services that may use its ports, and the nodes.
 func (c *loadBalancers) Observe(key controller.Key) (loadBalancerView, bool) {
@@ -128,16 +208,18 @@ func (c *loadBalancers) Observe(key controller.Key) (loadBalancerView, bool) {
 	if class := service.Spec.LoadBalancerClass; class != nil && *class != BalancerClass {
 		return loadBalancerView{}, false // the finalizer of another controller
 	}
-	v := loadBalancerView{service: service, nodes: c.nodes.List("", nil), reserved: c.reserved}
-	for _, other := range c.services.List("", nil) {
-		if isBalanced(other) && other.UID != service.UID && other.DeletionTimestamp == nil {
-			v.others = append(v.others, other)
+	v := loadBalancerView{service: service, nodes: c.eligibleNodes(), reserved: c.reserved}
+	for _, port := range service.Spec.Ports {
+		for _, other := range c.withPort(portValue(port)) {
+			if other.UID != service.UID && other.DeletionTimestamp == nil && !slices.Contains(v.others, other) {
+				v.others = append(v.others, other)
+			}
 		}
 	}
 	sortByAge(v.others)
 	if hasLocalPolicy(service) {
 		v.serving = map[string]bool{}
-		for _, slice := range c.slices.List(key.Namespace, labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: key.Name})) {
+		for _, slice := range allSlicesOf(c.slices, key.Namespace, key.Name) {
 			for _, e := range slice.Endpoints {
 				if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
 					v.serving[*e.NodeName] = true
@@ -233,10 +315,8 @@ func (v loadBalancerView) isOlder(other *corev1.Service) bool {
 // ingress returns the addresses of the nodes in the service's families: external addresses, or internal ones if there are none.
 func (v loadBalancerView) ingress() (list []corev1.LoadBalancerIngress) {
 	families := addressTypes(v.service)
-	nodes := slices.Clone(v.nodes)
-	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	for _, node := range nodes {
-		if !isEligible(node) || v.serving != nil && !v.serving[node.Name] {
+	for _, node := range v.nodes {
+		if v.serving != nil && !v.serving[node.Name] {
 			continue
 		}
 		for _, family := range families {

@@ -46,7 +46,7 @@ func TestLoadBalancer(t *testing.T) {
 		want string
 		ips  string
 	}{
-		{"new", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n2, n1, down, excluded, public}},
+		{"new", loadBalancerView{service: balancer(), nodes: eligibleOf([]*corev1.Node{n2, n1, down, excluded, public})},
 			"patch Service web, patch status of Service web, tell EnsuringLoadBalancer, tell EnsuredLoadBalancer", "192.0.2.1 192.0.2.2 198.51.100.5"},
 		{"at rest", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, "", ""},
 		{"one node more", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, "patch status of Service web, tell UpdatedLoadBalancer", "192.0.2.1 192.0.2.2"},
@@ -192,7 +192,7 @@ func TestBalancerAddresses(t *testing.T) {
 		{"none serves", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1")}, map[string]bool{}, ""},
 	} {
 		var got []string
-		for _, i := range (loadBalancerView{service: test.service, nodes: test.nodes, serving: test.serving}).ingress() {
+		for _, i := range (loadBalancerView{service: test.service, nodes: eligibleOf(test.nodes), serving: test.serving}).ingress() {
 			got = append(got, i.IP)
 			if *i.IPMode != corev1.LoadBalancerIPModeVIP || i.Hostname != "" || i.Ports != nil {
 				t.Errorf("%s: %+v", test.what, i)

@@ -33,6 +33,9 @@ func EndpointSliceMirroring(perSubset int) controller.Definition {
 				endpoints:    client.InformerFor[*corev1.Endpoints](s.Informers),
 				slices:       client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
 			}
+			if err := indexSlices(c.slices); err != nil {
+				return nil, err
+			}
 			if err := controller.WatchPrimary[*corev1.Endpoints](s); err != nil {
 				return nil, err
 			}

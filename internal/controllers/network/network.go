@@ -7,6 +7,7 @@ package network
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -31,6 +32,27 @@ import (
 // leaderElectionAnnotation marks Endpoints that are leader election locks.
 const leaderElectionAnnotation = "control-plane.alpha.kubernetes.io/leader"
 
+// slicesByService is the index of EndpointSlices by the key of their service.
+const slicesByService = "service"
+
+// indexSlices adds the index of slices by service.
+func indexSlices(all client.Informer[*discoveryv1.EndpointSlice]) error {
+	err := all.EnsureIndex(slicesByService, func(slice *discoveryv1.EndpointSlice) []string {
+		return []string{slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]}
+	})
+	if err != nil {
+		return fmt.Errorf("index slices by service: %w", err)
+	}
+	return nil
+}
+
+// allSlicesOf returns the slices of a service, whoever manages them.
+func allSlicesOf(all client.Informer[*discoveryv1.EndpointSlice], namespace, service string) []*discoveryv1.EndpointSlice {
+	// The index exists: indexSlices added it.
+	found, _ := all.ByIndex(slicesByService, namespace+"/"+service)
+	return found
+}
+
 // hasManagedEndpoints reports whether a service has a selector and is not an ExternalName.
 func hasManagedEndpoints(service *corev1.Service) bool {
 	return service.Spec.Selector != nil && service.Spec.Type != corev1.ServiceTypeExternalName
@@ -43,14 +65,26 @@ func podsOf(pods client.Informer[*corev1.Pod], service *corev1.Service) []*corev
 	return selected
 }
 
-// watchPods enqueues the services that select a pod when it changes in a way that affects endpoints.
-func watchPods(s *controller.Setup) error {
-	services := client.InformerFor[*corev1.Service](s.Informers)
+// errNoEndpoints: a service has no endpoints that controllers manage.
+var errNoEndpoints = errors.New("the service has no selector or is an ExternalName")
+
+// selectorOf returns the selector of a service.
+func selectorOf(service *corev1.Service) (labels.Selector, error) {
+	if !hasManagedEndpoints(service) {
+		return nil, errNoEndpoints
+	}
+	return labels.SelectorFromSet(service.Spec.Selector), nil
+}
+
+// watchPods enqueues the services that select a pod when it changes in a way that affects endpoints. It returns the selectors of services.
+func watchPods(s *controller.Setup) (controller.Selectors[*corev1.Service], error) {
+	services, err := controller.SelectorsOf(s, selectorOf)
+	if err != nil {
+		return services, err
+	}
 	enqueue := func(pod *corev1.Pod) {
-		for _, service := range services.List(pod.Namespace, nil) {
-			if service.Spec.Selector != nil && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
-				s.Enqueue(controller.KeyOf(service))
-			}
+		for _, service := range services.Matching(pod) {
+			s.Enqueue(controller.KeyOf(service))
 		}
 	}
 	onUpdate := func(old, pod *corev1.Pod) {
@@ -62,10 +96,14 @@ func watchPods(s *controller.Setup) error {
 		}
 		enqueue(pod)
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(enqueue, onUpdate, enqueue); err != nil {
-		return fmt.Errorf("watch pods: %w", err)
+	pods := client.InformerFor[*corev1.Pod](s.Informers)
+	if err := pods.EnsureLabelIndex(); err != nil {
+		return services, fmt.Errorf("index pods by label: %w", err)
 	}
-	return nil
+	if err := pods.AddEventHandler(enqueue, onUpdate, enqueue); err != nil {
+		return services, fmt.Errorf("watch pods: %w", err)
+	}
+	return services, nil
 }
 
 // endpointsDiffer reports whether a change of a pod affects endpoints.

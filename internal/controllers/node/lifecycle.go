@@ -60,10 +60,14 @@ func Lifecycle(settings LifecycleSettings) controller.Definition {
 				zones:  newZones(settings),
 				health: map[string]*nodeHealth{}, renewals: map[string]time.Time{},
 			}
-			return c, c.watch()
+			nodesCounted, err := c.watch()
+			return controller.AfterInitialEvents(s, nodesCounted, c), err
 		},
 	}
 }
+
+// nodesInZone is the index of nodes by zone.
+const nodesInZone = "zone"
 
 type lifecycle struct {
 	setup    *controller.Setup
@@ -86,23 +90,16 @@ type nodeHealth struct {
 	heartbeat metav1.Time
 }
 
-func (c *lifecycle) watch() error {
+// watch returns whether the zones have observed all nodes of the initial list.
+func (c *lifecycle) watch() (nodesCounted func() bool, err error) {
 	if err := controller.IndexPodsByNode(c.pods); err != nil {
-		return err
+		return nil, err
 	}
-	enqueue := func(node *corev1.Node) { c.setup.Enqueue(controller.KeyOf(node)) }
-	onAdd := func(node *corev1.Node) { c.zones.markDirty(); enqueue(node) }
-	onUpdate := func(old, node *corev1.Node) {
-		if readiness(old) != readiness(node) || zoneOf(old) != zoneOf(node) || isExcluded(old) != isExcluded(node) {
-			c.zones.markDirty()
-		}
-		enqueue(node)
-		if readiness(old) == corev1.ConditionTrue && readiness(node) == corev1.ConditionUnknown {
-			c.enqueuePods(node)
-		}
+	if err := c.nodes.EnsureIndex(nodesInZone, func(node *corev1.Node) []string { return []string{zoneOf(node)} }); err != nil {
+		return nil, fmt.Errorf("index nodes by zone: %w", err)
 	}
-	if err := c.nodes.AddEventHandler(onAdd, onUpdate, onAdd); err != nil {
-		return fmt.Errorf("watch nodes: %w", err)
+	if nodesCounted, err = c.watchNodes(); err != nil {
+		return nil, fmt.Errorf("watch nodes: %w", err)
 	}
 	onPodBound := func(pod *corev1.Pod) {
 		if c.isKnown(pod.Spec.NodeName) { // only for pods bound after the node was first observed
@@ -115,7 +112,7 @@ func (c *lifecycle) watch() error {
 		}
 	}
 	if err := c.pods.AddEventHandler(onPodBound, onPodUpdate, nil); err != nil {
-		return fmt.Errorf("watch pods: %w", err)
+		return nil, fmt.Errorf("watch pods: %w", err)
 	}
 	// Only record renewals: a node is synced again when its grace period could be over.
 	recordRenewal := func(lease *coordinationv1.Lease) {
@@ -130,10 +127,30 @@ func (c *lifecycle) watch() error {
 			recordRenewal(lease)
 		}
 	}
-	if err := c.leases.AddEventHandler(recordRenewal, onLeaseUpdate, nil); err != nil {
-		return fmt.Errorf("watch leases: %w", err)
+	forgetRenewals := func(lease *coordinationv1.Lease) {
+		if lease.Namespace == corev1.NamespaceNodeLease {
+			c.mu.Lock()
+			delete(c.renewals, lease.Name)
+			c.mu.Unlock()
+		}
 	}
-	return nil
+	if err := c.leases.AddEventHandler(recordRenewal, onLeaseUpdate, forgetRenewals); err != nil {
+		return nil, fmt.Errorf("watch leases: %w", err)
+	}
+	return nodesCounted, nil
+}
+
+func (c *lifecycle) watchNodes() (hasSynced func() bool, err error) {
+	enqueue := func(node *corev1.Node) { c.setup.Enqueue(controller.KeyOf(node)) }
+	onAdd := func(node *corev1.Node) { c.zones.observe(node); enqueue(node) }
+	onUpdate := func(old, node *corev1.Node) {
+		onAdd(node)
+		if readiness(old) == corev1.ConditionTrue && readiness(node) == corev1.ConditionUnknown {
+			c.enqueuePods(node)
+		}
+	}
+	onDelete := func(node *corev1.Node) { c.zones.remove(node); enqueue(node) }
+	return c.nodes.AddEventHandlerWithSync(onAdd, onUpdate, onDelete)
 }
 
 // Sync reconciles one node or one pod.
@@ -142,11 +159,7 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	if key.Namespace != "" {
 		return c.syncPod(ctx, key, now)
 	}
-	if c.zones.update(c.nodes.List, now) {
-		for _, node := range c.nodes.List("", nil) {
-			c.setup.Enqueue(controller.KeyOf(node))
-		}
-	}
+	c.enqueueZones(c.zones.update(now))
 	node, ok := c.nodes.Get("", key.Name)
 	if !ok {
 		c.forgetNode(key.Name)
@@ -173,6 +186,23 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 		plan.Events = append(plan.Events, nodeEvent(node, "RegisteredNode", "Registered Node %s in Controller"))
 	}
 	return c.setup.Apply(ctx, key, plan)
+}
+
+// enqueueZones enqueues the nodes of zones whose state changed.
+func (c *lifecycle) enqueueZones(changes zoneChanges) {
+	var affected []*corev1.Node
+	if changes.all {
+		affected = c.nodes.List("", nil)
+	} else {
+		for _, name := range changes.zones {
+			// The index exists: watch added it.
+			nodes, _ := c.nodes.ByIndex(nodesInZone, name)
+			affected = append(affected, nodes...)
+		}
+	}
+	for _, node := range affected {
+		c.setup.Enqueue(controller.KeyOf(node))
+	}
 }
 
 // syncPod sets the Ready condition of a pod to False if its node is not ready.

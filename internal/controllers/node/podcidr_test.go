@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -117,43 +118,55 @@ func TestOccupiedPieces(t *testing.T) {
 		{"IPv6, more than everything", "fd00::/62", 64, "fd00::/16", []uint64{0, 1, 2, 3}},
 		{"IPv6, outside", "fd00::/62", 64, "fd01::/64", nil},
 	} {
-		used := map[uint64]bool{}
-		PodRange{Prefix: netip.MustParsePrefix(test.cidr), NodeBits: test.bits}.markUsed(netip.MustParsePrefix(test.takes), used)
-		var got []uint64
-		for n := range used {
-			got = append(got, n)
-		}
-		if slices.Sort(got); !slices.Equal(got, test.want) {
+		pool := newSubnetPool(PodRange{Prefix: netip.MustParsePrefix(test.cidr), NodeBits: test.bits})
+		pool.occupy(netip.MustParsePrefix(test.takes))
+		if got := slices.Sorted(maps.Keys(pool.users)); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
+		}
+		if pool.release(netip.MustParsePrefix(test.takes)); len(pool.users) > 0 {
+			t.Errorf("%s: %v are in use after the release", test.what, pool.users)
 		}
 	}
 }
 
+// TestNextPiece: first those never used, then those free for the longest time.
 func TestNextPiece(t *testing.T) {
-	r := PodRange{Prefix: netip.MustParsePrefix("10.0.0.0/22"), NodeBits: 24}
-	for _, test := range []struct {
-		candidate uint64
-		used      []uint64
-		want      int // -1: none
-	}{
-		{0, nil, 0}, {0, []uint64{0}, 1}, {3, nil, 3}, {3, []uint64{3}, 0}, {2, []uint64{2, 3, 0}, 1}, {1, []uint64{0, 1, 2, 3}, -1}, {1, []uint64{1, 2}, 3},
-	} {
-		used := map[uint64]bool{}
-		for _, n := range test.used {
-			used[n] = true
-		}
-		got := -1
-		if n, ok := r.nextFree(test.candidate, used); ok {
-			got = int(n)
-		}
-		if got != test.want {
-			t.Errorf("from %d, used %v: %d, want %d", test.candidate, test.used, got, test.want)
+	pool := newSubnetPool(PodRange{Prefix: netip.MustParsePrefix("10.0.0.0/22"), NodeBits: 24})
+	take := func(want string) {
+		t.Helper()
+		got := pool.next()
+		if pool.occupy(got); got.String() != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
+	release := func(text string) { pool.release(netip.MustParsePrefix(text)) }
+	pool.occupy(netip.MustParsePrefix("10.0.1.0/24"))
+	take("10.0.0.0/24")
+	release("10.0.0.0/24")
+	take("10.0.2.0/24")
+	release("10.0.1.0/24")
+	release("10.0.2.0/24")
+	take("10.0.3.0/24")
+	if pool.free() != 3 {
+		t.Errorf("%d are free", pool.free())
+	}
+	take("10.0.0.0/24")
+	pool.occupy(netip.MustParsePrefix("10.0.1.7/32")) // by hand, while it is queued
+	take("10.0.2.0/24")
+	if pool.free() != 0 {
+		t.Errorf("%d are free", pool.free())
+	}
+	pool.occupy(netip.MustParsePrefix("10.0.1.0/24"))
+	release("10.0.1.7/32")
+	if pool.free() != 0 {
+		t.Error("a subnet is free that one of two users released")
+	}
+	release("10.0.1.0/24")
+	take("10.0.1.0/24")
 }
 
 func TestPodCIDRs(t *testing.T) {
-	const noneLeft = `Normal CIDRNotAvailable "Node a status is now: CIDRNotAvailable"`
+	const noneLeft = `Normal CIDRNotAvailable "Node a status is now: CIDRNotAvailable"; again 30m0s`
 	given := func(node string, cidrs ...string) string {
 		return fmt.Sprintf(`patch Node %s {"metadata":{"uid":"uid-%s"},"spec":{"podCIDR":%q,"podCIDRs":["%s"]}} else Normal CIDRAssignmentFailed "Node %s status is now: CIDRAssignmentFailed"`,
 			node, node, cidrs[0], strings.Join(cidrs, `","`), node)
@@ -165,54 +178,52 @@ func TestPodCIDRs(t *testing.T) {
 		ranges string
 		nodes  []*corev1.Node
 		taken  []netip.Prefix
-		from   uint64
 		want   string
-		next   []uint64
 	}{
-		{"no nodes", four, nil, nil, 0, "", []uint64{0}},
-		{"one node", four, []*corev1.Node{aNode("a")}, nil, 0, given("a", "10.0.0.0/24"), []uint64{1}},
-		{"of IPv6", six, []*corev1.Node{aNode("a")}, nil, 0, given("a", "fd00::/64"), []uint64{1}},
-		{"of both families, in the order of the ranges", both, []*corev1.Node{aNode("a")}, nil, 0, given("a", "10.0.0.0/24", "fd00::/64"), []uint64{1, 1}},
-		{"two nodes, by name", both, []*corev1.Node{aNode("b"), aNode("a")}, nil, 0, given("a", "10.0.0.0/24", "fd00::/64") + "; " + given("b", "10.0.1.0/24", "fd00:0:0:1::/64"), []uint64{2, 2}},
-		{"who has one keeps it", four, []*corev1.Node{aNode("a", holds("10.0.0.0/24"))}, nil, 0, "", []uint64{0}},
-		{"what others hold is not given", both, []*corev1.Node{aNode("a", holds("10.0.0.0/24", "fd00::/64")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24", "fd00:0:0:1::/64"), []uint64{2, 2}},
-		{"families need not be in step", both, []*corev1.Node{aNode("a", holds("10.0.0.0/24")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24", "fd00::/64"), []uint64{2, 1}},
-		{"what a node that goes holds is not given", four, []*corev1.Node{aNode("a", isDeleted, holds("10.0.0.0/24")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24"), []uint64{2}},
-		{"a node that goes gets none", four, []*corev1.Node{aNode("a", isDeleted)}, nil, 0, "", []uint64{0}},
-		{"a node that holds what is in no range", four, []*corev1.Node{aNode("a", holds("192.168.0.0/24")), aNode("b")}, nil, 0, given("b", "10.0.0.0/24"), []uint64{1}},
-		{"a node that holds nonsense", four, []*corev1.Node{aNode("a", holds("x")), aNode("b")}, nil, 0, given("b", "10.0.0.0/24"), []uint64{1}},
-		{"a range with host bits counts as its network", four, []*corev1.Node{aNode("a", holds("10.0.0.7/24")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24"), []uint64{2}},
-		{"a node that holds two pieces", four, []*corev1.Node{aNode("a", holds("10.0.0.0/23")), aNode("b")}, nil, 0, given("b", "10.0.2.0/24"), []uint64{3}},
-		{"nor what is taken", both, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/23"), 0, given("a", "10.0.2.0/24", "fd00::/64"), []uint64{3, 1}},
-		{"of both families", both, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/24", "fd00::/63"), 0, given("a", "10.0.1.0/24", "fd00:0:0:2::/64"), []uint64{2, 3}},
-		{"in turn, although one before is free", four, []*corev1.Node{aNode("a")}, nil, 2, given("a", "10.0.2.0/24"), []uint64{3}},
-		{"the last piece, then around", four, []*corev1.Node{aNode("a"), aNode("b")}, nil, 3, given("a", "10.0.3.0/24") + "; " + given("b", "10.0.0.0/24"), []uint64{1}},
-		{"around, over what is held", four, []*corev1.Node{aNode("a"), aNode("z", holds("10.0.3.0/24"))}, nil, 3, given("a", "10.0.0.0/24"), []uint64{1}},
-		{"none left: taken", four, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/8"), 0, noneLeft, []uint64{0}},
-		{"none left: held", four, []*corev1.Node{aNode("a"), aNode("b", all4)}, nil, 1, noneLeft, []uint64{1}},
-		{"none left of one family: nothing is given of the other", both, []*corev1.Node{aNode("a"), aNode("b", holds("10.0.0.0/24", "fd00::/62"))}, nil, 1, noneLeft, []uint64{1, 1}},
-		{"the last one goes to the first", four, []*corev1.Node{aNode("a"), aNode("0"), aNode("b", holds("10.0.0.0/23")), aNode("c", holds("10.0.2.0/24"))}, nil, 0, given("0", "10.0.3.0/24") + "; " + noneLeft, []uint64{0}},
+		{"no nodes", four, nil, nil, ""},
+		{"one node", four, []*corev1.Node{aNode("a")}, nil, given("a", "10.0.0.0/24")},
+		{"of IPv6", six, []*corev1.Node{aNode("a")}, nil, given("a", "fd00::/64")},
+		{"of both families, in the order of the ranges", both, []*corev1.Node{aNode("a")}, nil, given("a", "10.0.0.0/24", "fd00::/64")},
+		{"two nodes, by name", both, []*corev1.Node{aNode("b"), aNode("a")}, nil, given("a", "10.0.0.0/24", "fd00::/64") + "; " + given("b", "10.0.1.0/24", "fd00:0:0:1::/64")},
+		{"who has one keeps it", four, []*corev1.Node{aNode("a", holds("10.0.0.0/24"))}, nil, ""},
+		{"what others hold is not given", both, []*corev1.Node{aNode("a", holds("10.0.0.0/24", "fd00::/64")), aNode("b")}, nil, given("b", "10.0.1.0/24", "fd00:0:0:1::/64")},
+		{"families need not be in step", both, []*corev1.Node{aNode("a", holds("10.0.0.0/24")), aNode("b")}, nil, given("b", "10.0.1.0/24", "fd00::/64")},
+		{"what a node that goes holds is not given", four, []*corev1.Node{aNode("a", isDeleted, holds("10.0.0.0/24")), aNode("b")}, nil, given("b", "10.0.1.0/24")},
+		{"a node that goes gets none", four, []*corev1.Node{aNode("a", isDeleted)}, nil, ""},
+		{"a node that holds what is in no range", four, []*corev1.Node{aNode("a", holds("192.168.0.0/24")), aNode("b")}, nil, given("b", "10.0.0.0/24")},
+		{"a node that holds nonsense", four, []*corev1.Node{aNode("a", holds("x")), aNode("b")}, nil, given("b", "10.0.0.0/24")},
+		{"a range with host bits counts as its network", four, []*corev1.Node{aNode("a", holds("10.0.0.7/24")), aNode("b")}, nil, given("b", "10.0.1.0/24")},
+		{"a node that holds two pieces", four, []*corev1.Node{aNode("a", holds("10.0.0.0/23")), aNode("b")}, nil, given("b", "10.0.2.0/24")},
+		{"nor what is taken", both, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/23"), given("a", "10.0.2.0/24", "fd00::/64")},
+		{"of both families", both, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/24", "fd00::/63"), given("a", "10.0.1.0/24", "fd00:0:0:2::/64")},
+		{"none left: taken", four, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/8"), noneLeft},
+		{"none left: held", four, []*corev1.Node{aNode("a"), aNode("b", all4)}, nil, noneLeft},
+		{"none left of one family: nothing is given of the other", both, []*corev1.Node{aNode("a"), aNode("b", holds("10.0.0.0/24", "fd00::/62"))}, nil, noneLeft},
+		{"the last one goes to the first", four, []*corev1.Node{aNode("a"), aNode("0"), aNode("b", holds("10.0.0.0/23")), aNode("c", holds("10.0.2.0/24"))}, nil, given("0", "10.0.3.0/24") + "; " + noneLeft},
 	} {
 		ranges, err := ParsePodRanges(test.ranges, 24, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		v := podCIDRView{nodes: test.nodes, ranges: ranges, reserved: test.taken}
-		for range ranges {
-			v.candidates = append(v.candidates, test.from)
+		c := newPodCIDRs(ranges, test.taken)
+		for _, n := range test.nodes {
+			c.observe(n)
 		}
-		plan, next := v.reconcile()
-		if got := words(plan); got != test.want || !slices.Equal(next, test.next) {
-			t.Errorf("%s: %s, next %v\nwant %s, next %v", test.what, got, next, test.want, test.next)
+		var got []string
+		for _, n := range slices.SortedFunc(slices.Values(test.nodes), func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) }) {
+			if c.needsAllocation(n) {
+				prefixes, _ := c.allocate(n)
+				got = append(got, words(planAllocation(n, prefixes)))
+			}
 		}
-		if v.candidates[0] != test.from {
-			t.Errorf("%s: the view has changed", test.what)
+		if strings.Join(got, "; ") != test.want {
+			t.Errorf("%s: %s\nwant %s", test.what, strings.Join(got, "; "), test.want)
 		}
 	}
 }
 
-// TestRandomPodCIDRs: nodes come and go; nothing's range meets another's or one that is taken, ranges never change, and a node goes without
-// only when all are in use.
+// TestRandomPodCIDRs: nodes come and go; nothing's range meets another's or one that is taken, ranges never change, a node goes without
+// only when all are in use, and it gets one as soon as one is released.
 func TestRandomPodCIDRs(t *testing.T) {
 	const seed = 3
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -221,44 +232,50 @@ func TestRandomPodCIDRs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range 200 {
-		v := podCIDRView{ranges: ranges, reserved: prefixes(fmt.Sprintf("10.0.%d.0/24", random.IntN(16)), fmt.Sprintf("fd00:0:0:%x::/64", random.IntN(16))), candidates: make([]uint64, 2)}
+		reserved := prefixes(fmt.Sprintf("10.0.%d.0/24", random.IntN(16)), fmt.Sprintf("fd00:0:0:%x::/64", random.IntN(16)))
+		c := newPodCIDRs(ranges, reserved)
+		nodes := map[string]*corev1.Node{}
 		made := 0
 		for step := range 40 {
+			var queue []string
 			for range random.IntN(3) {
 				made++
-				v.nodes = append(v.nodes, aNode(fmt.Sprint("n", made)))
+				name := fmt.Sprint("n", made)
+				nodes[name] = aNode(name)
+				c.observe(nodes[name])
+				queue = append(queue, name)
 			}
-			if len(v.nodes) > 0 && random.IntN(3) > 0 {
-				i := random.IntN(len(v.nodes))
-				v.nodes = slices.Delete(v.nodes, i, i+1)
+			if names := slices.Sorted(maps.Keys(nodes)); len(names) > 0 && random.IntN(3) > 0 {
+				name := names[random.IntN(len(names))]
+				delete(nodes, name)
+				queue = append(queue, c.forget(name)...)
 			}
-			random.Shuffle(len(v.nodes), func(i, j int) { v.nodes[i], v.nodes[j] = v.nodes[j], v.nodes[i] })
-			if random.IntN(10) == 0 {
-				v.candidates = make([]uint64, 2) // the manager starts anew
-			}
-			plan, next := v.reconcile()
-			v.candidates = next
-			applied := map[string][]string{}
-			for _, step := range plan.Steps {
-				for _, w := range step.Writes {
-					text := string(w.Patch)
-					applied[w.Object.GetName()] = strings.Split(strings.Trim(text[strings.Index(text, `"podCIDRs":[`)+len(`"podCIDRs":[`):], `]}"`), `","`)
+			if random.IntN(10) == 0 { // the manager starts anew
+				c = newPodCIDRs(ranges, reserved)
+				for _, n := range nodes {
+					c.observe(n)
 				}
+				queue = slices.Sorted(maps.Keys(nodes))
 			}
-			for i, n := range v.nodes {
-				if cidrs, ok := applied[n.Name]; ok {
-					if len(n.Spec.PodCIDRs) > 0 {
-						t.Fatalf("seed %d, round %d, step %d: %s had %v and gets %v", seed, round, step, n.Name, n.Spec.PodCIDRs, cidrs)
-					}
-					v.nodes[i] = aNode(n.Name, holds(cidrs...))
+			for ; len(queue) > 0; queue = queue[1:] {
+				n := nodes[queue[0]]
+				if n == nil || !c.needsAllocation(n) {
+					queue = append(queue, c.nextWaiting()...)
+					continue
 				}
+				allocated, _ := c.allocate(n)
+				var cidrs []string
+				for _, prefix := range allocated {
+					cidrs = append(cidrs, prefix.String())
+				}
+				nodes[n.Name] = aNode(n.Name, holds(cidrs...))
+				c.observe(nodes[n.Name])
 			}
-			inUse := map[string]string{v.reserved[0].String(): "taken", v.reserved[1].String(): "taken"}
+			inUse := map[string]string{reserved[0].String(): "taken", reserved[1].String(): "taken"}
 			without := 0
-			for _, n := range v.nodes {
+			for _, n := range nodes {
 				if len(n.Spec.PodCIDRs) == 0 {
 					without++
-					continue
 				}
 				for i, cidr := range n.Spec.PodCIDRs {
 					if by, ok := inUse[cidr]; ok {
@@ -269,14 +286,53 @@ func TestRandomPodCIDRs(t *testing.T) {
 					}
 				}
 			}
-			if want := max(0, len(v.nodes)-15); without != want || len(plan.Events) != want {
-				t.Fatalf("seed %d, round %d, step %d: %d of %d nodes are without, %d events", seed, round, step, without, len(v.nodes), len(plan.Events))
-			}
-			if again, _ := v.reconcile(); len(again.Steps) > 0 {
-				t.Fatalf("seed %d, round %d, step %d: a second sync writes %s", seed, round, step, words(again))
+			if want := max(0, len(nodes)-15); without != want || c.waiting.Len() != want || len(c.waitingByName) != want || len(c.held) != len(nodes) {
+				t.Fatalf("seed %d, round %d, step %d: %d of %d nodes are without, %d wait, %d are tracked", seed, round, step, without, len(nodes), c.waiting.Len(), len(c.held))
 			}
 		}
 	}
+}
+
+// TestExhaustedPodCIDRs: nodes without a pod CIDR are reported once, however often they send heartbeats, and get one when one is released.
+func TestExhaustedPodCIDRs(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		ranges, err := ParsePodRanges("10.0.0.0/22", 24, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var faults world.Faults
+		w.Manage(&faults, PodCIDR(ranges, nil))
+		const nodes = 12
+		for i := range nodes {
+			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i)}})
+			w.Pass(time.Second)
+		}
+		for range 100 {
+			for i := range nodes {
+				world.EditStatus(w, "", fmt.Sprint("n", i), func(n *corev1.Node) {
+					n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+				})
+			}
+			w.Pass(time.Second)
+		}
+		for _, e := range world.List[*corev1.Event](w) {
+			if e.Count > 1 || e.Reason != "CIDRNotAvailable" {
+				t.Errorf("%d events %s about %s", e.Count, e.Reason, e.InvolvedObject.Name)
+			}
+		}
+		if writes, _ := faults.Writes(); len(writes) != 4 || len(world.List[*corev1.Event](w)) != nodes-4 {
+			t.Errorf("%d writes and %d events", len(writes), len(world.List[*corev1.Event](w)))
+		}
+		w.Remove(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n4"}}) // waits itself
+		w.Remove(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+		w.Pass(time.Second)
+		if n := world.Get[*corev1.Node](w, "", "n5"); n.Spec.PodCIDR != "10.0.1.0/24" {
+			t.Errorf("the node that waited longest has %q", n.Spec.PodCIDR)
+		}
+		if writes, _ := faults.Writes(); len(writes) != 5 {
+			t.Errorf("%d writes", len(writes))
+		}
+	})
 }
 
 func TestPodCIDRWithoutRangesIsOff(t *testing.T) {

@@ -19,18 +19,20 @@ var TTL = controller.Definition{
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &ttl{nodes: client.InformerFor[*corev1.Node](s.Informers)}
 		enqueue := func(node *corev1.Node) { s.Enqueue(controller.KeyOf(node)) }
-		sized := func(node *corev1.Node) {
-			if c.updateStep(len(c.nodes.List("", nil))) {
+		resize := func(node *corev1.Node, by int) {
+			if c.resize(by) {
 				for _, each := range c.nodes.List("", nil) {
 					enqueue(each)
 				}
 			}
 			enqueue(node)
 		}
-		if err := c.nodes.AddEventHandler(sized, func(_, node *corev1.Node) { enqueue(node) }, sized); err != nil {
+		added, deleted := func(node *corev1.Node) { resize(node, 1) }, func(node *corev1.Node) { resize(node, -1) }
+		counted, err := c.nodes.AddEventHandlerWithSync(added, func(_, node *corev1.Node) { enqueue(node) }, deleted)
+		if err != nil {
 			return nil, fmt.Errorf("watch nodes: %w", err)
 		}
-		return controller.NewSyncer(s, c), nil
+		return controller.AfterInitialEvents(s, counted, controller.NewSyncer(s, c)), nil
 	},
 }
 
@@ -43,14 +45,17 @@ type ttl struct {
 	nodes client.Informer[*corev1.Node]
 
 	mu   sync.Mutex
+	size int // number of nodes
 	step int
 }
 
-// updateStep selects the step for a cluster size and reports whether it changed.
-func (c *ttl) updateStep(size int) bool {
+// resize changes the number of nodes, selects the step for it, and reports whether that changed.
+func (c *ttl) resize(by int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.step
+	c.size += by
+	size := c.size
 	for size > ttlSteps[c.step].to && c.step < len(ttlSteps)-1 {
 		c.step++
 	}

@@ -24,7 +24,7 @@ func TestTTLSteps(t *testing.T) {
 		c := &ttl{}
 		for i, s := range sizes {
 			before := c.step
-			if moved := c.updateStep(s.size); moved != (c.step != before) {
+			if moved := c.resize(s.size - c.size); moved != (c.step != before) {
 				t.Errorf("%v: to %d it moved %v", sizes, i, moved)
 			}
 			if got := ttlSteps[c.step].seconds; got != s.want {

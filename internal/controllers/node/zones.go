@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	nodetopology "k8s.io/component-helpers/node/topology"
 )
 
@@ -23,7 +22,9 @@ func isExcluded(node *corev1.Node) bool {
 type zoneState int
 
 const (
-	zoneNormal zoneState = iota
+	// zoneUnknown: the state has not been computed yet.
+	zoneUnknown zoneState = iota - 1
+	zoneNormal
 	// zonePartial: a large fraction of the nodes is unhealthy. The cause may not be the nodes, so evictions are slowed down or
 	// stopped.
 	zonePartial
@@ -31,80 +32,125 @@ const (
 	zoneFull
 )
 
-// zones tracks the state of all zones and their eviction rate limiters.
+// zones tracks the state of all zones and their eviction rate limiters. The nodes of a zone are counted as they change, so that the cost
+// of a change does not depend on the size of the cluster.
 type zones struct {
 	settings LifecycleSettings
 
 	mu        sync.Mutex
-	dirty     bool
+	members   map[string]zoneMember // nodes by name, without excluded ones
 	byName    map[string]*zone
-	allDown   bool      // no zone has a healthy node
-	recovered time.Time // when a node became healthy after all had been unhealthy
+	dirty     map[string]struct{} // zones whose members changed since the last update
+	fullZones int                 // number of zones in state zoneFull
+	allDown   bool                // no zone has a healthy node
+	recovered time.Time           // when a node became healthy after all had been unhealthy
+}
+
+// zoneMember is what a node contributes to its zone.
+type zoneMember struct {
+	zone  string
+	ready bool
 }
 
 type zone struct {
-	state   zoneState
-	size    int
-	limiter *rate.Limiter
+	state       zoneState
+	ready, lost int
+	size        int // number of nodes for which the limiter was set
+	limiter     *rate.Limiter
 }
 
 func newZones(settings LifecycleSettings) *zones {
-	return &zones{settings: settings, dirty: true, byName: map[string]*zone{}}
+	return &zones{settings: settings, members: map[string]zoneMember{}, byName: map[string]*zone{}, dirty: map[string]struct{}{}}
 }
 
-// markDirty requests a recomputation because the health or zone of a node changed.
-func (z *zones) markDirty() {
+// observe counts a node in its zone, in place of what was counted for it before.
+func (z *zones) observe(node *corev1.Node) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.dirty = true
-}
-
-// update recomputes the zone states if a node changed, and reports whether one of them did.
-func (z *zones) update(list func(string, labels.Selector) []*corev1.Node, now time.Time) bool {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if !z.dirty {
-		return false
+	if isExcluded(node) {
+		z.uncount(node.Name)
+		return
 	}
-	z.dirty = false
-	ready, lost := map[string]int{}, map[string]int{}
-	for _, node := range list("", nil) {
-		if isExcluded(node) {
+	member := zoneMember{zone: zoneOf(node), ready: readiness(node) == corev1.ConditionTrue}
+	if old, counted := z.members[node.Name]; counted && old == member {
+		return
+	}
+	z.uncount(node.Name)
+	z.members[node.Name] = member
+	current := z.byName[member.zone]
+	if current == nil {
+		current = &zone{state: zoneUnknown, limiter: rate.NewLimiter(rate.Limit(z.settings.EvictionRate), 1)}
+		z.byName[member.zone] = current
+	}
+	*current.counter(member)++
+	z.dirty[member.zone] = struct{}{}
+}
+
+// remove removes a deleted node from its zone.
+func (z *zones) remove(node *corev1.Node) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.uncount(node.Name)
+}
+
+// uncount removes a node from the counts of its zone. The caller holds mu.
+func (z *zones) uncount(node string) {
+	if member, counted := z.members[node]; counted {
+		delete(z.members, node)
+		*z.byName[member.zone].counter(member)--
+		z.dirty[member.zone] = struct{}{}
+	}
+}
+
+// counter is the count that a member is part of.
+func (of *zone) counter(member zoneMember) *int {
+	if member.ready {
+		return &of.ready
+	}
+	return &of.lost
+}
+
+// zoneChanges are the zones whose state changed.
+type zoneChanges struct {
+	zones []string
+	// all: the state of the whole cluster changed.
+	all bool
+}
+
+// update computes the states of zones whose nodes changed, and returns those that are new.
+func (z *zones) update(now time.Time) (changes zoneChanges) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for name := range z.dirty {
+		current := z.byName[name]
+		before, size := current.state, current.ready+current.lost
+		if before == zoneFull {
+			z.fullZones--
+		}
+		if size == 0 {
+			delete(z.byName, name)
 			continue
 		}
-		if readiness(node) == corev1.ConditionTrue {
-			ready[zoneOf(node)]++
-			lost[zoneOf(node)] += 0
-		} else {
-			lost[zoneOf(node)]++
+		current.state = computeZoneState(current.ready, current.lost, z.settings.UnhealthyZone)
+		if current.state == zoneFull {
+			z.fullZones++
 		}
-	}
-	changed, allDown := false, len(lost) > 0
-	for name, n := range lost {
-		current := z.byName[name]
-		if current == nil {
-			current = &zone{state: -1, limiter: rate.NewLimiter(rate.Limit(z.settings.EvictionRate), 1)}
-			z.byName[name] = current
+		if current.state != before {
+			changes.zones = append(changes.zones, name)
 		}
-		state := computeZoneState(ready[name], n, z.settings.UnhealthyZone)
-		allDown = allDown && state == zoneFull
-		if state != current.state || n+ready[name] != current.size {
-			changed = changed || state != current.state
-			current.state, current.size = state, n+ready[name]
+		if current.state != before || size != current.size {
+			current.size = size
 			current.limiter.SetLimitAt(now, z.limit(current))
 		}
 	}
-	for name := range z.byName {
-		if _, there := lost[name]; !there {
-			delete(z.byName, name)
-		}
-	}
+	clear(z.dirty)
+	allDown := len(z.byName) > 0 && z.fullZones == len(z.byName)
 	if z.allDown && !allDown {
 		z.recovered = now // give all nodes a new grace period
 	}
-	changed = changed || allDown != z.allDown
+	changes.all = allDown != z.allDown
 	z.allDown = allDown
-	return changed
+	return changes
 }
 
 // computeZoneState returns the state of a zone. One or two unhealthy nodes are not a disruption.

@@ -2,13 +2,16 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"reflect"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/test/world"
 )
@@ -81,10 +84,20 @@ func TestZoneRates(t *testing.T) {
 	}
 }
 
-// seen lets zones see nodes.
+// seen lets zones observe that these are the nodes of the cluster. It reports whether a state changed.
 func seen(z *zones, at time.Time, nodes ...*corev1.Node) bool {
-	z.markDirty()
-	return z.update(func(string, labels.Selector) []*corev1.Node { return nodes }, at)
+	current := map[string]bool{}
+	for _, node := range nodes {
+		current[node.Name] = true
+		z.observe(node)
+	}
+	for name := range maps.Clone(z.members) {
+		if !current[name] {
+			z.remove(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+	}
+	changes := z.update(at)
+	return changes.all || len(changes.zones) > 0
 }
 
 // some returns nodes of a zone, so many ready and so many lost.
@@ -214,18 +227,30 @@ func TestResumedIsWhenSomeoneAnswersAgain(t *testing.T) {
 	}
 }
 
-func TestZonesAreCheckedOnlyWhenChanged(t *testing.T) {
+// TestOnlyChangedZonesAreComputed: a change of a node affects the nodes of its own zone, unless the state of the whole cluster changes.
+func TestOnlyChangedZonesAreComputed(t *testing.T) {
 	z := newZones(DefaultLifecycle)
-	lists := 0
-	update := func() bool {
-		return z.update(func(string, labels.Selector) []*corev1.Node { lists++; return some("a", 1, 0) }, now)
-	}
-	update()
-	update()
-	z.markDirty()
-	update()
-	if lists != 2 {
-		t.Errorf("nodes were listed %d times", lists)
+	seen(z, now, slices.Concat(some("a", 2, 0), some("b", 2, 0))...)
+	for _, test := range []struct {
+		what  string
+		nodes []*corev1.Node
+		dirty int
+		want  zoneChanges
+	}{
+		{"nothing", slices.Concat(some("a", 2, 0), some("b", 2, 0)), 0, zoneChanges{}},
+		{"another heartbeat", some("a", 2, 0), 0, zoneChanges{}},
+		{"a node more", some("a", 3, 0), 1, zoneChanges{}},
+		{"one zone is lost", some("a", 0, 3), 1, zoneChanges{zones: []string{zoneOf(aNode("", inZone("a")))}}},
+		{"so is the other", some("b", 0, 2), 1, zoneChanges{zones: []string{zoneOf(aNode("", inZone("b")))}, all: true}},
+		{"both are", slices.Concat(some("a", 0, 3), some("b", 0, 2)), 0, zoneChanges{}},
+	} {
+		for _, node := range test.nodes {
+			z.observe(node)
+		}
+		dirty := len(z.dirty)
+		if got := z.update(now); dirty != test.dirty || !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s: %d zones computed, %+v changed; want %d, %+v", test.what, dirty, got, test.dirty, test.want)
+		}
 	}
 }
 

@@ -55,7 +55,7 @@ func newAutoscaler(settings AutoscalerSettings, metrics metricsClient) controlle
 				setup: s, settings: settings,
 				autoscalers: client.InformerFor[*autoscalingv2.HorizontalPodAutoscaler](s.Informers),
 				pods:        client.InformerFor[*corev1.Pod](s.Informers),
-				histories:   map[controller.Key]*scaleHistory{}, selectors: map[controller.Key]labels.Selector{},
+				histories:   map[controller.Key]*scaleHistory{}, selectors: map[string]map[string]labels.Selector{},
 			}
 			var err error
 			if c.api, err = newAPI(s.Client); err != nil {
@@ -63,6 +63,9 @@ func newAutoscaler(settings AutoscalerSettings, metrics metricsClient) controlle
 			}
 			if c.metrics = metrics; metrics == nil {
 				c.metrics = c.api
+			}
+			if err := c.pods.EnsureLabelIndex(); err != nil {
+				return nil, fmt.Errorf("index pods by label: %w", err)
 			}
 			enqueue := func(scaler *autoscalingv2.HorizontalPodAutoscaler) { s.Enqueue(controller.KeyOf(scaler)) }
 			// Every sync changes the status; only a change of the spec requires another sync before the period is over.
@@ -89,7 +92,7 @@ type autoscaler struct {
 
 	mu        sync.Mutex
 	histories map[controller.Key]*scaleHistory
-	selectors map[controller.Key]labels.Selector
+	selectors map[string]map[string]labels.Selector // of the targets, by namespace and name of the autoscaler
 }
 
 // Sync reconciles one autoscaler and requeues it after the period, whatever the result: failures are reported in events and
@@ -100,7 +103,9 @@ func (c *autoscaler) Sync(ctx context.Context, key controller.Key) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.histories, key)
-		delete(c.selectors, key)
+		if delete(c.selectors[key.Namespace], key.Name); len(c.selectors[key.Namespace]) == 0 {
+			delete(c.selectors, key.Namespace)
+		}
 		return nil
 	}
 	defer c.setup.EnqueueAfter(key, c.settings.SyncPeriod)
@@ -394,11 +399,15 @@ func (s *autoscalerSync) selectPods(selector string) error {
 	s.selector, s.pods = parsed, c.pods.List(s.scaler.Namespace, parsed)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.selectors[s.key] = parsed
-	for other, otherSelector := range c.selectors {
-		if other.Namespace != s.key.Namespace || other == s.key {
+	if c.selectors[s.key.Namespace] == nil {
+		c.selectors[s.key.Namespace] = map[string]labels.Selector{}
+	}
+	c.selectors[s.key.Namespace][s.key.Name] = parsed
+	for name, otherSelector := range c.selectors[s.key.Namespace] {
+		if name == s.key.Name {
 			continue
 		}
+		other := controller.Key{Namespace: s.key.Namespace, Name: name}
 		if slices.ContainsFunc(s.pods, func(pod *corev1.Pod) bool { return otherSelector.Matches(labels.Set(pod.Labels)) }) {
 			message := fmt.Sprintf("pods by selector %s are controlled by more than one HPA (e.g. %v)", selector, []controller.Key{s.key, other})
 			return fail("AmbiguousSelector", "AmbiguousSelector", message, message)

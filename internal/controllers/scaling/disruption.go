@@ -60,6 +60,12 @@ var Disruption = controller.Definition{
 		if err := controller.WatchPrimary[*policyv1.PodDisruptionBudget](s); err != nil {
 			return nil, err
 		}
+		if c.selectors, err = controller.SelectorsOf(s, selectorOf); err != nil {
+			return nil, err
+		}
+		if err := c.pods.EnsureLabelIndex(); err != nil {
+			return nil, fmt.Errorf("index pods by label: %w", err)
+		}
 		if err := c.pods.AddEventHandler(c.enqueueForPod, func(_, pod *corev1.Pod) { c.enqueueForPod(pod) }, c.enqueueForPod); err != nil {
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
@@ -76,16 +82,19 @@ type disruption struct {
 	sets         client.Informer[*appsv1.ReplicaSet]
 	deployments  client.Informer[*appsv1.Deployment]
 	statefulSets client.Informer[*appsv1.StatefulSet]
+	selectors    controller.Selectors[*policyv1.PodDisruptionBudget]
+}
+
+// selectorOf returns the selector of a budget.
+func selectorOf(budget *policyv1.PodDisruptionBudget) (labels.Selector, error) {
+	return metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 }
 
 // enqueueForPod enqueues the budgets that select a pod, and the pod itself if its DisruptionTarget condition may become stale.
 func (c *disruption) enqueueForPod(pod *corev1.Pod) {
-	var covering []*policyv1.PodDisruptionBudget
-	for _, budget := range c.budgets.List(pod.Namespace, nil) {
-		if selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
-			covering = append(covering, budget)
-			c.setup.Enqueue(controller.KeyOf(budget))
-		}
+	covering := c.selectors.Matching(pod)
+	for _, budget := range covering {
+		c.setup.Enqueue(controller.KeyOf(budget))
 	}
 	if len(covering) > 1 && pod.DeletionTimestamp == nil {
 		c.setup.Events.Eventf(pod, corev1.EventTypeWarning, "MultiplePodDisruptionBudgets",
@@ -109,11 +118,12 @@ func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	v := budgetView{budget: budget, now: time.Now()}
-	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	selector, err := selectorOf(budget)
 	if err != nil {
 		v.err, v.failureEvent = err, controller.Event{Object: budget, Type: corev1.EventTypeWarning, Reason: noPods, Message: fmt.Sprintf("Failed to get pods: %v", err)}
 	} else {
 		v.pods = c.pods.List(budget.Namespace, selector)
+		c.setup.SpaceSyncs(key, len(v.pods))
 		c.countExpectedPods(ctx, &v)
 	}
 	return c.setup.Apply(ctx, key, v.reconcile())

@@ -14,7 +14,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -22,6 +21,8 @@ import (
 )
 
 const (
+	// attachmentsOnNode and attachmentsOfVolume are indexes of VolumeAttachments.
+	attachmentsOnNode, attachmentsOfVolume = "node", "volume"
 	// managedAttachAnnotation is set by kubelets whose volumes are attached by this controller.
 	managedAttachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
 	// DefaultMaxUnmountWait is the time an unreachable node may keep a volume attached that no pod on it uses.
@@ -76,6 +77,9 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	if err := indexPods(c.pods); err != nil {
 		return err
 	}
+	if err := c.indexAttachments(); err != nil {
+		return err
+	}
 	if err := controller.WatchPrimary[*corev1.Node](s); err != nil {
 		return err
 	}
@@ -103,6 +107,14 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	}); err != nil {
 		return err
 	}
+	forget := func(a *storagev1.VolumeAttachment) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.unneededSince, a.Name)
+	}
+	if err := c.attachments.AddEventHandler(nil, nil, forget); err != nil {
+		return fmt.Errorf("watch attachments: %w", err)
+	}
 	// Another node may be waiting for the detach.
 	return controller.Watch(s, func(a *storagev1.VolumeAttachment) []controller.Key {
 		keys := nodeKey(a.Spec.NodeName)
@@ -111,6 +123,20 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 		}
 		return keys
 	})
+}
+
+func (c *attachDetach) indexAttachments() error {
+	err := c.attachments.EnsureIndex(attachmentsOnNode, func(a *storagev1.VolumeAttachment) []string { return []string{a.Spec.NodeName} })
+	if err != nil {
+		return fmt.Errorf("index attachments by node: %w", err)
+	}
+	err = c.attachments.EnsureIndex(attachmentsOfVolume, func(a *storagev1.VolumeAttachment) []string {
+		return []string{deref(a.Spec.Source.PersistentVolumeName)}
+	})
+	if err != nil {
+		return fmt.Errorf("index attachments by volume: %w", err)
+	}
+	return nil
 }
 
 // nodesOf returns the nodes with pods that use a claim, nodesOfVolume those with pods that use a volume.
@@ -162,26 +188,36 @@ func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 			v.needed[volume.Name] = n
 		}
 	}
-	for _, a := range c.attachments.List("", labels.Everything()) {
-		name := deref(a.Spec.Source.PersistentVolumeName)
-		_, needed := v.needed[name]
-		switch {
-		case a.Spec.NodeName == key.Name:
-			v.attachedHere = append(v.attachedHere, a)
-		case needed:
-			v.attachedElsewhere = append(v.attachedElsewhere, a)
-			v.users[name] = append(v.users[name], c.usersOn(a.Spec.NodeName, v.needed[name].volume)...)
-		default:
-			continue
+	c.observeAttachments(&v)
+	return v, v.node != nil || len(v.attachedHere) > 0
+}
+
+// observeAttachments gathers the attachments on the node, and those of needed volumes on other nodes.
+func (c *attachDetach) observeAttachments(v *attachView) {
+	// The indexes exist: watch added them.
+	v.attachedHere, _ = c.attachments.ByIndex(attachmentsOnNode, v.name)
+	for name, needed := range v.needed {
+		all, _ := c.attachments.ByIndex(attachmentsOfVolume, name)
+		for _, a := range all {
+			if a.Spec.NodeName != v.name {
+				v.attachedElsewhere = append(v.attachedElsewhere, a)
+				v.users[name] = append(v.users[name], c.usersOn(a.Spec.NodeName, needed.volume)...)
+				v.volumes[name] = needed.volume
+			}
 		}
+	}
+	v.unneededSince = map[string]time.Time{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range v.attachedHere {
+		name := deref(a.Spec.Source.PersistentVolumeName)
 		if volume, ok := c.volumes.Get("", name); ok {
 			v.volumes[name] = volume
 		}
+		if since, ok := c.unneededSince[a.Name]; ok {
+			v.unneededSince[a.Name] = since
+		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	v.unneededSince = maps.Clone(c.unneededSince)
-	return v, v.node != nil || len(v.attachedHere) > 0
 }
 
 // usersOn returns the pods on a node that use a volume.

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ const resyncPeriod = time.Minute
 
 // Binder binds claims to volumes, updates the phase of both, and reclaims volumes whose claims are deleted.
 //
-// It has two kinds of keys: claims, with a namespace, and volumes, without one. A binding is written to the volume first; if two
+// It has three kinds of keys: claims, with a namespace, volumes, without one, and storage classes, with a prefix. A binding is written to the volume first; if two
 // claims want the same volume, the second write conflicts, and that claim gets another volume.
 var Binder = controller.Definition{
 	Name: "persistentvolume-binder-controller", Aliases: []string{"persistentvolume-binder"}, Component: "persistentvolume-controller", Queue: "claims", Workers: 4,
@@ -34,7 +35,7 @@ var Binder = controller.Definition{
 			classes: client.InformerFor[*storagev1.StorageClass](s.Informers),
 			pods:    client.InformerFor[*corev1.Pod](s.Informers),
 		}
-		if err := indexPods(b.pods); err != nil {
+		if err := errors.Join(indexPods(b.pods), b.index()); err != nil {
 			return nil, err
 		}
 		return b, b.watch()
@@ -49,6 +50,56 @@ type binder struct {
 	pods    client.Informer[*corev1.Pod]
 }
 
+const (
+	// pendingClaims is the index of unbound claims: by storage class, by the volume they request, and all of them as anyClaim.
+	pendingClaims = "pending"
+	anyClaim      = "any"
+	// volumesByClaim is the index of volumes by the claim they refer to; those without are indexed by storage class.
+	volumesByClaim = "claim"
+	// classKeyPrefix marks keys of storage classes, under which the unbound claims of a class are enqueued. Object names contain no
+	// slash. matchDelay batches changes of volumes and classes for that.
+	classKeyPrefix = "class/"
+	matchDelay     = 200 * time.Millisecond
+)
+
+func classValue(class string) string           { return classKeyPrefix + class }
+func volumeValue(name string) string           { return "volume/" + name }
+func claimValue(namespace, name string) string { return "claim/" + namespace + "/" + name }
+
+// index adds the indexes of claims and volumes.
+func (b *binder) index() error {
+	err := b.claims.EnsureIndex(pendingClaims, func(claim *corev1.PersistentVolumeClaim) []string {
+		if metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
+			return nil
+		}
+		values := []string{anyClaim, classValue(classOfClaim(claim))}
+		if claim.Spec.VolumeName != "" {
+			values = append(values, volumeValue(claim.Spec.VolumeName))
+		}
+		return values
+	})
+	if err != nil {
+		return fmt.Errorf("index pending claims: %w", err)
+	}
+	err = b.volumes.EnsureIndex(volumesByClaim, func(volume *corev1.PersistentVolume) []string {
+		if ref := volume.Spec.ClaimRef; ref != nil {
+			return []string{claimValue(ref.Namespace, ref.Name)}
+		}
+		return []string{classValue(classOfVolume(volume))}
+	})
+	if err != nil {
+		return fmt.Errorf("index volumes by claim: %w", err)
+	}
+	return nil
+}
+
+// volumesOf returns the volumes with a value in the index volumesByClaim.
+func (b *binder) volumesOf(value string) []*corev1.PersistentVolume {
+	// The index exists: index added it.
+	volumes, _ := b.volumes.ByIndex(volumesByClaim, value)
+	return volumes
+}
+
 func (b *binder) watch() error {
 	if err := controller.Watch(b.setup, func(claim *corev1.PersistentVolumeClaim) []controller.Key {
 		keys := []controller.Key{controller.KeyOf(claim)}
@@ -61,8 +112,8 @@ func (b *binder) watch() error {
 	}
 	// A deleted claim releases all volumes that refer to it.
 	if err := b.claims.AddEventHandler(nil, nil, func(claim *corev1.PersistentVolumeClaim) {
-		for _, volume := range b.volumes.List("", nil) {
-			if ref := volume.Spec.ClaimRef; ref != nil && ref.UID == claim.UID {
+		for _, volume := range b.volumesOf(claimValue(claim.Namespace, claim.Name)) {
+			if volume.Spec.ClaimRef.UID == claim.UID {
 				b.setup.Enqueue(controller.KeyOf(volume))
 			}
 		}
@@ -74,24 +125,42 @@ func (b *binder) watch() error {
 		if ref := volume.Spec.ClaimRef; ref != nil {
 			return append(keys, controller.Key{Namespace: ref.Namespace, Name: ref.Name})
 		}
-		return append(keys, b.pending()...) // one of them may match
+		b.enqueueClass(classOfVolume(volume)) // one of its claims may match
+		return append(keys, b.pending(volumeValue(volume.Name))...)
 	}); err != nil {
 		return err
 	}
-	if err := controller.Watch(b.setup, func(*storagev1.StorageClass) []controller.Key { return b.pending() }); err != nil {
-		return err
+	classChanged := func(class *storagev1.StorageClass) {
+		b.enqueueClass(class.Name)
+		b.enqueueClass("") // it may be the default
+	}
+	if err := b.classes.AddEventHandler(classChanged, func(_, class *storagev1.StorageClass) { classChanged(class) }, classChanged); err != nil {
+		return fmt.Errorf("watch storage classes: %w", err)
 	}
 	return nil
 }
 
-// pending returns the claims that are not bound, including those that request a volume by name, which may be created later.
-func (b *binder) pending() (keys []controller.Key) {
-	for _, claim := range b.claims.List("", nil) {
-		if !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
-			keys = append(keys, controller.KeyOf(claim))
-		}
+// enqueueClass enqueues the unbound claims of a storage class soon.
+func (b *binder) enqueueClass(class string) {
+	b.setup.EnqueueAfter(controller.Key{Name: classKeyPrefix + class}, matchDelay)
+}
+
+// pending returns the claims that are not bound and have a value in the index pendingClaims. They include those that request a volume
+// by name, which may be created later.
+func (b *binder) pending(value string) (keys []controller.Key) {
+	// The index exists: index added it.
+	claims, _ := b.claims.ByIndex(pendingClaims, value)
+	for _, claim := range claims {
+		keys = append(keys, controller.KeyOf(claim))
 	}
 	return keys
+}
+
+// enqueuePending enqueues the pending claims with a value.
+func (b *binder) enqueuePending(value string) {
+	for _, key := range b.pending(value) {
+		b.setup.Enqueue(key)
+	}
 }
 
 // Run enqueues all pending claims periodically.
@@ -103,35 +172,19 @@ func (b *binder) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			for _, key := range b.pending() {
-				b.setup.Enqueue(key)
-			}
+			b.enqueuePending(anyClaim)
 		}
 	}
 }
 
-// Sync reconciles a claim or a volume.
+// Sync reconciles a claim or a volume, or enqueues the unbound claims of a class.
 func (b *binder) Sync(ctx context.Context, key controller.Key) error {
+	if strings.HasPrefix(key.Name, classKeyPrefix) {
+		b.enqueuePending(key.Name)
+		return nil
+	}
 	if key.Namespace == "" {
-		volume, ok := b.volumes.Get("", key.Name)
-		if !ok {
-			return nil
-		}
-		v := volumeView{volume: volume}
-		if ref := volume.Spec.ClaimRef; ref != nil {
-			v.claim, _ = b.claims.Get(ref.Namespace, ref.Name)
-			if v.wouldRelease() {
-				// Data may be lost: confirm with a live read that the claim is deleted.
-				live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name)
-				if err != nil && !apierrors.IsNotFound(err) {
-					return fmt.Errorf("get claim %s/%s: %w", ref.Namespace, ref.Name, err)
-				}
-				if v.claim = nil; err == nil {
-					v.claim = live
-				}
-			}
-		}
-		return b.setup.Apply(ctx, key, v.reconcile())
+		return b.syncVolume(ctx, key)
 	}
 	claim, ok := b.claims.Get(key.Namespace, key.Name)
 	if !ok {
@@ -142,11 +195,35 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 		v.volume, _ = b.volumes.Get("", claim.Spec.VolumeName)
 	} else if !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
 		var err error
-		if v.volume, err = match(claim, b.volumes.List("", nil), waitsForFirstConsumer(v.class())); err != nil {
+		candidates := slices.Concat(b.volumesOf(classValue(classOfClaim(claim))), b.volumesOf(claimValue(claim.Namespace, claim.Name)))
+		if v.volume, err = match(claim, candidates, waitsForFirstConsumer(v.class())); err != nil {
 			return err
 		}
 		if v.volume == nil {
 			v.unscheduledPods = unscheduled(podsUsing(b.pods, claim.Namespace, claim.Name))
+		}
+	}
+	return b.setup.Apply(ctx, key, v.reconcile())
+}
+
+// syncVolume reconciles a volume.
+func (b *binder) syncVolume(ctx context.Context, key controller.Key) error {
+	volume, ok := b.volumes.Get("", key.Name)
+	if !ok {
+		return nil
+	}
+	v := volumeView{volume: volume}
+	if ref := volume.Spec.ClaimRef; ref != nil {
+		v.claim, _ = b.claims.Get(ref.Namespace, ref.Name)
+		if v.wouldRelease() {
+			// Data may be lost: confirm with a live read that the claim is deleted.
+			live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name)
+			if err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("get claim %s/%s: %w", ref.Namespace, ref.Name, err)
+			}
+			if v.claim = nil; err == nil {
+				v.claim = live
+			}
 		}
 	}
 	return b.setup.Apply(ctx, key, v.reconcile())

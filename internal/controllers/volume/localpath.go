@@ -62,12 +62,17 @@ func LocalPath(settings LocalPathSettings) controller.Definition {
 			if err := controller.WatchPrimary[*corev1.PersistentVolume](s); err != nil {
 				return nil, err
 			}
+			if err := c.volumes.EnsureIndex(localPathNode, func(volume *corev1.PersistentVolume) []string {
+				return []string{volume.Annotations[localPathNode]}
+			}); err != nil {
+				return nil, fmt.Errorf("index volumes by node: %w", err)
+			}
 			// A deleted node cannot remove directories.
 			if err := c.nodes.AddEventHandler(nil, nil, func(node *corev1.Node) {
-				for _, volume := range c.volumes.List("", nil) {
-					if volume.Annotations[localPathNode] == node.Name {
-						s.Enqueue(controller.KeyOf(volume))
-					}
+				// The index exists: it was added above.
+				volumes, _ := c.volumes.ByIndex(localPathNode, node.Name)
+				for _, volume := range volumes {
+					s.Enqueue(controller.KeyOf(volume))
 				}
 			}); err != nil {
 				return nil, fmt.Errorf("watch nodes: %w", err)

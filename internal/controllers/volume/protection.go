@@ -154,6 +154,12 @@ var AttributesClassProtection = controller.Definition{
 			claims:  client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers),
 			volumes: client.InformerFor[*corev1.PersistentVolume](s.Informers),
 		}
+		if err := c.claims.EnsureIndex(byAttributesClass, classesOfClaim); err != nil {
+			return nil, fmt.Errorf("index claims by attributes class: %w", err)
+		}
+		if err := c.volumes.EnsureIndex(byAttributesClass, classesOfVolume); err != nil {
+			return nil, fmt.Errorf("index volumes by attributes class: %w", err)
+		}
 		if err := controller.WatchPrimary[*storagev1.VolumeAttributesClass](s); err != nil {
 			return nil, err
 		}
@@ -166,6 +172,9 @@ var AttributesClassProtection = controller.Definition{
 		return controller.NewSyncer(s, c), nil
 	},
 }
+
+// byAttributesClass is the index of claims and volumes by VolumeAttributesClass.
+const byAttributesClass = "attributes class"
 
 type attributesClassProtection struct {
 	classes client.Informer[*storagev1.VolumeAttributesClass]
@@ -205,12 +214,10 @@ func (c attributesClassProtection) Observe(key controller.Key) (v classView, ok 
 	if v.class, ok = c.classes.Get("", key.Name); !ok || v.class.DeletionTimestamp == nil {
 		return v, ok
 	}
-	v.used = slices.ContainsFunc(c.claims.List("", nil), func(claim *corev1.PersistentVolumeClaim) bool {
-		return slices.Contains(classesOfClaim(claim), key.Name)
-	}) ||
-		slices.ContainsFunc(c.volumes.List("", nil), func(volume *corev1.PersistentVolume) bool {
-			return slices.Contains(classesOfVolume(volume), key.Name)
-		})
+	// The indexes exist: New added them.
+	claims, _ := c.claims.ByIndex(byAttributesClass, key.Name)
+	volumes, _ := c.volumes.ByIndex(byAttributesClass, key.Name)
+	v.used = len(claims)+len(volumes) > 0
 	return v, true
 }
 

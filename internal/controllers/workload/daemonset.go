@@ -117,13 +117,17 @@ type daemonSetView struct {
 	now     time.Time
 }
 
+// Size counts the nodes and pods.
+func (v daemonSetView) Size() int { return len(v.nodes) + len(v.pods) }
+
 // Observe gathers the set, all nodes, its pods and its history.
 func (c *daemonSets) Observe(key controller.Key) (daemonSetView, bool) {
 	set, ok := c.sets.Get(key.Namespace, key.Name)
 	if !ok || set.DeletionTimestamp != nil {
 		return daemonSetView{}, false
 	}
-	v := daemonSetView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now()}
+	selector := selectorOf(set.Spec.Selector)
+	v := daemonSetView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.Claimable(set, selector), revisions: c.revisions.Claimable(set, selector), now: time.Now()}
 	v.revisionOfSameName, _ = c.revisions.Get(key.Namespace, set.Name+"-"+templateHash(&set.Spec.Template, set.Status.CollisionCount))
 	v.backoff = func(node string) time.Duration {
 		if c.failures.IsInBackOffSinceUpdate(failureKey(set, node), v.now) {

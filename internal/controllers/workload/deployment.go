@@ -101,7 +101,7 @@ func (c *deployments) Observe(key controller.Key) (deploymentView, bool) {
 	if !ok {
 		return deploymentView{}, false
 	}
-	v := deploymentView{deployment: d, sets: c.sets.Claimable(d), now: time.Now()}
+	v := deploymentView{deployment: d, sets: c.sets.Claimable(d, selectorOf(d.Spec.Selector)), now: time.Now()}
 	v.setOfSameName, _ = c.sets.Get(d.Namespace, replicaSetName(d.Name, templateHash(&d.Spec.Template, d.Status.CollisionCount)))
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		v.pods = map[types.UID][]*corev1.Pod{}

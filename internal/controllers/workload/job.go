@@ -151,13 +151,16 @@ type jobView struct {
 	now  time.Time
 }
 
+// Size counts the pods.
+func (v jobView) Size() int { return len(v.pods) }
+
 // Observe gathers the job and its pods. Finished jobs and those of external controllers are ignored.
 func (c *jobs) Observe(key controller.Key) (jobView, bool) {
 	job, ok := c.jobs.Get(key.Namespace, key.Name)
 	if !ok || managedByExternalController(job) || jobFinished(job) {
 		return jobView{}, false
 	}
-	return jobView{job: job, pods: c.pods.Claimable(job), now: time.Now()}, true
+	return jobView{job: job, pods: c.pods.Claimable(job, selectorOf(job.Spec.Selector)), now: time.Now()}, true
 }
 
 // Reconcile counts, creates and deletes pods until the job is finished.

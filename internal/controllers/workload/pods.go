@@ -18,12 +18,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/controller"
 	"skiff/internal/kind"
 	"skiff/internal/podstate"
 )
+
+// selectorOf returns the selector of a workload, nil if it is invalid, which validation rejects.
+func selectorOf(selector *metav1.LabelSelector) labels.Selector {
+	parsed, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return nil
+	}
+	return parsed
+}
 
 // available reports whether a pod has been ready for minReadySeconds.
 func available(pod *corev1.Pod, minReadySeconds int32, now time.Time) bool {

@@ -141,6 +141,9 @@ type replicasView struct {
 	now     time.Time
 }
 
+// Size counts the pods.
+func (v replicasView) Size() int { return len(v.pods) + len(v.related) }
+
 // Observe gathers the set and its pods.
 func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool) {
 	owner, ok := c.owners.Get(key.Namespace, key.Name)
@@ -151,7 +154,7 @@ func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool)
 	if err != nil {
 		return replicasView{}, false // an invalid selector, rejected by validation
 	}
-	v := replicasView{replicas: r, pods: c.pods.Claimable(owner), now: time.Now()}
+	v := replicasView{replicas: r, pods: c.pods.Claimable(owner, r.selector), now: time.Now()}
 	if c.siblings != nil && count(v.pods, podstate.IsActive) > r.desired {
 		for _, sibling := range c.siblings(owner) {
 			v.related = append(v.related, c.pods.ControlledBy(sibling.GetUID())...)

@@ -67,14 +67,18 @@ type statefulSetView struct {
 	now            time.Time
 }
 
+// Size counts the pods.
+func (v statefulSetView) Size() int { return len(v.pods) }
+
 // Observe gathers the set, its pods, their claims and the set's history.
 func (c *statefulSets) Observe(key controller.Key) (statefulSetView, bool) {
 	set, ok := c.sets.Get(key.Namespace, key.Name)
 	if !ok {
 		return statefulSetView{}, false
 	}
+	selector := selectorOf(set.Spec.Selector)
 	v := statefulSetView{
-		set: set, pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now(),
+		set: set, pods: c.pods.Claimable(set, selector), revisions: c.revisions.Claimable(set, selector), now: time.Now(),
 		claims: map[string]*corev1.PersistentVolumeClaim{},
 		revisionByName: func(name string) *appsv1.ControllerRevision {
 			r, _ := c.revisions.Get(key.Namespace, name)
