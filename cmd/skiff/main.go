@@ -16,10 +16,22 @@ func main() {
 	if cni.Is(os.Args[0]) {
 		os.Exit(cni.Main())
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := newRootCommand().ExecuteContext(ctx); err != nil {
+	if err := newRootCommand().ExecuteContext(untilSignal()); err != nil {
 		fmt.Fprintln(os.Stderr, "skiff:", err)
 		os.Exit(1)
 	}
+}
+
+// untilSignal returns a context that is done at the first signal to terminate. The second signal ends the process at once.
+func untilSignal() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-signals
+		cancel()
+		<-signals
+		os.Exit(1)
+	}()
+	return ctx
 }

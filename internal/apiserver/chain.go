@@ -21,6 +21,8 @@ import (
 var (
 	cacheControl = []string{"no-cache, private"}
 	nosniff      = []string{"nosniff"}
+
+	closeConnection = []string{"close"}
 )
 
 // serve handles a request. Whatever happens, the client gets a response, and the response is counted and audited. The filters run in
@@ -32,6 +34,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	header["Cache-Control"] = cacheControl
 	req.id = auditID(r)
 	header["Audit-Id"] = []string{req.id}
+	if r.ProtoMajor == 1 && s.shutdown.begun.Load() {
+		header["Connection"] = closeConnection
+	}
 	if r.URL.RawQuery != "" {
 		req.query = r.URL.Query()
 	}
@@ -62,8 +67,10 @@ func (s *Server) handle(req *request) error {
 	}
 	req.attributes = req.info.attributes(req.query)
 	req.attributes.User = req.user
-	// WithRequestDeadline.
-	if !isLongRunning(&req.info) {
+	// WithRequestDeadline and WithWatchTerminationDuringShutdown.
+	if isLongRunning(&req.info) {
+		defer s.shutdown.endAtShutdown(req)()
+	} else {
 		cancel, err := s.setDeadline(req)
 		if err != nil {
 			return err

@@ -31,6 +31,7 @@ func newHealth(s *Server, checks []HealthCheck) *healthChecks {
 			return errors.New("the cache is not loaded yet")
 		}
 	}}}, checks...)
+	ready = append(ready, HealthCheck{Name: "shutdown", ReadinessOnly: true, Check: s.shutdown.check})
 	return &healthChecks{live: health.Live(ready), ready: ready}
 }
 

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 )
@@ -25,7 +26,7 @@ func TestHealth(t *testing.T) {
 		{"/livez?verbose", 200, "[+]ping ok\n[+]etcd ok\nlivez check passed\n"},
 		{"/healthz?verbose=true&exclude=etcd", 200, "[+]ping ok\n[+]etcd excluded: ok\nhealthz check passed\n"},
 		{"/healthz?verbose&exclude=x&exclude=a", 200, "[+]ping ok\n[+]etcd ok\nwarn: some health checks cannot be excluded: no matches for \"a\",\"x\"\nhealthz check passed\n"},
-		{"/readyz", 500, "[+]ping ok\n[+]informer-sync ok\n[+]etcd ok\n[-]hooks failed: reason withheld\nreadyz check failed\n"},
+		{"/readyz", 500, "[+]ping ok\n[+]informer-sync ok\n[+]etcd ok\n[-]hooks failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n"},
 		{"/readyz/hooks", 500, "internal server error: not yet\n"},
 		{"/readyz?exclude=hooks", 200, "ok"},
 		{"/livez/hooks", 404, "404 page not found\n"},
@@ -70,4 +71,34 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("missing %s", want)
 		}
 	}
+}
+
+// A shutdown fails readiness at once and ends long-running requests later; other requests are served as before.
+func TestShutdown(t *testing.T) {
+	s := newTestServer(t)
+	s.add("pods", pod("ns", "a", ""))
+	w := s.watch("/api/v1/pods?watch=true")
+	w.expect("ADDED a@2")
+	s.BeginShutdown()
+	if got := s.get("/readyz"); got.code != 500 || !strings.Contains(string(got.body), "[-]shutdown failed: reason withheld") {
+		t.Errorf("/readyz: %d %s", got.code, got.body)
+	}
+	if got := s.get("/readyz/shutdown"); got.code != 500 || string(got.body) != "internal server error: process is shutting down\n" {
+		t.Errorf("/readyz/shutdown: %d %s", got.code, got.body)
+	}
+	if got := s.get("/livez"); got.code != 200 {
+		t.Errorf("/livez: %d %s", got.code, got.body)
+	}
+	// The harness uses HTTP/1.
+	if resp, err := http.Get(s.http.URL + "/livez"); err != nil || !resp.Close {
+		t.Errorf("the client does not close its HTTP/1 connection: %v", err)
+	}
+	s.add("pods", pod("ns", "b", ""))
+	w.expect("ADDED b@3")
+	s.EndLongRunning(0)
+	w.expectEnd()
+	if got := s.get("/api/v1/namespaces/ns/pods/a"); got.code != 200 {
+		t.Errorf("get during the shutdown: %d", got.code)
+	}
+	s.watch("/api/v1/pods?watch=true&resourceVersion=3").expectEnd()
 }

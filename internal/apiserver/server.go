@@ -103,6 +103,8 @@ type Server struct {
 	limits  Limits
 	metrics *metrics
 	health  *healthChecks
+	// shutdown is how far the shutdown has come.
+	shutdown *shutdown
 	// readOnly and mutating count the requests in flight.
 	readOnly, mutating inFlightLimiter
 	// identify authenticates a request. The identity includes warnings and audit annotations.
@@ -121,7 +123,7 @@ func New(c Config) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{config: c, log: c.Log, limits: c.Limits.withDefaults(), metrics: newMetrics(c.Registry)}
+	s := &Server{config: c, log: c.Log, limits: c.Limits.withDefaults(), metrics: newMetrics(c.Registry), shutdown: newShutdown()}
 	s.managedFields = managedfields.NewFactory(c.TypeConverter, c.Log)
 	s.identify = identifierOf(c.Authenticator)
 	if c.Audit != nil {

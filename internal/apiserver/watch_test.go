@@ -102,6 +102,14 @@ func (w *stream) expect(want ...string) {
 	}
 }
 
+// expectEnd waits for the end of the watch, which must be a complete response.
+func (w *stream) expectEnd() {
+	w.t.Helper()
+	if rest, err := io.ReadAll(w.reader); err != nil || len(rest) > 0 {
+		w.t.Fatalf("watch ended with %q, error %v", rest, err)
+	}
+}
+
 func TestWatch(t *testing.T) {
 	s := newTestServer(t)
 	s.add("pods", pod("ns", "a", ""))

@@ -29,6 +29,9 @@ type APIServer struct {
 	Etcd          Etcd
 	EventTTL      time.Duration
 	Limits        Limits
+	// RequestTimeout is the longest duration of a request that is not long-running.
+	RequestTimeout time.Duration
+	Shutdown       Shutdown
 	// HTTP2Server is the implementation of HTTP/2 the API is served with: HTTP2Skiff or HTTP2Go.
 	HTTP2Server    string
 	Authentication Authentication
@@ -38,6 +41,14 @@ type APIServer struct {
 	Encryption     Encryption
 	LogLevel       string
 	Profiling      bool
+}
+
+// Shutdown configures how the API server ends.
+type Shutdown struct {
+	// Delay is how long requests are served after readiness has begun to fail.
+	Delay time.Duration
+	// WatchGracePeriod is the time over which the ends of watches are distributed.
+	WatchGracePeriod time.Duration
 }
 
 // The values of HTTP2Server.
@@ -105,6 +116,7 @@ func DefaultAPIServer() APIServer {
 		Etcd:           Etcd{CompactionInterval: 5 * time.Minute},
 		EventTTL:       time.Hour,
 		Limits:         Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		RequestTimeout: time.Minute,
 		HTTP2Server:    HTTP2Skiff,
 		Authentication: defaultAuthentication(),
 		Authorization:  Authorization{Modes: []string{"Node", "RBAC"}},
@@ -141,7 +153,14 @@ func (c *APIServer) servingFlags(groups *FlagGroups) {
 	fs.IntVar(&c.SecurePort, "secure-port", c.SecurePort, "Port on which to serve the API with TLS. 0 chooses a free port.")
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", c.AdvertiseAddress,
 		"IP address at which other members of the cluster reach the API. Defaults to --bind-address, or the host's own address.")
-	groups.Advanced(groupServing).StringVar(&c.HTTP2Server, "http2-server", c.HTTP2Server,
+	fs = groups.Advanced(groupServing)
+	fs.DurationVar(&c.RequestTimeout, "request-timeout", c.RequestTimeout,
+		"Maximum duration of a request that is not long-running. A shutdown waits as long for the requests in flight.")
+	fs.DurationVar(&c.Shutdown.Delay, "shutdown-delay-duration", c.Shutdown.Delay,
+		"Time to serve requests after a signal to shut down. Only /readyz fails, so that load balancers stop sending requests.")
+	fs.DurationVar(&c.Shutdown.WatchGracePeriod, "shutdown-watch-termination-grace-period", c.Shutdown.WatchGracePeriod,
+		"Time over which watches are closed during a shutdown, so that not all clients reconnect at once. 0 closes them immediately.")
+	fs.StringVar(&c.HTTP2Server, "http2-server", c.HTTP2Server,
 		"Implementation of HTTP/2 to serve the API with: skiff, or go for that of Go's net/http.")
 }
 
@@ -248,6 +267,15 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	}
 	if c.Limits.PriorityAndFairness && c.Limits.MaxRequestsInflight+c.Limits.MaxMutatingRequestsInflight == 0 {
 		fail("max-requests-inflight", "the sum with --max-mutating-requests-inflight must be positive unless --enable-priority-and-fairness=false")
+	}
+	if c.RequestTimeout <= 0 {
+		fail("request-timeout", "must be positive")
+	}
+	if c.Shutdown.Delay < 0 {
+		fail("shutdown-delay-duration", "must not be negative")
+	}
+	if c.Shutdown.WatchGracePeriod < 0 {
+		fail("shutdown-watch-termination-grace-period", "must not be negative")
 	}
 	if c.HTTP2Server != HTTP2Skiff && c.HTTP2Server != HTTP2Go {
 		fail("http2-server", "%q is not one of %s, %s", c.HTTP2Server, HTTP2Skiff, HTTP2Go)

@@ -36,11 +36,15 @@ type conn struct {
 	mu            sync.Mutex
 	streams       map[uint32]*stream
 	lastID        uint32 // of the newest stream
+	ignoredID     uint32 // of the newest stream that was ignored because the connection is draining
+	opening       bool   // the stream lastID is being opened and not yet in streams
 	running       int    // handlers, including those of streams that were reset
 	send          int64  // how much may be sent on all streams together
 	initial       int64  // how much may be sent on a new one
 	blocked       int    // streams that wait to be allowed to send more
 	receiveWindow window // what the client may send on all streams together
+	established   bool   // the settings were exchanged
+	drainFirst    bool   // the server was shutting down before the connection was established
 	draining      bool   // no more streams are taken
 	closed        bool
 	read          time.Time
@@ -92,6 +96,9 @@ func (c *conn) serve() {
 		return
 	}
 	c.startKeepalive()
+	if c.establish() {
+		c.drain()
+	}
 	for {
 		frame, err := c.framer.ReadFrame()
 		if err == nil {
@@ -110,6 +117,14 @@ func (c *conn) serve() {
 			return
 		}
 	}
+}
+
+// establish marks the connection as established. It reports whether it has to be drained at once.
+func (c *conn) establish() (drain bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.established = true
+	return c.drainFirst
 }
 
 // handshake exchanges the prefaces and the first settings.
@@ -194,15 +209,17 @@ func (c *conn) close() {
 	}
 }
 
-// drain sends GOAWAY and closes the connection when the requests in flight are finished.
+// drain sends GOAWAY and closes the connection when the requests in flight are finished. A connection that is not established gets GOAWAY
+// after the settings, so that its client can send its requests again.
 func (c *conn) drain() {
 	c.mu.Lock()
-	if c.draining {
+	c.drainFirst = !c.established
+	if c.draining || c.drainFirst {
 		c.mu.Unlock()
 		return
 	}
 	c.draining = true
-	last, idle := c.lastID, len(c.streams) == 0
+	last, idle := c.lastID, len(c.streams) == 0 && !c.opening
 	c.mu.Unlock()
 	c.queue(func(b []byte) []byte { return appendGoAway(b, last, http2.ErrCodeNo) })
 	if idle {
@@ -323,6 +340,7 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 		return http2.ConnectionError(http2.ErrCodeStreamClosed)
 	}
 	if c.draining {
+		c.ignoredID = max(c.ignoredID, id)
 		c.mu.Unlock()
 		return nil // GOAWAY has told the client that the request is not processed
 	}
@@ -331,22 +349,33 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 		c.mu.Unlock()
 		return http2.StreamError{StreamID: id, Code: http2.ErrCodeRefusedStream}
 	}
+	c.opening = true
 	c.mu.Unlock()
 
 	s := &stream{conn: c, id: id, wake: make(chan struct{}, 1), arrived: make(chan struct{}, 1)}
-	if err := s.open(f); err != nil {
+	if err := c.add(s, s.open(f)); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	s.window = c.initial
-	c.streams[id] = s
-	c.running++
-	c.mu.Unlock()
 	select {
 	case c.requests <- s:
 	default:
 		go c.work(s)
 	}
+	return nil
+}
+
+// add adds a stream, unless it could not be opened because of err.
+func (c *conn) add(s *stream, err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.opening = false
+	if err != nil {
+		c.closeDrained()
+		return err
+	}
+	s.window = c.initial
+	c.streams[s.id] = s
+	c.running++
 	return nil
 }
 
@@ -381,8 +410,8 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	s := c.streams[f.StreamID]
 	if s == nil || s.ended {
 		c.returnCredit(length)
-		if f.StreamID > c.lastID || f.StreamID%2 == 0 {
-			return http2.ConnectionError(http2.ErrCodeProtocol)
+		if err := c.closedOrIdle(f.StreamID); err != nil || f.StreamID > c.lastID {
+			return err // a stream that was ignored is not reset: GOAWAY allows the client to send its request again
 		}
 		return http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeStreamClosed}
 	}
@@ -415,7 +444,7 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) error {
 
 // closedOrIdle checks a frame for a stream that is not open: it is allowed for a closed stream, an error for an idle one.
 func (c *conn) closedOrIdle(id uint32) error {
-	if id > c.lastID || id%2 == 0 {
+	if id > max(c.lastID, c.ignoredID) || id%2 == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	return nil
@@ -505,9 +534,14 @@ func (c *conn) remove(s *stream) {
 	s.dropBody()
 	if len(c.streams) == 0 {
 		c.busy = time.Now()
-		if c.draining {
-			go c.closeWrite() // it writes, so it must not run with mu held
-		}
+		c.closeDrained()
+	}
+}
+
+// closeDrained closes a draining connection without streams. It is called with mu held.
+func (c *conn) closeDrained() {
+	if c.draining && len(c.streams) == 0 && !c.opening {
+		go c.closeWrite() // it writes, so it must not run with mu held
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -572,4 +573,62 @@ func FuzzFrames(f *testing.F) {
 			t.Error(text)
 		}
 	})
+}
+
+// A request that arrives after GOAWAY is ignored, with all its frames, and does not disturb the ones in flight.
+func TestRequestsAfterGoAway(t *testing.T) {
+	release, began := make(chan struct{}), make(chan struct{})
+	s := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		close(began)
+		<-release
+		fmt.Fprint(w, "finished")
+	})
+	p := connect(t, s)
+	p.ask(1, true, request("GET")...)
+	<-began
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Config.Shutdown(t.Context()) }()
+	p.expect("goaway: NO_ERROR")
+	p.ask(3, false, request("POST")...)
+	p.do(p.WriteData(3, false, []byte("ignored")))
+	p.do(p.WriteWindowUpdate(3, 1))
+	p.do(p.WriteRSTStream(3, http2.ErrCodeCancel))
+	p.do(p.WriteData(3, true, nil))
+	p.do(p.WritePing(false, [8]byte{'r', 'e', 'a', 'd', '?'}))
+	p.expect("ping: true read?\x00\x00\x00")
+	close(release)
+	p.expect("1: 200")
+	p.expect(`1: "finished" true`)
+	p.conn.Close()
+	p.do(<-stopped)
+}
+
+// A connection that begins during a shutdown is refused with GOAWAY, so that its requests can be sent again.
+func TestConnectionDuringShutdown(t *testing.T) {
+	s := serve(t, func(http.ResponseWriter, *http.Request) { t.Error("the request was served") })
+	p := dial(t, s)
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Config.Shutdown(t.Context()) }()
+	for {
+		// The listener is closed before connections are refused.
+		conn, err := net.Dial("tcp", s.Listener.Addr().String())
+		if err != nil {
+			break
+		}
+		conn.Close()
+	}
+	p.must(io.WriteString(p.conn, http2.ClientPreface))
+	p.do(p.WriteSettings())
+	p.ask(1, true, request("GET")...)
+	p.expect("goaway: NO_ERROR")
+	p.expect("closed")
+	p.conn.Close()
+	p.do(<-stopped)
+}
+
+func (p *peer) expect(want string) {
+	p.t.Helper()
+	if got := p.next(); got != want {
+		p.t.Errorf("received %q, want %q", got, want)
+	}
 }

@@ -35,9 +35,7 @@ func Configure(server *http.Server) {
 	server.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
 		"h2": func(server *http.Server, tlsConn *tls.Conn, handler http.Handler) {
 			c := newConn(server, tlsConn, handler)
-			if !all.add(c) {
-				return
-			}
+			all.add(c)
 			defer all.remove(c)
 			c.serve()
 		},
@@ -52,13 +50,12 @@ type connections struct {
 	closing bool
 }
 
-func (a *connections) add(c *conn) bool {
+// add adds a new connection.
+func (a *connections) add(c *conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.closing {
-		a.open[c] = struct{}{}
-	}
-	return !a.closing
+	c.drainFirst = a.closing
+	a.open[c] = struct{}{}
 }
 
 func (a *connections) remove(c *conn) {

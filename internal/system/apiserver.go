@@ -3,9 +3,7 @@ package system
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/pprof"
 	"sync"
@@ -20,15 +18,11 @@ import (
 	"skiff/internal/apiserver/authz"
 	streams "skiff/internal/apiserver/connect"
 	"skiff/internal/config"
-	"skiff/internal/http2"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
 	"skiff/internal/store/cache"
 	"skiff/internal/version"
 )
-
-// shutdownGrace is how long running requests may take to finish when the server stops.
-const shutdownGrace = 5 * time.Second
 
 // apiServerOptions are what the API server is made of.
 type apiServerOptions struct {
@@ -78,12 +72,14 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		OpenAPI:       openapi.New(kinds, version.Info().GitVersion),
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
 		Version:       version.Info(),
-		Limits:        apiserver.Limits{ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight)},
-		Fairness:      o.access.fairness,
-		Audit:         o.access.auditor,
-		Checks:        o.checks,
-		Registry:      o.registry,
-		Log:           log.With("component", "apiserver"),
+		Limits: apiserver.Limits{
+			ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight), Timeout: c.RequestTimeout,
+		},
+		Fairness: o.access.fairness,
+		Audit:    o.access.auditor,
+		Checks:   o.checks,
+		Registry: o.registry,
+		Log:      log.With("component", "apiserver"),
 	})
 	if err != nil {
 		return nil, err
@@ -123,34 +119,4 @@ func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
 		// Errors of clients while they connect are not the server's.
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
-}
-
-// serve serves requests on the listener until ctx is done, then waits for running ones to finish.
-func serve(ctx context.Context, listener net.Listener, h *http.Server, http2Server string) error {
-	// Long-running requests end with this context, so that shutting down need not wait for watchers.
-	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	h.BaseContext = func(net.Listener) context.Context { return base }
-	// Without Configure net/http serves HTTP/2 itself, because the TLS configuration offers it.
-	if http2Server == config.HTTP2Skiff {
-		http2.Configure(h)
-		listener = http2.Listener(listener)
-	}
-	done := make(chan error, 1)
-	go func() { done <- h.Serve(tls.NewListener(listener, h.TLSConfig)) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-	}
-	cancel()
-	grace, stop := context.WithTimeout(context.Background(), shutdownGrace)
-	defer stop()
-	if err := h.Shutdown(grace); err != nil {
-		_ = h.Close()
-	}
-	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
 }

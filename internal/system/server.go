@@ -48,8 +48,8 @@ func RunAPIServer(ctx context.Context, c config.APIServer) error {
 	return RunServer(ctx, config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}})
 }
 
-// RunServer runs a cluster until ctx is done: API server, controllers, scheduler and a node, as configured. It returns after everything it
-// started has ended.
+// RunServer runs a cluster until ctx is done: API server, controllers, scheduler and a node, as configured. It returns after the requests
+// in flight have finished and everything it started has ended.
 func RunServer(ctx context.Context, c config.Server) error {
 	log, err := newLogger(c.LogLevel)
 	if err != nil {
@@ -142,22 +142,18 @@ func (s *server) close() {
 	}
 }
 
-// run runs the server until ctx is done.
+// run runs the server until ctx is done or a component fails.
 func (s *server) run(ctx context.Context, started time.Time) error {
-	group, ctx := errgroup.WithContext(ctx)
-	start := starter(ctx, group)
-	// Audit and encryption are needed until the last request has ended.
-	untilServed, served := context.WithCancel(context.WithoutCancel(ctx))
-	start("API server", func(ctx context.Context) error {
-		defer served()
-		return s.serveAPI(ctx)
-	})
-	start("audit", func(context.Context) error { return s.access.auditor.Run(untilServed) })
-	start("encryption", func(context.Context) error { return s.encryption.Run(untilServed) })
-	start("cache", s.cache.Run)
-	start("certificates", s.renewCertificates)
-	start("access control", s.access.run)
-	start("cluster", func(ctx context.Context) error {
+	ctx, shutDown := context.WithCancel(ctx)
+	defer shutDown()
+	foundation := newStage(ctx, shutDown)
+	foundation.start("audit", s.access.auditor.Run)
+	foundation.start("encryption", s.encryption.Run)
+	foundation.start("cache", s.cache.Run)
+	foundation.start("certificates", s.renewCertificates)
+	foundation.start("access control", s.access.run)
+	cluster := newStage(ctx, shutDown)
+	cluster.start("cluster", func(ctx context.Context) error {
 		select {
 		case <-s.cache.Ready():
 			return s.runCluster(ctx, started)
@@ -165,13 +161,53 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 			return nil
 		}
 	})
-	return group.Wait()
+	// The order of the shutdown: each stage ends before what it needs. The store is closed last.
+	served := wrap("API server", s.serveAPI(ctx))
+	stopped := cluster.stop()
+	return errors.Join(served, stopped, foundation.stop())
+}
+
+// stage is a group of components that are stopped together. Unlike the components of one errgroup they go on running when ctx is done,
+// until stop is called.
+type stage struct {
+	ctx      context.Context
+	cancel   context.CancelFunc
+	shutDown context.CancelFunc
+	group    errgroup.Group
+}
+
+// newStage returns a stage whose components shut down the server when they fail.
+func newStage(ctx context.Context, shutDown context.CancelFunc) *stage {
+	s := &stage{shutDown: shutDown}
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	return s
+}
+
+func (s *stage) start(component string, run func(context.Context) error) {
+	s.group.Go(func() error {
+		err := wrap(component, run(s.ctx))
+		if err != nil {
+			s.shutDown()
+		}
+		return err
+	})
+}
+
+// stop stops the components and returns after the last one has ended.
+func (s *stage) stop() error {
+	s.cancel()
+	return s.group.Wait()
 }
 
 // serveAPI serves the API until ctx is done and the last request has ended.
 func (s *server) serveAPI(ctx context.Context) error {
 	s.log.Info("serving API", "component", "apiserver", "address", s.listener.Addr().String())
-	return serve(ctx, s.listener, newHTTPServer(s.api.Handler(), s.certs.serving.Clone()), s.config.HTTP2Server)
+	service := apiService{
+		server: newHTTPServer(s.api.Handler(), s.certs.serving.Clone()), http2Server: s.config.HTTP2Server,
+		shutdown: s.config.Shutdown, requestTimeout: s.config.RequestTimeout,
+		begin: s.api.BeginShutdown, endLongRunning: s.api.EndLongRunning, log: s.log.With("component", "apiserver"),
+	}
+	return service.serve(ctx, s.listener)
 }
 
 // renewCertificates renews the server's certificates.

@@ -192,6 +192,16 @@ func (p *Process) Stop() {
 	}
 }
 
+// Terminate asks the process to terminate, waits until it has, and returns its exit code.
+func (p *Process) Terminate() int {
+	_ = p.Signal(syscall.SIGTERM)
+	<-p.done
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// Signal sends a signal to the process.
+func (p *Process) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
 // Kill kills the process and waits for it.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill()
