@@ -351,7 +351,13 @@ type encoder struct {
 	convert     func(kind.Object) (kind.Object, error)
 
 	encodingIDs encodingIDs
+	memoize     memoizer
+	// bytes returns the stored bytes of an entry. They are nil if they were evicted and are not read back.
+	bytes func(*cache.Entry) ([]byte, error)
 }
+
+// memoizer returns an encoding of an entry, from the cache if possible: a method of cache.Entry.
+type memoizer func(*cache.Entry, cache.EncodingID, func(*cache.Entry) ([]byte, error)) ([]byte, error)
 
 // encodingIDs are the names of the encodings that are cached with each entry of a resource.
 type encodingIDs struct {
@@ -362,7 +368,8 @@ type encodingIDs struct {
 
 func newEncoder(res *resource) encoder {
 	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convert: res.version.FromStorageVersion,
-		protoPrefix: envelopePrefix(res.gvk), storePrefix: res.codec.prefix}
+		protoPrefix: envelopePrefix(res.gvk), storePrefix: res.codec.prefix,
+		memoize: (*cache.Entry).Encoding, bytes: func(entry *cache.Entry) ([]byte, error) { return entry.Stored(), nil }}
 	if e.protobuf {
 		e.jsonPrefix = jsonPrefix(res.gvk)
 	}
@@ -376,6 +383,13 @@ func newEncoder(res *resource) encoder {
 		listPartialJSON: id("list partial json"), listPartialProto: id("list partial proto"),
 	}
 	return e
+}
+
+// forLists returns an encoder for lists, which may be read long after their entries were superseded. It makes the same bytes of an entry
+// before and after eviction, because the length of a protobuf list is computed before the list is sent.
+func (e encoder) forLists() *encoder {
+	e.memoize, e.bytes = (*cache.Entry).ListEncoding, (*cache.Entry).Value
+	return &e
 }
 
 // jsonPrefix begins a JSON object with its type. Some discovery documents have no version.
@@ -398,7 +412,7 @@ func (e *encoder) object(entry *cache.Entry) (kind.Object, error) {
 
 // json is the entry as an item of a JSON list: for built-in types without kind and apiVersion.
 func (e *encoder) json(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.encodingIDs.json, e.marshalJSON)
+	return e.memoize(entry, e.encodingIDs.json, e.marshalJSON)
 }
 
 func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
@@ -412,7 +426,7 @@ func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
 // message is the entry's own protobuf message where it must be made by encoding: versions other than the stored one,
 // and values that were not written by our encoder.
 func (e *encoder) message(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.encodingIDs.proto, func(entry *cache.Entry) ([]byte, error) {
+	return e.memoize(entry, e.encodingIDs.proto, func(entry *cache.Entry) ([]byte, error) {
 		obj, err := e.object(entry)
 		if err != nil {
 			return nil, err
@@ -435,9 +449,19 @@ type protoItem struct {
 	encoded []byte // set when there is no splice
 }
 
+// newProtoItem encodes an object that is not a cache entry.
+func newProtoItem(obj runtime.Object) (protoItem, error) {
+	encoded, err := marshalMessage(obj)
+	return protoItem{encoded: encoded}, err
+}
+
 func (e *encoder) proto(entry *cache.Entry) (protoItem, error) {
 	if e.stored {
-		if s, ok := newSplice(entry.Stored(), e.protoPrefix, entry.Revision()); ok {
+		stored, err := e.bytes(entry)
+		if err != nil {
+			return protoItem{}, err
+		}
+		if s, ok := newSplice(stored, e.protoPrefix, entry.Revision()); ok {
 			return protoItem{splice: s}, nil
 		}
 	}

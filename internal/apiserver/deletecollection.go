@@ -45,11 +45,5 @@ func (s *Server) deleteCollection(req *request) error {
 			return err
 		}
 	}
-	switch out.transform {
-	case transformTable:
-		return s.respondTable(req, out, found)
-	case transformPartialList:
-		return s.respondPartialList(req, out, found)
-	}
-	return s.respondList(req, out, found)
+	return s.respondPage(req, out, found)
 }

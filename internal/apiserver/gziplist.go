@@ -13,7 +13,8 @@ import (
 //   - a reset compressor refers to nothing before its first byte;
 //   - the checksum of a concatenation follows from the checksums of both strings and the length of the second.
 //
-// The runs (see run.go) are long enough for the compressor to use what their items have in common.
+// The runs (see run.go) are long enough for the compressor to use what their items have in common. No compressor is held while the client
+// reads.
 //
 // A compressed run is: checksum, length of the plain text, the operator that shifts a checksum by that length (four bytes each), then
 // the blocks.
@@ -57,56 +58,35 @@ func compress(text []byte) ([]byte, error) {
 	return append([]byte(nil), p.out...), nil
 }
 
-// gzipRun returns a compressed run, from the cache if possible.
-func gzipRun(list items, r run) ([]byte, error) {
-	return memoized(list, r, formGzip, func() ([]byte, error) {
-		buffer := getBuffer()
-		defer putBuffer(buffer)
-		var err error
-		if *buffer, err = appendRun(*buffer, list, r); err != nil {
-			return nil, err
-		}
-		return compress(*buffer)
-	})
-}
-
 var gzipHeader = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 0xff}
 
-// writeGzip writes a list as a gzip stream of compressed runs.
-func (s *Server) writeGzip(req *request, mediaType string, prefix listPrefix, list items, tail []byte) error {
-	compressed, err := runsOf(list, formGzip, gzipRun)
-	if err != nil {
-		return err
-	}
-	length := 0
-	for _, piece := range compressed.pieces {
-		length += plainLength(piece)
-	}
-	opening, err := compress(prefix(length))
-	if err != nil {
-		return err
-	}
-	var sum checksum
-	sum.add(opening)
-	for _, piece := range compressed.pieces {
-		sum.add(piece)
-	}
-	ending := finalBlock(tail)
-	sum.addText(tail)
-	ending = binary.LittleEndian.AppendUint32(ending, sum.crc)
-	ending = binary.LittleEndian.AppendUint32(ending, uint32(sum.length))
-	total := len(gzipHeader) + len(opening) - compressedHeader + compressed.length - compressedHeader*len(compressed.pieces) + len(ending)
+// gzipSender writes a list as a gzip stream of compressed runs.
+type gzipSender struct {
+	plainSender
+	sum checksum
+}
 
-	header := req.w.Header()
-	header["Content-Encoding"] = gzipEncoding
-	header.Add("Vary", "Accept-Encoding")
-	req.writeListHeader(mediaType, total)
-	req.w.writeAll(gzipHeader, opening[compressedHeader:])
-	for _, piece := range compressed.pieces {
-		req.w.writeAll(piece[compressedHeader:])
+func (g *gzipSender) begin(prefix []byte) error {
+	compressed, err := compress(prefix)
+	if err != nil {
+		return err
 	}
-	req.w.writeAll(ending)
-	return nil
+	if err := g.plainSender.send(gzipHeader); err != nil {
+		return err
+	}
+	return g.send(compressed)
+}
+
+func (g *gzipSender) send(compressed []byte) error {
+	g.sum.add(compressed)
+	return g.plainSender.send(compressed[compressedHeader:])
+}
+
+func (g *gzipSender) end(tail []byte) error {
+	ending := finalBlock(tail)
+	g.sum.addText(tail)
+	ending = binary.LittleEndian.AppendUint32(ending, g.sum.crc)
+	return g.plainSender.send(binary.LittleEndian.AppendUint32(ending, uint32(g.sum.length)))
 }
 
 // finalBlock is the last block of a deflate stream, uncompressed.

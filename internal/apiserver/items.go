@@ -1,107 +1,160 @@
 package apiserver
 
 import (
+	"bytes"
 	"encoding/binary"
-	"net/http"
-	"strconv"
+	"encoding/json"
+	"fmt"
 
-	"skiff/internal/store/cache"
+	"sigs.k8s.io/yaml"
 )
 
-// items are the items of a list in one format.
+// items are the items of a page in one format.
 type items interface {
-	// of is the page: each item is one of its entries.
-	of() *page
-	// append appends an item.
-	append(to []byte, i int) ([]byte, error)
-	// encoding identifies the format in the cache of runs (see run.go).
-	encoding() cache.EncodingID
+	// appendItems appends the text of the items from start to end, including what separates it from the items before start.
+	appendItems(to []byte, start, end int) ([]byte, error)
 }
 
-// jsonItems are entries separated by commas.
+// sizedItems are items whose length is part of the prefix of their list.
+type sizedItems interface {
+	items
+	// size is the length of the text of the items from start to end.
+	size(start, end int) (int, error)
+}
+
+// jsonItems are JSON objects separated by commas.
 type jsonItems struct {
-	*page
-	encode func(*cache.Entry) ([]byte, error) // cached
-	prefix []byte                             // replaces an encoding's opening brace; empty: it is kept
-	id     cache.EncodingID
+	encode func(i int) ([]byte, error)
+	prefix []byte // replaces an encoding's opening brace; empty: it is kept
 }
 
-func (j *jsonItems) of() *page                  { return j.page }
-func (j *jsonItems) encoding() cache.EncodingID { return j.id }
-
-func (j *jsonItems) append(to []byte, i int) ([]byte, error) {
-	body, err := j.encode(j.entries[i])
-	if err != nil {
-		return to, err
+func (j *jsonItems) appendItems(to []byte, start, end int) ([]byte, error) {
+	for i := start; i < end; i++ {
+		body, err := j.encode(i)
+		if err != nil {
+			return to, err
+		}
+		if i > 0 {
+			to = append(to, ',')
+		}
+		if len(j.prefix) > 0 {
+			to, body = append(to, j.prefix...), body[1:]
+		}
+		to = append(to, body...)
 	}
-	if i > 0 {
-		to = append(to, ',')
-	}
-	if len(j.prefix) > 0 {
-		to, body = append(to, j.prefix...), body[1:]
-	}
-	return append(to, body...), nil
+	return to, nil
 }
 
-// protoItems are entries as the repeated field 2 of a list.
+// protoItems are messages as the repeated field 2 of a list.
 type protoItems struct {
-	*page
-	encode func(*cache.Entry) (protoItem, error)
-	id     cache.EncodingID
+	encode func(i int) (protoItem, error)
 }
 
-func (p *protoItems) of() *page                  { return p.page }
-func (p *protoItems) encoding() cache.EncodingID { return p.id }
-
-func (p *protoItems) append(to []byte, i int) ([]byte, error) {
-	item, err := p.encode(p.entries[i])
-	if err != nil {
-		return to, err
+func (p *protoItems) appendItems(to []byte, start, end int) ([]byte, error) {
+	for i := start; i < end; i++ {
+		item, err := p.encode(i)
+		if err != nil {
+			return to, err
+		}
+		to = binary.AppendUvarint(append(to, tagField2), uint64(item.size()))
+		to = item.append(to)
 	}
-	to = binary.AppendUvarint(append(to, tagField2), uint64(item.size()))
-	return item.append(to), nil
+	return to, nil
 }
 
-// listHead returns the beginning of a list, given the total length of its items.
-type listPrefix func(items int) []byte
+func (p *protoItems) size(start, end int) (total int, err error) {
+	for i := start; i < end; i++ {
+		item, err := p.encode(i)
+		if err != nil {
+			return 0, err
+		}
+		size := item.size()
+		total += 1 + uvarintLen(size) + size
+	}
+	return total, nil
+}
 
-// writeItems writes a list: prefix, items, tail. All encoding happens before the first byte is written, so that it can fail cleanly.
-func (s *Server) writeItems(req *request, mediaType string, prefix listPrefix, list items, tail []byte) error {
-	entries := list.of().entries
-	gzip := acceptsGzip(req.Request)
-	if gzip && storedAtLeast(entries, gzipThreshold) {
-		return s.writeGzip(req, mediaType, prefix, list, tail)
+// listConversion converts JSON lists to another format, in parts: an item is written the same way whatever other items its list has.
+type listConversion struct {
+	mediaType string
+	convert   func([]byte) ([]byte, error)
+	// %s is the field of the items in the following. begin opens an object that has only this field. A list is written as empty if it
+	// has no items; otherwise its items are between open and close.
+	begin, empty, open, close string
+	separator                 string
+}
+
+var (
+	toIndentedJSON = &listConversion{
+		mediaType: mediaJSON, convert: indentJSON,
+		begin: "{\n", empty: "  \"%s\": []\n}", open: "  \"%s\": [", close: "\n  ]\n}", separator: ",",
 	}
-	plain, err := runsOf(list, formPlain, plainRun)
-	if err != nil {
-		return err
+	toYAML = &listConversion{mediaType: mediaYAML, convert: yaml.JSONToYAML, empty: "%s: []\n", open: "%s:\n"}
+)
+
+// listConversion returns the conversion for a format; nil: none is needed.
+func (o output) listConversion() *listConversion {
+	switch {
+	case o.format == formatYAML:
+		return toYAML
+	case o.format == formatJSON && o.pretty:
+		return toIndentedJSON
 	}
-	opening := prefix(plain.length)
-	total := len(opening) + plain.length + len(tail)
-	if gzip && total > gzipThreshold {
-		return s.writeGzip(req, mediaType, prefix, list, tail)
-	}
-	req.writeListHeader(mediaType, total)
-	req.w.writeAll(opening)
-	req.w.writeAll(plain.pieces...)
-	req.w.writeAll(tail)
 	return nil
 }
 
-func (r *request) writeListHeader(mediaType string, length int) {
-	header := r.w.Header()
-	header["Content-Type"] = contentType(mediaType)
-	header["Content-Length"] = []string{strconv.Itoa(length)}
-	r.writeWarnings()
-	r.w.WriteHeader(http.StatusOK)
+func indentJSON(text []byte) ([]byte, error) {
+	var indented bytes.Buffer
+	err := json.Indent(&indented, text, "", "  ")
+	return indented.Bytes(), err
 }
 
-// storedAtLeast estimates the size of a list by the stored size of its entries.
-func storedAtLeast(entries []*cache.Entry, size int) bool {
-	for _, e := range entries {
-		if size -= e.StoredSize(); size < 0 {
-			return true
-		}
+// envelope converts what precedes and follows the items of a list. empty is the JSON of the list without items.
+func (c *listConversion) envelope(count int, empty []byte, field string) (prefix, tail []byte, err error) {
+	text, err := c.convert(empty)
+	if err != nil {
+		return nil, nil, fmt.Errorf("convert list to %s: %w", c.mediaType, err)
 	}
-	return false
+	if count == 0 {
+		return text, nil, nil
+	}
+	mark := "\n" + fmt.Sprintf(c.empty, field)
+	at := bytes.LastIndex(text, []byte(mark))
+	if at < 0 {
+		return nil, nil, fmt.Errorf("convert list to %s: field %s is missing", c.mediaType, field)
+	}
+	prefix = fmt.Appendf(bytes.Clone(text[:at+1]), c.open, field)
+	return prefix, append([]byte(c.close), text[at+len(mark):]...), nil
+}
+
+// convertedItems are JSON items in another format.
+type convertedItems struct {
+	items
+	*listConversion
+	field string // of the list, which has the items
+}
+
+func (c *convertedItems) appendItems(to []byte, start, end int) ([]byte, error) {
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	*buffer = fmt.Appendf(*buffer, `{"%s":[`, c.field)
+	opened := len(*buffer)
+	var err error
+	if *buffer, err = c.items.appendItems(*buffer, start, end); err != nil {
+		return to, err
+	}
+	if start > 0 {
+		(*buffer)[opened] = ' ' // the comma after the items before start
+		to = append(to, c.separator...)
+	}
+	*buffer = append(*buffer, "]}"...)
+	text, err := c.convert(*buffer)
+	if err != nil {
+		return to, fmt.Errorf("convert items to %s: %w", c.mediaType, err)
+	}
+	prefix := []byte(c.begin + fmt.Sprintf(c.open, c.field))
+	if !bytes.HasPrefix(text, prefix) || !bytes.HasSuffix(text, []byte(c.close)) {
+		return to, fmt.Errorf("convert items to %s: the result is not a list of %s", c.mediaType, c.field)
+	}
+	return append(to, text[len(prefix):len(text)-len(c.close)]...), nil
 }

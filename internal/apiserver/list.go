@@ -15,8 +15,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/kind"
@@ -43,14 +41,34 @@ func (s *Server) waitFor(ctx context.Context, revision store.Revision) error {
 // page is the result of a list: entries of one snapshot, and the continue token.
 type page struct {
 	extent
-	entries   []*cache.Entry
-	snapshot  cache.Snapshot
-	next      string // the continue token; empty when the list is complete
-	remaining *int64 // nil when unknown
-	selected  bool   // there is a selector
+	entries         []*cache.Entry
+	objs            []kind.Object // instead of entries: objects that are not cache entries
+	snapshot        cache.Snapshot
+	resourceVersion string // empty: the list has none
+	next            string // the continue token; empty when the list is complete
+	remaining       *int64 // nil when unknown
+	selected        bool   // there is a selector
 }
 
 func (p *page) revision() store.Revision { return p.snapshot.Revision() }
+
+// len is the number of items.
+func (p *page) len() int { return len(p.entries) + len(p.objs) }
+
+// objects returns the decoded items from start to end, in the storage version.
+func (p *page) objects(start, end int) ([]kind.Object, error) {
+	if len(p.objs) > 0 {
+		return p.objs[start:end], nil
+	}
+	objs := make([]kind.Object, end-start)
+	for i, entry := range p.entries[start:end] {
+		var err error
+		if objs[i], err = entry.Object(); err != nil {
+			return nil, err
+		}
+	}
+	return objs, nil
+}
 
 // extent is the range of a snapshot that a page covers.
 type extent struct {
@@ -96,20 +114,27 @@ func (s *Server) list(req *request) error {
 	if err != nil {
 		return err
 	}
+	found := &page{}
 	if req.res.kind.Computed != nil {
-		return s.listComputed(req, out, opts)
+		found.objs, err = s.computedObjects(req, opts)
+	} else {
+		found, err = s.find(req, opts)
 	}
-	found, err := s.find(req, opts)
 	if err != nil {
 		return err
 	}
+	return s.respondPage(req, out, found)
+}
+
+// respondPage responds with the items of a page in the negotiated form.
+func (s *Server) respondPage(req *request, out output, p *page) error {
 	switch out.transform {
 	case transformTable:
-		return s.respondTable(req, out, found)
+		return s.respondTable(req, http.StatusOK, out, p)
 	case transformPartialList:
-		return s.respondPartialList(req, out, found)
+		return s.respondPartialList(req, out, p)
 	}
-	return s.respondList(req, out, found)
+	return s.respondList(req, out, p)
 }
 
 // listName is the type of a list, for messages.
@@ -129,6 +154,7 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	}
 	snapshot, from := start.snapshot, start.from
 	found := &page{snapshot: snapshot, extent: extent{prefix: prefix, from: from, limit: opts.limit}}
+	found.resourceVersion = strconv.FormatInt(found.revision(), 10)
 	if opts.resourceVersion == "0" {
 		found.limit = 0
 	}
@@ -164,7 +190,24 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 			found.remaining = &remaining
 		}
 	}
-	return found, nil
+	return found, s.checkDecrypted(req.res, found)
+}
+
+// checkDecrypted returns the error of an entry that cannot be decrypted. It is checked before a list begins, so that the error can name
+// the entry.
+func (s *Server) checkDecrypted(res *resource, p *page) error {
+	if !res.table.HasEncrypted() {
+		return nil
+	}
+	for _, entry := range p.entries {
+		if !store.IsEncrypted(entry.Stored()) {
+			continue
+		}
+		if _, err := entry.Object(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // listStart is the state that a list reads, and the key it begins at.
@@ -299,9 +342,10 @@ func appendListPrefix(to []byte, kindName, apiVersion string, p *page) []byte {
 }
 
 func appendListMeta(to []byte, p *page) []byte {
-	to = append(to, `{"resourceVersion":"`...)
-	to = strconv.AppendInt(to, p.revision(), 10)
-	to = append(to, '"')
+	if p.resourceVersion == "" {
+		return append(to, "{}"...)
+	}
+	to = append(append(append(to, `{"resourceVersion":"`...), p.resourceVersion...), '"')
 	if p.next != "" { // base64 needs no escapes
 		to = append(append(append(to, `,"continue":"`...), p.next...), '"')
 	}
@@ -317,7 +361,7 @@ var listTail = []byte("]}\n")
 func protoListMeta(p *page) []byte {
 	var m []byte
 	m = append(m, tagField1, 0) // selfLink
-	m = appendBytes(append(m, tagField2), strconv.AppendInt(nil, p.revision(), 10))
+	m = appendBytes(append(m, tagField2), []byte(p.resourceVersion))
 	m = appendBytes(append(m, 0x1a), []byte(p.next))
 	if p.remaining != nil {
 		m = binary.AppendUvarint(append(m, 0x20), uint64(*p.remaining))
@@ -330,70 +374,50 @@ func (r *resource) listKind() schema.GroupVersionKind {
 	return r.gvk.GroupVersion().WithKind(r.kind.ListKind)
 }
 
-// respondList writes entries as a list, from cached encodings that all lists and watches share.
+// respondList writes a page as a list, from cached encodings that all lists and watches share.
 func (s *Server) respondList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
-		items := &protoItems{page: p, encode: res.proto, id: res.encodingIDs.listProto}
-		return s.respondProtoItems(req, envelopePrefix(res.listKind()), p, items)
+		encode := func(i int) (protoItem, error) { return res.lists.proto(p.entries[i]) }
+		if len(p.objs) > 0 {
+			encode = func(i int) (protoItem, error) { return newProtoItem(p.objs[i]) }
+		}
+		return s.writeProtoList(req, p, res.listKind(), &protoItems{encode}, res.encodingIDs.listProto)
+	}
+	items := &jsonItems{encode: func(i int) ([]byte, error) { return res.lists.json(p.entries[i]) }}
+	if len(p.objs) > 0 {
+		items.encode = func(i int) ([]byte, error) { return json.Marshal(p.objs[i]) }
 	}
 	prefix := appendListPrefix(nil, res.kind.ListKind, res.gvk.GroupVersion().String(), p)
-	return s.respondJSONItems(req, out, prefix, &jsonItems{page: p, encode: res.json, id: res.encodingIDs.listJSON})
+	body := &listBody{page: p, code: http.StatusOK, items: items, encoding: res.encodingIDs.listJSON}
+	return s.writeJSONList(req, out, body, prefix, "items")
 }
 
-// respondJSONItems writes a JSON list, also indented or as YAML.
-func (s *Server) respondJSONItems(req *request, out output, prefix []byte, items *jsonItems) error {
-	if out.format == formatJSON && !out.pretty {
-		return s.writeItems(req, mediaJSON, func(int) []byte { return prefix }, items, listTail)
-	}
-	buffer := getBuffer()
-	defer putBuffer(buffer)
-	*buffer = append(*buffer, prefix...)
-	for i := range items.entries {
+// writeJSONList writes a JSON list, also indented or as YAML. prefix is everything before the first item; the items are in the field.
+func (s *Server) writeJSONList(req *request, out output, body *listBody, prefix []byte, field string) error {
+	body.mediaType, body.tail = mediaJSON, listTail
+	if conversion := out.listConversion(); conversion != nil {
 		var err error
-		if *buffer, err = items.append(*buffer, i); err != nil {
+		if prefix, body.tail, err = conversion.envelope(body.page.len(), append(prefix, "]}"...), field); err != nil {
 			return err
 		}
+		body.mediaType, body.encoding = conversion.mediaType, cache.EncodingID{}
+		body.items = &convertedItems{items: body.items, listConversion: conversion, field: field}
 	}
-	*buffer = append(*buffer, listTail[:2]...)
-	return s.writeEncoded(req, http.StatusOK, out, buffer)
+	body.prefix = func(int) []byte { return prefix }
+	return s.writeList(req, body)
 }
 
-// respondProtoItems writes a protobuf list. Its envelope contains the length of the list.
-func (s *Server) respondProtoItems(req *request, prefix []byte, p *page, items *protoItems) error {
-	metadata := protoListMeta(p)
-	return s.writeItems(req, mediaProtobuf, func(size int) []byte {
-		prefix := binary.AppendUvarint(append(slices.Clip(prefix), tagField2), uint64(len(metadata)+size))
+// writeProtoList writes a protobuf list. Its envelope contains the length of the list.
+func (s *Server) writeProtoList(req *request, p *page, gvk schema.GroupVersionKind, items *protoItems, encoding cache.EncodingID) error {
+	envelope, metadata := envelopePrefix(gvk), protoListMeta(p)
+	prefix := func(length int) []byte {
+		prefix := binary.AppendUvarint(append(slices.Clip(envelope), tagField2), uint64(len(metadata)+length))
 		return append(prefix, metadata...)
-	}, items, envelopeTail)
-}
-
-// listComputed serves a list of a kind that is computed on each read.
-func (s *Server) listComputed(req *request, out output, opts *listOptions) error {
-	objs, err := s.computedObjects(req, opts)
-	if err != nil {
-		return err
 	}
-	switch out.transform {
-	case transformTable:
-		return s.respondObjectsTable(req, out, objs)
-	case transformPartialList:
-		return s.respondObjectsPartialList(req, out, objs)
-	}
-	list := req.res.newList()
-	items := make([]runtime.Object, len(objs))
-	for i, obj := range objs {
-		items[i] = obj
-	}
-	if err := meta.SetList(list, items); err != nil {
-		return fmt.Errorf("build list of %s: %w", req.res.kind.Plural, err)
-	}
-	buffer := getBuffer()
-	defer putBuffer(buffer)
-	if *buffer, err = appendObject(*buffer, list, req.res.listKind(), out.format); err != nil {
-		return err
-	}
-	return s.writeEncoded(req, http.StatusOK, out, buffer)
+	return s.writeList(req, &listBody{
+		page: p, code: http.StatusOK, mediaType: mediaProtobuf, items: items, prefix: prefix, tail: envelopeTail, encoding: encoding,
+	})
 }
 
 // computedObjects returns the selected objects of a kind that is computed on each read, in the served version.

@@ -250,8 +250,8 @@ func (l *Local) RoundTrip(r *http.Request) (*http.Response, error) {
 	if request.Body == nil {
 		request.Body = http.NoBody
 	}
-	w := &localResponse{header: make(http.Header), started: make(chan struct{}), cancel: cancel}
-	w.more.L = &w.mu
+	w := &localResponse{header: make(http.Header), started: make(chan struct{}), ctx: ctx, cancel: cancel}
+	w.changed.L = &w.mu
 	go func() {
 		defer w.finish()
 		defer request.Body.Close()
@@ -284,15 +284,19 @@ func (s *Server) abortLocal(w *localResponse, r *http.Request) {
 	w.abort()
 }
 
+// maxLocalBuffer is how much of a response is made before its caller reads it.
+const maxLocalBuffer = 256 << 10
+
 // localResponse carries a response from the handler to a caller in the same process.
 type localResponse struct {
 	header  http.Header
 	code    int
 	started chan struct{}
+	ctx     context.Context
 	cancel  context.CancelFunc
 
 	mu            sync.Mutex
-	more          sync.Cond
+	changed       sync.Cond // the handler has written or the caller has read, or either has ended
 	buffer        bytes.Buffer
 	headerWritten bool
 	finished      bool
@@ -318,16 +322,32 @@ func (w *localResponse) writeHeader(code int) {
 	close(w.started)
 }
 
-// Write implements http.ResponseWriter.
+// Write implements http.ResponseWriter. It waits until the caller has read most of what was written before.
 func (w *localResponse) Write(data []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.writeHeader(http.StatusOK)
+	if w.buffer.Len() >= maxLocalBuffer {
+		defer context.AfterFunc(w.ctx, w.wake)()
+	}
+	for w.buffer.Len() >= maxLocalBuffer && !w.closed && w.ctx.Err() == nil {
+		w.changed.Wait()
+	}
 	if w.closed {
 		return 0, errors.New("response body closed by the caller")
 	}
-	defer w.more.Signal()
+	if w.buffer.Len() >= maxLocalBuffer {
+		return 0, w.ctx.Err()
+	}
+	defer w.changed.Broadcast()
 	return w.buffer.Write(data)
+}
+
+// wake makes a waiting Write examine the context.
+func (w *localResponse) wake() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changed.Broadcast()
 }
 
 // Flush implements http.Flusher: everything is visible as soon as it is written, a header alone included.
@@ -338,7 +358,7 @@ func (w *localResponse) finish() {
 	defer w.mu.Unlock()
 	w.writeHeader(http.StatusOK)
 	w.finished = true
-	w.more.Signal()
+	w.changed.Broadcast()
 }
 
 // abort ends the response after a panic. Without a header the caller gets an internal error.
@@ -360,8 +380,9 @@ func (w *localResponse) Read(data []byte) (int, error) {
 		if w.finished || w.closed {
 			return 0, io.EOF
 		}
-		w.more.Wait()
+		w.changed.Wait()
 	}
+	defer w.changed.Broadcast()
 	return w.buffer.Read(data)
 }
 
@@ -371,6 +392,6 @@ func (w *localResponse) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	w.more.Signal()
+	w.changed.Broadcast()
 	return nil
 }

@@ -26,7 +26,7 @@ var partialPrefixes = map[string]struct{ json, proto []byte }{
 
 // partialJSON is an entry's metadata as a JSON object without kind and apiVersion.
 func (e *encoder) partialJSON(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.encodingIDs.partialJSON, func(entry *cache.Entry) ([]byte, error) {
+	return e.memoize(entry, e.encodingIDs.partialJSON, func(entry *cache.Entry) ([]byte, error) {
 		obj, err := e.object(entry)
 		if err != nil {
 			return nil, err
@@ -56,11 +56,15 @@ func appendObjectPartialJSON(to []byte, obj kind.Object, version string) ([]byte
 // copied from the stored bytes without decoding too.
 func (e *encoder) partialProto(entry *cache.Entry) (protoItem, error) {
 	if e.protobuf {
-		if s, ok := newSplice(entry.Stored(), e.storePrefix, entry.Revision()); ok {
+		stored, err := e.bytes(entry)
+		if err != nil {
+			return protoItem{}, err
+		}
+		if s, ok := newSplice(stored, e.storePrefix, entry.Revision()); ok {
 			return protoItem{splice: s.metadataOnly()}, nil
 		}
 	}
-	encoded, err := entry.Encoding(e.encodingIDs.partialProto, func(entry *cache.Entry) ([]byte, error) {
+	encoded, err := e.memoize(entry, e.encodingIDs.partialProto, func(entry *cache.Entry) ([]byte, error) {
 		obj, err := e.object(entry)
 		if err != nil {
 			return nil, err
@@ -98,39 +102,26 @@ func (s *Server) respondTransformed(req *request, code int, out output, obj kind
 	return s.writeEncoded(req, code, out, buffer)
 }
 
-func partialListPrefix(version string, p *page) []byte {
-	return appendListPrefix(nil, "PartialObjectMetadataList", metav1.GroupName+"/"+version, p)
-}
-
 // respondPartialList responds to a list with the metadata of its objects.
 func (s *Server) respondPartialList(req *request, out output, p *page) error {
 	res := req.res
-	if out.format == formatProtobuf {
-		prefix := envelopePrefix(schema.GroupVersionKind{Group: metav1.GroupName, Version: out.metaVersion, Kind: "PartialObjectMetadataList"})
-		return s.respondProtoItems(req, prefix, p, &protoItems{page: p, encode: res.partialProto, id: res.encodingIDs.listPartialProto})
-	}
-	id := res.encodingIDs.listPartialJSON
-	id.Format += " " + out.metaVersion
-	return s.respondJSONItems(req, out, partialListPrefix(out.metaVersion, p), &jsonItems{
-		page: p, encode: res.partialJSON, prefix: partialPrefixes[out.metaVersion].json, id: id,
-	})
-}
-
-// respondObjectsPartialList responds to a list of objects that are not cache entries with their metadata.
-func (s *Server) respondObjectsPartialList(req *request, out output, objs []kind.Object) error {
-	list := &metav1.PartialObjectMetadataList{Items: make([]metav1.PartialObjectMetadata, len(objs))}
-	for i, obj := range objs {
-		list.Items[i] = *toPartialMetadata(obj)
-		list.Items[i].SetGroupVersionKind(partialKind(out.metaVersion))
-	}
-	buffer := getBuffer()
-	defer putBuffer(buffer)
-	var err error
 	gvk := schema.GroupVersionKind{Group: metav1.GroupName, Version: out.metaVersion, Kind: "PartialObjectMetadataList"}
-	if *buffer, err = appendObject(*buffer, list, gvk, out.format); err != nil {
-		return err
+	if out.format == formatProtobuf {
+		encode := func(i int) (protoItem, error) { return res.lists.partialProto(p.entries[i]) }
+		if len(p.objs) > 0 {
+			encode = func(i int) (protoItem, error) { return newProtoItem(toPartialMetadata(p.objs[i])) }
+		}
+		return s.writeProtoList(req, p, gvk, &protoItems{encode}, res.encodingIDs.listPartialProto)
 	}
-	return s.writeEncoded(req, http.StatusOK, out, buffer)
+	items := &jsonItems{prefix: partialPrefixes[out.metaVersion].json}
+	items.encode = func(i int) ([]byte, error) { return res.lists.partialJSON(p.entries[i]) }
+	if len(p.objs) > 0 {
+		items.encode = func(i int) ([]byte, error) { return json.Marshal(toPartialMetadata(p.objs[i])) }
+	}
+	encoding := res.encodingIDs.listPartialJSON
+	encoding.Format += " " + out.metaVersion
+	prefix := appendListPrefix(nil, gvk.Kind, gvk.GroupVersion().String(), p)
+	return s.writeJSONList(req, out, &listBody{page: p, code: http.StatusOK, items: items, encoding: encoding}, prefix, "items")
 }
 
 // toPartialMetadata returns the PartialObjectMetadata of an object.

@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -55,15 +54,6 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
 	return n, err
-}
-
-// writeAll writes the pieces of a long response. Errors are ignored: the client has disconnected.
-func (w *responseWriter) writeAll(pieces ...[]byte) {
-	for _, piece := range pieces {
-		if _, err := w.Write(piece); err != nil {
-			return
-		}
-	}
 }
 
 // Flush implements http.Flusher.
@@ -219,11 +209,11 @@ func (s *Server) writeEncoded(req *request, code int, out output, body *[]byte) 
 		}
 		return s.writeBody(req, code, mediaYAML, text)
 	case out.format == formatJSON && out.pretty:
-		var indented bytes.Buffer
-		if err := json.Indent(&indented, *body, "", "  "); err != nil {
+		indented, err := indentJSON(*body)
+		if err != nil {
 			return fmt.Errorf("indent JSON: %w", err)
 		}
-		return s.writeBody(req, code, mediaJSON, indented.Bytes())
+		return s.writeBody(req, code, mediaJSON, indented)
 	case out.format == formatJSON:
 		*body = append(*body, '\n')
 	}

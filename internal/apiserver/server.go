@@ -281,6 +281,7 @@ type resource struct {
 	deprecation string
 
 	encoder
+	lists    *encoder                                  // for lists
 	watchers atomic.Int64                              // open watches in JSON
 	batches  [formatProtobuf + 1]atomic.Pointer[batch] // by format, the last batch for watches without a selector
 	metrics  *resourceMetrics
@@ -331,6 +332,7 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 		}
 		res.deprecation = deprecationOf(res.newObject(), res.gvk)
 		res.encoder = newEncoder(res)
+		res.lists = res.encoder.forLists()
 		res.metrics = s.metrics.forResource(res)
 		served.resources = append(served.resources, res)
 	}

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,6 +16,7 @@ import (
 // tableWriter encodes objects of one resource as a Table, row by row.
 type tableWriter struct {
 	res     *resource
+	encoder *encoder
 	version string // of meta.k8s.io
 	include metav1.IncludeObjectPolicy
 	columns []metav1.TableColumnDefinition
@@ -37,7 +37,7 @@ func defaultRow(obj kind.Object, _ time.Time) []any {
 
 // tableWriter returns the writer for a request; its includeObject parameter decides what rows contain of their object.
 func (r *request) tableWriter(out output) (*tableWriter, error) {
-	t := &tableWriter{res: r.res, version: out.metaVersion, include: metav1.IncludeObjectPolicy(r.query.Get("includeObject"))}
+	t := &tableWriter{res: r.res, encoder: &r.res.encoder, version: out.metaVersion, include: metav1.IncludeObjectPolicy(r.query.Get("includeObject"))}
 	switch t.include {
 	case "":
 		t.include = metav1.IncludeMetadata
@@ -112,11 +112,11 @@ func (t *tableWriter) appendRow(to []byte, obj kind.Object, cells []any, include
 func (t *tableWriter) appendEntry(to []byte, entry *cache.Entry) ([]byte, error) {
 	switch t.include {
 	case metav1.IncludeObject:
-		return t.res.appendJSON(to, entry)
+		return t.encoder.appendJSON(to, entry)
 	case metav1.IncludeNone:
 		return append(to, "null"...), nil
 	}
-	return t.res.appendPartialJSON(to, entry, t.version)
+	return t.encoder.appendPartialJSON(to, entry, t.version)
 }
 
 // appendIncluded appends what the row contains of an object that is not a cache entry.
@@ -134,74 +134,74 @@ func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.
 	return appendObjectPartialJSON(to, obj, t.version)
 }
 
-// respondTable responds to a list with a table.
-func (s *Server) respondTable(req *request, out output, p *page) error {
-	objs := make([]kind.Object, len(p.entries))
-	for i, entry := range p.entries {
-		var err error
-		if objs[i], err = entry.Object(); err != nil {
-			return err
+// tableRows are the items of a list as the rows of a table.
+type tableRows struct {
+	*tableWriter
+	page *page
+	now  time.Time
+	rows [][]any // the cells of all rows if they depend on the whole list; otherwise nil
+}
+
+func (t *tableRows) appendItems(to []byte, start, end int) ([]byte, error) {
+	objs, err := t.page.objects(start, end)
+	if err != nil {
+		return to, err
+	}
+	rows := t.rows
+	if rows != nil {
+		rows = rows[start:end]
+	} else if rows, err = t.cells(objs, t.now); err != nil {
+		return to, err
+	}
+	for i, obj := range objs {
+		if start+i > 0 {
+			to = append(to, ',')
+		}
+		to, err = t.appendRow(to, obj, rows[i], func(to []byte) ([]byte, error) {
+			if len(t.page.objs) > 0 {
+				return t.appendIncluded(to, obj, t.include)
+			}
+			return t.appendEntry(to, t.page.entries[start+i])
+		})
+		if err != nil {
+			return to, err
 		}
 	}
-	metadata := appendListMeta(nil, p)
-	return s.writeTable(req, http.StatusOK, out, tableBody{metadata, objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
-		return t.appendEntry(to, p.entries[i])
-	}})
+	return to, nil
 }
 
-// respondObjectsTable responds to a list of objects that are not cache entries with a table.
-func (s *Server) respondObjectsTable(req *request, out output, objs []kind.Object) error {
-	return s.writeTable(req, http.StatusOK, out, tableBody{[]byte("{}"), objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
-		return t.appendIncluded(to, objs[i], t.include)
-	}})
-}
-
-// respondObjectTable responds with the table of one object in the storage version.
-func (s *Server) respondObjectTable(req *request, code int, out output, obj kind.Object) error {
-	return s.writeTable(req, code, out, tableBody{tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
-		func(t *tableWriter, to []byte, _ int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) }})
-}
-
-func tableMeta(resourceVersion string) []byte {
-	return fmt.Appendf(nil, `{"resourceVersion":%q}`, resourceVersion)
-}
-
-// tableBody is the content of a table.
-type tableBody struct {
-	metadata []byte
-	objs     []kind.Object // one for each row
-	// include appends what a row contains of its object.
-	include func(t *tableWriter, to []byte, row int) ([]byte, error)
-}
-
-func (s *Server) writeTable(req *request, code int, out output, body tableBody) error {
+// respondTable responds with the table of a page.
+func (s *Server) respondTable(req *request, code int, out output, p *page) error {
 	t, err := req.tableWriter(out)
 	if err != nil {
 		return err
 	}
-	rows, err := t.cells(body.objs, time.Now())
-	if err != nil {
-		return err
-	}
+	t.encoder = req.res.lists
+	rows := &tableRows{tableWriter: t, page: p, now: time.Now()}
 	if req.res.kind.ListRows != nil {
-		req.res.kind.ListRows(body.objs, rows)
-	}
-	buffer := getBuffer()
-	defer putBuffer(buffer)
-	if *buffer, err = t.appendPrefix(*buffer, body.metadata, true); err != nil {
-		return err
-	}
-	for i, obj := range body.objs {
-		if i > 0 {
-			*buffer = append(*buffer, ',')
-		}
-		*buffer, err = t.appendRow(*buffer, obj, rows[i], func(to []byte) ([]byte, error) { return body.include(t, to, i) })
+		objs, err := p.objects(0, p.len())
 		if err != nil {
 			return err
 		}
+		if rows.rows, err = t.cells(objs, rows.now); err != nil {
+			return err
+		}
+		req.res.kind.ListRows(objs, rows.rows)
 	}
-	*buffer = append(*buffer, "]}"...)
-	return s.writeEncoded(req, code, out, buffer)
+	prefix, err := t.appendPrefix(nil, appendListMeta(nil, p), true)
+	if err != nil {
+		return err
+	}
+	return s.writeJSONList(req, out, &listBody{page: p, code: code, items: rows}, prefix, "rows")
+}
+
+// respondObjectTable responds with the table of one object in the storage version.
+func (s *Server) respondObjectTable(req *request, code int, out output, obj kind.Object) error {
+	return s.respondTable(req, code, out, &page{objs: []kind.Object{obj}, resourceVersion: obj.GetResourceVersion()})
+}
+
+func tableMeta(resourceVersion string) []byte {
+	return fmt.Appendf(nil, `{"resourceVersion":%q}`, resourceVersion)
 }
 
 // appendTableEvent appends the one-row table that a watch sends for an object in the storage version.

@@ -52,8 +52,9 @@ func (e *Entry) hasValue(value []byte) bool { return bytes.Equal(e.Stored(), val
 // entry, because it may be decrypted later.
 func (e *Entry) encrypted() bool { return store.IsEncrypted(e.Stored()) }
 
-// value returns the bytes to decode. It may wait for the store and for a KMS plugin.
-func (e *Entry) value() ([]byte, error) {
+// Value returns the encoded object, also when it was evicted or could not be decrypted before. It may wait for the store and
+// for a KMS plugin.
+func (e *Entry) Value() ([]byte, error) {
 	value := e.Stored()
 	if replaced := e.body.Load(); value == nil && replaced != nil {
 		var err error

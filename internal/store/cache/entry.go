@@ -102,7 +102,7 @@ func (e *Entry) Object() (kind.Object, error) {
 		return obj, nil
 	}
 	// The store and a KMS plugin may be slow; the lock, which other entries share, is not held meanwhile.
-	value, err := e.value()
+	value, err := e.Value()
 	if err != nil {
 		return nil, err
 	}
@@ -204,6 +204,28 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 	if found == nil {
 		found = e.addMemo(id)
 	}
+	return e.fill(found, make)
+}
+
+// ListEncoding is Encoding for lists, whose clients may read them long after an entry was superseded. Such an entry keeps
+// no new encodings: hardly anybody else would use them, and sweeps do not find an entry that only lists reference. Nor are
+// encodings kept that exceed the budget.
+func (e *Entry) ListEncoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
+	if e.encrypted() {
+		return make(e)
+	}
+	found := e.findMemo(id)
+	if found == nil {
+		if e.table.cache.memoBytes.Load() > memoBudget || e.table.Get(e.key) != e {
+			return make(e)
+		}
+		found = e.addMemo(id)
+	}
+	return e.fill(found, make)
+}
+
+// fill returns the bytes of a memo, making them if it is empty.
+func (e *Entry) fill(found *memo, make func(*Entry) ([]byte, error)) ([]byte, error) {
 	found.once.Do(func() {
 		defer found.complete(e)
 		found.bytes, found.err = make(e)

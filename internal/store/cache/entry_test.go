@@ -183,6 +183,50 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// An entry that was superseded keeps no new encodings of lists, and none is kept beyond the budget.
+func TestListEncoding(t *testing.T) {
+	story(t, func(t *testing.T, _ *shaky, c *Cache, pods *Table) {
+		old := mustCreate(t, pods, "a")
+		made := 0
+		encode := func(e *Entry, format string) {
+			t.Helper()
+			got, err := e.ListEncoding(EncodingID{"v1", format}, func(*Entry) ([]byte, error) { made++; return []byte(format), nil })
+			if string(got) != format || err != nil {
+				t.Errorf("got %q, %v", got, err)
+			}
+		}
+		encode(old, "first")
+		encode(old, "first")
+		changed := newPod("default", "a")
+		changed.Spec.NodeName = "node-2"
+		entry, err := pods.Update(t.Context(), old.Key(), changed, 0, old.Revision())
+		if err != nil {
+			t.Fatal(err)
+		}
+		encode(old, "first")
+		if made != 1 {
+			t.Errorf("made %d times, want once", made)
+		}
+		encode(old, "second")
+		encode(old, "second")
+		if made != 3 || c.memoBytes.Load() != int64(len("first")) {
+			t.Errorf("made %d times, want again for each list; %d bytes are kept", made, c.memoBytes.Load())
+		}
+		c.memoBytes.Add(memoBudget)
+		encode(entry, "third")
+		encode(entry, "third")
+		if made != 5 || entry.memos.Load() != nil {
+			t.Errorf("made %d times, want again for each list", made)
+		}
+		c.memoBytes.Add(-memoBudget)
+		encode(entry, "third")
+		encode(entry, "third")
+		if made != 6 {
+			t.Errorf("made %d times, want once more", made)
+		}
+	})
+}
+
 // Memos may be dropped while they are in use.
 func TestDropMemosWhileUsed(t *testing.T) {
 	entry, _ := entryOf(t, newPod("default", "a"))

@@ -30,6 +30,8 @@ type Table struct {
 	state    atomic.Pointer[state]
 	whole    scopeWatchers // of the whole table
 	removed  atomic.Bool
+	// encrypted: the store could not decrypt a value.
+	encrypted atomic.Bool
 	// evictedTo is the revision of the newest event whose values were evicted.
 	evictedTo atomic.Int64
 
@@ -251,7 +253,13 @@ func (t *Table) dropMemos(epoch uint32, all bool) (kept int) {
 	return kept
 }
 
+// HasEncrypted reports whether the table may have entries that the store could not decrypt when it read them.
+func (t *Table) HasEncrypted() bool { return t.encrypted.Load() }
+
 func (t *Table) entry(key string, stored []byte, revision store.Revision) *Entry {
+	if store.IsEncrypted(stored) {
+		t.encrypted.Store(true)
+	}
 	e := &Entry{table: t, key: key, hash: maphash.String(keySeed, key), revision: revision}
 	e.setStored(stored)
 	return e
