@@ -3,7 +3,6 @@ package apiserver
 import (
 	"net/http"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -24,7 +23,7 @@ func (s *Server) runAction(req *request, w *write, obj kind.Object, options *met
 	}
 	if validate := w.res.kind.Validate; validate != nil {
 		if errs := validate(&w.rules, obj, nil); len(errs) > 0 {
-			return apierrors.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
+			return kind.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
 		}
 	}
 	undo, err := w.admit(admission.Create, obj, nil, options)

@@ -300,7 +300,7 @@ func (w *write) prepareNew(obj kind.Object) error {
 		errs = w.validate(obj, nil)
 	}
 	if len(errs) > 0 {
-		return apierrors.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
+		return kind.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
 	}
 	if k.Warn != nil {
 		for _, text := range k.Warn(obj, nil) {

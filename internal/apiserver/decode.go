@@ -76,7 +76,7 @@ func parseOptions[T any](query url.Values, kindName string, options *T, convert 
 		}
 	}
 	if errs := validate(options); len(errs) > 0 {
-		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kindName}, "", errs)
+		return kind.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kindName}, "", errs)
 	}
 	return nil
 }

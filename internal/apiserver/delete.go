@@ -348,13 +348,17 @@ func (w *write) deletionFinalizers(live kind.Object, options *metav1.DeleteOptio
 			finalizers = append(finalizers, f)
 		}
 	}
+	added := ""
 	switch policy {
 	case metav1.DeletePropagationOrphan:
-		finalizers = append(finalizers, metav1.FinalizerOrphanDependents)
+		added = metav1.FinalizerOrphanDependents
 	case metav1.DeletePropagationForeground:
-		finalizers = append(finalizers, metav1.FinalizerDeleteDependents)
+		added = metav1.FinalizerDeleteDependents
 	}
-	if len(finalizers) == len(had) && !slices.ContainsFunc(finalizers, func(f string) bool { return !slices.Contains(had, f) }) {
+	if added != "" {
+		finalizers = append(finalizers, added)
+	}
+	if len(finalizers) == len(had) && (added == "" || slices.Contains(had, added)) {
 		return had, false
 	}
 	return finalizers, true

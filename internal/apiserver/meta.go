@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
@@ -95,21 +96,40 @@ func dropDuplicateOwners(obj metav1.Object, warn func(string), text string) {
 	if len(owners) < 2 {
 		return
 	}
+	seen := sets.New[ownerContent]()
 	var kept []metav1.OwnerReference
 	var dropped []string
 	for _, owner := range owners {
-		if slices.ContainsFunc(kept, func(k metav1.OwnerReference) bool {
-			return k.UID == owner.UID && apiequality.Semantic.DeepEqual(k, owner)
-		}) {
+		content := contentOf(owner)
+		if seen.Has(content) {
 			dropped = append(dropped, string(owner.UID))
-		} else {
-			kept = append(kept, owner)
+			continue
 		}
+		seen.Insert(content)
+		kept = append(kept, owner)
 	}
 	if len(dropped) > 0 {
 		warn(fmt.Sprintf(text, strings.Join(dropped, ", ")))
 		obj.SetOwnerReferences(kept)
 	}
+}
+
+// ownerContent is an owner reference as a comparable value: the values of its pointers follow as text.
+type ownerContent struct {
+	reference metav1.OwnerReference
+	pointers  string
+}
+
+func contentOf(owner metav1.OwnerReference) ownerContent {
+	text := func(b *bool) string {
+		if b == nil {
+			return "unset"
+		}
+		return strconv.FormatBool(*b)
+	}
+	pointers := text(owner.Controller) + " " + text(owner.BlockOwnerDeletion)
+	owner.Controller, owner.BlockOwnerDeletion = nil, nil
+	return ownerContent{owner, pointers}
 }
 
 var metadataPath = field.NewPath("metadata")
@@ -146,8 +166,12 @@ func validateChangedMetadata(k *kind.Kind, obj, old kind.Object) field.ErrorList
 		return nil
 	}
 	errs := apivalidation.ValidateObjectMetaAccessor(obj, k.Namespaced, validatePathSegment, metadataPath)
+	seen := sets.New[string]()
+	for _, err := range errs {
+		seen.Insert(err.Error())
+	}
 	for _, err := range apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, metadataPath) {
-		if !slices.ContainsFunc(errs, func(had *field.Error) bool { return had.Error() == err.Error() }) {
+		if !seen.Has(err.Error()) {
 			errs = append(errs, err)
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/mergepatch"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	apiyaml "k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
@@ -170,7 +169,7 @@ func (p *patcher) patched(obj kind.Object, empty func() kind.Object, res *resour
 		return nil, err
 	}
 	invalid := func(err error) error {
-		return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+		return kind.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
 			field.Invalid(field.NewPath("patch"), string(after), err.Error()),
 		})
 	}
@@ -276,12 +275,12 @@ func (p *patcher) strategic(obj kind.Object, empty func() kind.Object) (kind.Obj
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
-	merged, err := strategicpatch.StrategicMergeMapPatch(original, patch, empty())
+	merged, err := strategicMerge(original, patch, empty())
 	if err != nil {
 		return nil, strategicError(err)
 	}
 	invalid := func(err error) error {
-		return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+		return kind.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
 			field.Invalid(field.NewPath("patch"), fmt.Sprintf("%+v", patch), err.Error()),
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"skiff/internal/apiserver/audit"
 	"skiff/internal/apiserver/authn"
@@ -36,6 +37,7 @@ type request struct {
 	event      *audit.Event // nil when the request is not recorded
 	attributes authz.Attributes
 	warnings   []string
+	warned     sets.Set[string] // all texts of warnings, written ones included
 }
 
 // Context is done when the client disconnects or the request's deadline passes.
@@ -43,11 +45,13 @@ func (r *request) Context() context.Context { return r.ctx }
 
 // warn adds a Warning header. It must be called before the response is written.
 func (r *request) warn(text string) {
-	for _, existing := range r.warnings {
-		if existing == text {
-			return
-		}
+	if r.warned.Has(text) {
+		return
 	}
+	if r.warned == nil {
+		r.warned = sets.New[string]()
+	}
+	r.warned.Insert(text)
 	r.warnings = append(r.warnings, text)
 }
 

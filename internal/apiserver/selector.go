@@ -56,7 +56,7 @@ func (r *request) listOptions() (*listOptions, error) {
 		opts.initialEvents, opts.match = &yes, matchNotOlderThan
 	}
 	if errs := opts.validate(); len(errs) > 0 {
-		return nil, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
+		return nil, kind.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
 	}
 	if opts.fields != nil {
 		if opts.fields, err = opts.fields.Transform(r.res.storageVersionField); err != nil {

@@ -166,7 +166,7 @@ func (w *write) throughView(c *change, live kind.Object, next func(old kind.Obje
 	}
 	if view.Validate != nil {
 		if errs := view.Validate(wanted); len(errs) > 0 {
-			return nil, apierrors.NewInvalid(w.attributes.Kind.GroupKind(), live.GetName(), errs)
+			return nil, kind.NewInvalid(w.attributes.Kind.GroupKind(), live.GetName(), errs)
 		}
 	}
 	if uid := wanted.GetUID(); uid != "" && uid != live.GetUID() {

@@ -301,7 +301,7 @@ func (w *write) checkVersion(obj, live kind.Object, entry *cache.Entry) error {
 		obj.SetResourceVersion(live.GetResourceVersion())
 		return nil
 	case version == 0:
-		return apierrors.NewInvalid(schema.GroupKind{Group: gr.Group, Kind: gr.Resource}, w.name, field.ErrorList{
+		return kind.NewInvalid(schema.GroupKind{Group: gr.Group, Kind: gr.Resource}, w.name, field.ErrorList{
 			field.Invalid(metadataPath.Child("resourceVersion"), version, "must be specified for an update"),
 		})
 	case version == entry.Revision():
@@ -355,7 +355,7 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 		}
 	}
 	if len(errs) > 0 {
-		return apierrors.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
+		return kind.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
 	}
 	if k.Canonicalize != nil {
 		k.Canonicalize(obj)

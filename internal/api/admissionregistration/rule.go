@@ -106,14 +106,16 @@ func validateMutable(match *admissionregistrationv1.MatchResources, path *field.
 
 func validateNamedRule(rule *admissionregistrationv1.NamedRuleWithOperations, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	seen := sets.New[string]()
 	for i, name := range rule.ResourceNames {
 		idxPath := path.Child("resourceNames").Index(i)
 		for _, message := range content.IsPathSegmentName(name) {
 			errs = append(errs, field.Invalid(idxPath, name, message))
 		}
-		if slices.Contains(rule.ResourceNames[:i], name) {
+		if seen.Has(name) {
 			errs = append(errs, field.Duplicate(idxPath, name))
 		}
+		seen.Insert(name)
 	}
 	return append(errs, validateRule(&rule.RuleWithOperations, path)...)
 }

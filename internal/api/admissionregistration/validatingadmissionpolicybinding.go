@@ -7,6 +7,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/kind"
@@ -58,11 +59,13 @@ func validateActions(actions []admissionregistrationv1.ValidationAction, path *f
 	}
 	var errs field.ErrorList
 	allowed := []admissionregistrationv1.ValidationAction{admissionregistrationv1.Audit, admissionregistrationv1.Deny, admissionregistrationv1.Warn}
+	seen := sets.New[admissionregistrationv1.ValidationAction]()
 	for i := range actions {
 		errs = append(errs, validateOneOf(&actions[i], allowed, true, path.Index(i))...)
-		if slices.Contains(actions[:i], actions[i]) {
+		if seen.Has(actions[i]) {
 			errs = append(errs, field.Duplicate(path.Index(i), actions[i]))
 		}
+		seen.Insert(actions[i])
 	}
 	if slices.Contains(actions, admissionregistrationv1.Deny) && slices.Contains(actions, admissionregistrationv1.Warn) {
 		errs = append(errs, field.Invalid(path, actions, "must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)"))

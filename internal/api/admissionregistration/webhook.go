@@ -140,11 +140,13 @@ func validateReviewVersions(versions []string, mayBeUnknown bool, path *field.Pa
 		return field.ErrorList{field.Required(path, "must specify one of "+strings.Join(reviewVersions, ", "))}
 	}
 	var errs field.ErrorList
+	seen := sets.New[string]()
 	for i, version := range versions {
-		if slices.Contains(versions[:i], version) {
+		if seen.Has(version) {
 			errs = append(errs, field.Invalid(path.Index(i), version, "duplicate version"))
 			continue
 		}
+		seen.Insert(version)
 		for _, message := range utilvalidation.IsDNS1035Label(version) {
 			errs = append(errs, field.Invalid(path.Index(i), version, message))
 		}

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/diff"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/kind"
@@ -207,11 +208,13 @@ func validateRequest(csr, old *signingRequest) field.ErrorList {
 			}
 		}
 	}
-	if old == nil || firstDuplicate(old.Spec.Usages) < 0 {
+	if old == nil || !hasDuplicate(old.Spec.Usages) {
+		seen := sets.New[certificatesv1.KeyUsage]()
 		for i, usage := range spec.Usages {
-			if slices.Contains(spec.Usages[:i], usage) {
+			if seen.Has(usage) {
 				errs = append(errs, field.Duplicate(path.Child("usages").Index(i), usage))
 			}
+			seen.Insert(usage)
 		}
 	}
 	legacy := certificatesv1beta1.LegacyUnknownSignerName
@@ -226,23 +229,18 @@ func validateRequest(csr, old *signingRequest) field.ErrorList {
 	return errs
 }
 
-func firstDuplicate[T comparable](values []T) int {
-	for i, value := range values {
-		if slices.Contains(values[:i], value) {
-			return i
-		}
-	}
-	return -1
-}
+func hasDuplicate[T comparable](values []T) bool { return sets.New(values...).Len() < len(values) }
 
 func validateConditions(csr, old *signingRequest) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("status", "conditions")
 	types, oldTypes := conditionTypes(csr), conditionTypes(old)
+	oldDuplicate, oldEmpty := hasDuplicate(oldTypes), slices.Contains(oldTypes, "")
+	seen := sets.New[certificatesv1.RequestConditionType]()
 	anyStatus := []corev1.ConditionStatus{corev1.ConditionFalse, corev1.ConditionTrue, corev1.ConditionUnknown}
 	for i, condition := range csr.Status.Conditions {
 		path := path.Index(i)
-		if condition.Type == "" && !slices.Contains(oldTypes, "") {
+		if condition.Type == "" && !oldEmpty {
 			errs = append(errs, field.Required(path.Child("type"), ""))
 		}
 		statuses := anyStatus
@@ -255,9 +253,10 @@ func validateConditions(csr, old *signingRequest) field.ErrorList {
 		} else if !slices.Contains(statuses, condition.Status) {
 			errs = append(errs, field.NotSupported(path.Child("status"), condition.Status, statuses))
 		}
-		if slices.Contains(types[:i], condition.Type) && firstDuplicate(oldTypes) < 0 {
+		if seen.Has(condition.Type) && !oldDuplicate {
 			errs = append(errs, field.Duplicate(path.Child("type"), condition.Type))
 		}
+		seen.Insert(condition.Type)
 	}
 	both := func(types []certificatesv1.RequestConditionType) bool {
 		return slices.Contains(types, certificatesv1.CertificateApproved) && slices.Contains(types, certificatesv1.CertificateDenied)

@@ -45,7 +45,7 @@ func evictPod(ctx context.Context, client kind.Client, req *kind.Request, parent
 		options = eviction.DeleteOptions.DeepCopy()
 	}
 	if ptr.Deref(options.IgnoreStoreReadErrorWithClusterBreakingPotential, false) {
-		return nil, apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), parent.Name, field.ErrorList{
+		return nil, kind.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), parent.Name, field.ErrorList{
 			field.Invalid(field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true,
 				"can not be set for pod eviction, try after removing the option")})
 	}

@@ -154,21 +154,23 @@ func validateStateTransitions(newStatus, oldStatus *corev1.PodStatus, spec *core
 		})
 	})
 	validate := func(statuses, oldStatuses []corev1.ContainerStatus, name string, mayRestart func(s *corev1.ContainerStatus) bool) {
+		position := firstByName(statuses, func(s *corev1.ContainerStatus) string { return s.Name })
 		for i := range oldStatuses {
 			terminated := &oldStatuses[i]
 			if terminated.State.Terminated == nil {
 				continue
 			}
-			j := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == terminated.Name })
-			if j >= 0 && statuses[j].State.Terminated == nil && !mayRestart(terminated) {
+			j, found := position[terminated.Name]
+			if found && statuses[j].State.Terminated == nil && !mayRestart(terminated) {
 				errs = append(errs, field.Forbidden(field.NewPath("status", name).Index(i).Child("state"), "may not be transitioned to non-terminated state"))
 			}
 		}
 	}
 	restartableIn := func(containers []corev1.Container) func(s *corev1.ContainerStatus) bool {
+		position := firstByName(containers, func(c *corev1.Container) string { return c.Name })
 		return func(s *corev1.ContainerStatus) bool {
-			j := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
-			return j >= 0 && restartsAfter(&containers[j], spec.RestartPolicy, s.State.Terminated.ExitCode)
+			j, found := position[s.Name]
+			return found && restartsAfter(&containers[j], spec.RestartPolicy, s.State.Terminated.ExitCode)
 		}
 	}
 	if !restartsAll {
@@ -206,10 +208,11 @@ func restartsAfter(c *corev1.Container, pod corev1.RestartPolicy, code int32) bo
 
 func validateClaimStatuses(obj *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	claims := firstByName(obj.Spec.ResourceClaims, func(c *corev1.PodResourceClaim) string { return c.Name })
 	seen := sets.New[string]()
 	for i, status := range obj.Status.ResourceClaimStatuses {
 		path := path.Child("resourceClaimStatuses").Index(i)
-		if !slices.ContainsFunc(obj.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == status.Name }) {
+		if _, known := claims[status.Name]; !known {
 			errs = append(errs, field.Invalid(path.Child("name"), status.Name, "must match the name of an entry in `spec.resourceClaims`"))
 		}
 		if seen.Has(status.Name) {
@@ -323,9 +326,10 @@ func validateNodeAllocatable(obj *corev1.Pod, path *field.Path) field.ErrorList 
 
 func validateVolumeHealth(obj *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	volumes := firstByName(obj.Spec.Volumes, func(v *corev1.Volume) string { return v.Name })
 	for i, health := range obj.Status.VolumeHealth {
 		path := path.Index(i)
-		known := slices.ContainsFunc(obj.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == health.Name })
+		_, known := volumes[health.Name]
 		if health.Name != "" && !known {
 			errs = append(errs, field.NotFound(path.Child("name"), health.Name))
 		}

@@ -34,16 +34,28 @@ func validateEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) field.Er
 	}
 	errs := podspec.ValidatePod(obj, old)
 	path := field.NewPath("spec", "ephemeralContainers")
+	position := firstByName(obj.Spec.EphemeralContainers, func(c *corev1.EphemeralContainer) string { return c.Name })
 	for i := range old.Spec.EphemeralContainers {
 		oldContainer := &old.Spec.EphemeralContainers[i]
-		j := slices.IndexFunc(obj.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == oldContainer.Name })
-		if j < 0 {
+		j, found := position[oldContainer.Name]
+		if !found {
 			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", oldContainer.Name)))
 		} else if container := &obj.Spec.EphemeralContainers[j]; !equality.Semantic.DeepEqual(oldContainer, container) {
 			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", oldContainer.Name, diff.Diff(*oldContainer, *container))))
 		}
 	}
 	return errs
+}
+
+// firstByName maps each name to the index of the first item that has it.
+func firstByName[T any](items []T, name func(*T) string) map[string]int {
+	first := make(map[string]int, len(items))
+	for i := range items {
+		if _, known := first[name(&items[i])]; !known {
+			first[name(&items[i])] = i
+		}
+	}
+	return first
 }
 
 // resizeUpdate changes the cpu and memory of a running pod.

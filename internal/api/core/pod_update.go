@@ -117,12 +117,14 @@ func validateDeadlineChange(obj, old *corev1.Pod, path *field.Path) *field.Error
 
 // validateTolerationsChange: tolerations may be added, and tolerationSeconds may be changed.
 func validateTolerationsChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
+	tolerations := sets.New[corev1.Toleration]()
+	for _, toleration := range obj.Spec.Tolerations {
+		toleration.TolerationSeconds = nil
+		tolerations.Insert(toleration)
+	}
 	for _, oldToleration := range old.Spec.Tolerations {
-		kept := slices.ContainsFunc(obj.Spec.Tolerations, func(toleration corev1.Toleration) bool {
-			toleration.TolerationSeconds = oldToleration.TolerationSeconds
-			return toleration == oldToleration
-		})
-		if !kept {
+		oldToleration.TolerationSeconds = nil
+		if !tolerations.Has(oldToleration) {
 			return field.ErrorList{field.Forbidden(path, "existing toleration can not be modified except its tolerationSeconds")}
 		}
 	}

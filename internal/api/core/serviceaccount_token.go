@@ -29,10 +29,10 @@ func requestToken(ctx context.Context, client kind.Client, req *kind.Request, pa
 	namespace, name := parent.Namespace, parent.Name
 	metadata := field.NewPath("metadata")
 	if request.Name != "" && request.Name != name {
-		return nil, apierrors.NewInvalid(tokenRequestKind, name, field.ErrorList{field.Invalid(metadata.Child("name"), request.Name, "must match the service account name if specified")})
+		return nil, kind.NewInvalid(tokenRequestKind, name, field.ErrorList{field.Invalid(metadata.Child("name"), request.Name, "must match the service account name if specified")})
 	}
 	if request.Namespace != "" && request.Namespace != namespace {
-		return nil, apierrors.NewInvalid(tokenRequestKind, name, field.ErrorList{field.Invalid(metadata.Child("namespace"), request.Namespace, "must match the service account namespace if specified")})
+		return nil, kind.NewInvalid(tokenRequestKind, name, field.ErrorList{field.Invalid(metadata.Child("namespace"), request.Namespace, "must match the service account namespace if specified")})
 	}
 	account, err := client.Get(ctx, corev1.Resource("serviceaccounts"), namespace, name)
 	if err != nil {
@@ -52,7 +52,7 @@ func requestToken(ctx context.Context, client kind.Client, req *kind.Request, pa
 		request.Spec.ExpirationSeconds = &hour
 	}
 	if errs := validateTokenExpiration(*request.Spec.ExpirationSeconds, field.NewPath("spec", "expirationSeconds")); len(errs) > 0 {
-		return nil, apierrors.NewInvalid(tokenRequestKind, "", errs)
+		return nil, kind.NewInvalid(tokenRequestKind, "", errs)
 	}
 	claims := kind.TokenClaims{ServiceAccount: account, Audiences: request.Spec.Audiences, ExpirationSeconds: *request.Spec.ExpirationSeconds, Annotate: req.Annotate}
 	if err := bindToken(ctx, client, &claims, request.Spec.BoundObjectRef); err != nil {

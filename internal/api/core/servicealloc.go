@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -154,5 +153,5 @@ func followClusterIP(obj, old *corev1.Service) {
 
 // invalidService is the error for a request that cannot be fulfilled.
 func invalidService(obj *corev1.Service, errs ...*field.Error) error {
-	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), obj.Name, errs)
+	return kind.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), obj.Name, errs)
 }

@@ -225,7 +225,7 @@ func validatePorts(ports []discoveryv1.EndpointPort, path *field.Path) (errs fie
 	if len(ports) > maxPorts {
 		return field.ErrorList{field.TooMany(path, len(ports), maxPorts)}
 	}
-	var names []string
+	names := sets.New[string]()
 	for i, port := range ports {
 		at, name := path.Index(i), ""
 		if port.Name != nil {
@@ -234,11 +234,10 @@ func validatePorts(ports []discoveryv1.EndpointPort, path *field.Path) (errs fie
 		if name != "" {
 			errs = append(errs, kind.Invalid(at.Child("name"), name, validation.IsDNS1123Label(name))...)
 		}
-		if slices.Contains(names, name) {
+		if names.Has(name) {
 			errs = append(errs, field.Duplicate(at.Child("name"), port.Name))
-		} else {
-			names = append(names, name)
 		}
+		names.Insert(name)
 		if port.Protocol == nil {
 			errs = append(errs, field.Required(at.Child("protocol"), ""))
 		} else if !protocols.Has(*port.Protocol) {

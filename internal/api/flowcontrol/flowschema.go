@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
 
@@ -84,11 +85,13 @@ func validateFlowSchemaStatus(schema *flowcontrolv1.FlowSchema) field.ErrorList 
 // validateConditionTypes requires only that each condition type is set and unique.
 func validateConditionTypes(types []string) field.ErrorList {
 	var errs field.ErrorList
+	seen := sets.New[string]()
 	for i, typ := range types {
 		path := field.NewPath("status", "conditions").Index(i).Child("type")
-		if slices.Contains(types[:i], typ) {
+		if seen.Has(typ) {
 			errs = append(errs, field.Duplicate(path, typ))
 		}
+		seen.Insert(typ)
 		if typ == "" {
 			errs = append(errs, field.Required(path, ""))
 		}

@@ -146,7 +146,8 @@ func sortedKeys[K ~string, V any](m map[K]V) []K { return slices.Sorted(maps.Key
 
 // claimNames validates a container's references to the pod's resource claims: to a claim or to some of its requests.
 func (val *validator) claimNames(claims []corev1.ResourceClaim, path *field.Path) {
-	seen := sets.New[string]()
+	seen := claimReferences{sets.New[string](), map[string]int{}}
+	detail := "" // the same text for all errors
 	for i, claim := range claims {
 		path := path.Index(i)
 		if claim.Name == "" {
@@ -154,20 +155,31 @@ func (val *validator) claimNames(claims []corev1.ResourceClaim, path *field.Path
 			continue
 		}
 		val.claimName(claim, seen, path)
-		if !val.claims.Has(claim.Name) {
-			err := field.NotFound(path, claim.Name)
-			err.Detail = "must be one of the names in pod.spec.resourceClaims"
-			if len(val.claims) == 0 {
-				err.Detail += " which is empty"
-			} else {
-				err.Detail += ": " + strings.Join(sets.List(val.claims), ", ")
-			}
-			val.add(err)
+		if val.claims.Has(claim.Name) {
+			continue
 		}
+		if detail == "" {
+			detail = "must be one of the names in pod.spec.resourceClaims"
+			if len(val.claims) == 0 {
+				detail += " which is empty"
+			} else {
+				detail += ": " + strings.Join(sets.List(val.claims), ", ")
+			}
+		}
+		err := field.NotFound(path, claim.Name)
+		err.Detail = detail
+		val.add(err)
 	}
 }
 
-func (val *validator) claimName(claim corev1.ResourceClaim, seen sets.Set[string], path *field.Path) {
+// claimReferences are the references to claims of one container that have been validated.
+type claimReferences struct {
+	sets.Set[string] // a claim's name, or "name/request"
+	// requests is the number of references to requests of each claim.
+	requests map[string]int
+}
+
+func (val *validator) claimName(claim corev1.ResourceClaim, seen claimReferences, path *field.Path) {
 	if seen.Has(claim.Name) {
 		val.duplicate(path, claim.Name)
 		return
@@ -180,11 +192,12 @@ func (val *validator) claimName(claim corev1.ResourceClaim, seen sets.Set[string
 	if seen.Has(key) {
 		val.duplicate(path, key)
 	} else if claim.Request == "" {
-		for other := range seen {
-			if strings.HasPrefix(other, claim.Name+"/") {
-				val.duplicate(path, claim.Name)
-			}
+		for range seen.requests[claim.Name] {
+			val.duplicate(path, claim.Name)
 		}
+	}
+	if claim.Request != "" && !seen.Has(key) {
+		seen.requests[claim.Name]++
 	}
 	seen.Insert(key)
 }

@@ -210,6 +210,14 @@ func (val *validator) unmergedLabelKeys(keys []string, selector *metav1.LabelSel
 
 func (val *validator) topologySpread(path *field.Path) {
 	constraints := val.spec.TopologySpreadConstraints
+	type pair struct {
+		topologyKey       string
+		whenUnsatisfiable corev1.UnsatisfiableConstraintAction
+	}
+	left := make(map[pair]int, len(constraints)) // how often each occurs from the current constraint on
+	for _, c := range constraints {
+		left[pair{c.TopologyKey, c.WhenUnsatisfiable}]++
+	}
 	for i := range constraints {
 		c, path := &constraints[i], path.Index(i)
 		val.positive(path.Child("maxSkew"), c.MaxSkew)
@@ -217,11 +225,9 @@ func (val *validator) topologySpread(path *field.Path) {
 			val.required(path.Child("topologyKey"), "can not be empty")
 		}
 		oneOf(val, path.Child("whenUnsatisfiable"), c.WhenUnsatisfiable, corev1.DoNotSchedule, corev1.ScheduleAnyway)
-		for _, later := range constraints[i+1:] {
-			if c.TopologyKey == later.TopologyKey && c.WhenUnsatisfiable == later.WhenUnsatisfiable {
-				val.duplicate(path.Child("{topologyKey, whenUnsatisfiable}"), fmt.Sprintf("{%v, %v}", c.TopologyKey, c.WhenUnsatisfiable))
-				break
-			}
+		current := pair{c.TopologyKey, c.WhenUnsatisfiable}
+		if left[current]--; left[current] > 0 {
+			val.duplicate(path.Child("{topologyKey, whenUnsatisfiable}"), fmt.Sprintf("{%v, %v}", c.TopologyKey, c.WhenUnsatisfiable))
 		}
 		if c.MinDomains != nil {
 			val.positive(path.Child("minDomains"), *c.MinDomains)

@@ -2,6 +2,7 @@ package podspec
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -346,19 +347,63 @@ func (w *warner) overlappingFiles(v *corev1.Volume) {
 	}
 }
 
+// maxOverlaps is how many overlapping paths of a volume are reported. The headers of a response have no space for more.
+const maxOverlaps = 100
+
+// maxPathBytes is Linux's limit for a path. A longer one cannot be created, and overlaps with nothing.
+const maxPathBytes = 4096
+
+// overlaps warns of files whose path is that of another file, or of a directory above it.
 func (w *warner) overlaps(volume, kind string, files []volumeFile) {
+	root := &pathNode{}
+	reported := 0
 	for i := range files {
 		file := &files[i]
 		file.path = strings.TrimRight(file.path, "/")
-		if file.path == "" {
+		if file.path == "" || len(file.path) > maxPathBytes {
 			continue
 		}
-		for _, other := range files[:i] {
-			if other.path != "" && (strings.HasPrefix(other.path+"/", file.path+"/") || strings.HasPrefix(file.path+"/", other.path+"/")) {
-				w.texts = append(w.texts, fmt.Sprintf("volume %q (%s): overlapping paths: %s with %s", volume, kind, file, other))
-			}
+		for _, k := range root.insert(file.path, i, maxOverlaps-reported) {
+			w.texts = append(w.texts, fmt.Sprintf("volume %q (%s): overlapping paths: %s with %s", volume, kind, file, files[k]))
+			reported++
+		}
+		if reported >= maxOverlaps {
+			return
 		}
 	}
+}
+
+// pathNode is a directory or a file in the tree of a volume's paths.
+type pathNode struct {
+	children map[string]*pathNode
+	// files are the indices of the files with this path, and below those of the files in the tree under it, both in order.
+	files, below []int
+}
+
+// insert adds a file and returns the files before it that overlap with it, at most limit.
+func (n *pathNode) insert(path string, file, limit int) (overlapping []int) {
+	add := func(files []int) { overlapping = append(overlapping, files[:min(len(files), limit)]...) }
+	for rest, more := path, true; more; {
+		var segment string
+		segment, rest, more = strings.Cut(rest, "/")
+		child := n.children[segment]
+		if child == nil {
+			child = &pathNode{}
+			if n.children == nil {
+				n.children = map[string]*pathNode{}
+			}
+			n.children[segment] = child
+		}
+		n = child
+		add(n.files)
+		if more {
+			n.below = append(n.below, file)
+		}
+	}
+	add(n.below)
+	n.files = append(n.files, file)
+	slices.Sort(overlapping)
+	return overlapping[:min(len(overlapping), limit)]
 }
 
 func keyFiles(items []corev1.KeyToPath, source string) (files []volumeFile) {

@@ -3,11 +3,11 @@ package resource
 import (
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/sets"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -89,8 +89,9 @@ func validateBindingConditions(conditions, failureConditions []string, path *fie
 	errs = append(errs, validateSlice(failureConditions, resourcev1.BindingFailureConditionsMaxSize, validateConditionName, failurePath)...)
 	errs = append(errs, validateUnique(conditions, identity, conditionsPath)...)
 	errs = append(errs, validateUnique(failureConditions, identity, failurePath)...)
+	known := sets.New(conditions...)
 	for i, condition := range failureConditions {
-		if slices.Contains(conditions, condition) {
+		if known.Has(condition) {
 			errs = append(errs, field.Invalid(failurePath.Index(i), condition, "bindingFailureConditions must not overlap with bindingConditions"))
 		}
 	}

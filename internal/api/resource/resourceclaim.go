@@ -9,7 +9,6 @@ import (
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -131,5 +130,5 @@ func adminAllowed(ctx context.Context, client kind.Client, gk schema.GroupKind, 
 	default:
 		return nil
 	}
-	return apierrors.NewInvalid(gk, meta.Name, field.ErrorList{problem})
+	return kind.NewInvalid(gk, meta.Name, field.ErrorList{problem})
 }

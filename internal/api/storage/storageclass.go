@@ -2,6 +2,9 @@ package storage
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -109,8 +112,7 @@ func validateStorageClass(_ *kind.Request, class, old *storagev1.StorageClass) f
 // a term.
 func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	// Each term has an empty set from the start, so that an empty term is refused as a duplicate.
-	seen := make([]map[string]sets.Set[string], len(terms))
+	seen := sets.New(termContent(nil)) // an empty term is refused as a duplicate
 	for i, term := range terms {
 		fldPath := path.Index(i).Child("matchLabelExpressions")
 		values := map[string]sets.Set[string]{}
@@ -121,14 +123,25 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 			}
 			values[requirement.Key] = sets.New(requirement.Values...)
 		}
-		for _, other := range seen {
-			if equality.Semantic.DeepEqual(values, other) {
-				errs = append(errs, field.Duplicate(fldPath, ""))
-			}
+		content := termContent(values)
+		if seen.Has(content) {
+			errs = append(errs, field.Duplicate(fldPath, ""))
 		}
-		seen = append(seen, values)
+		seen.Insert(content)
 	}
 	return errs
+}
+
+// termContent is a text that is equal for equal terms.
+func termContent(values map[string]sets.Set[string]) string {
+	var content []byte
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		content = append(strconv.AppendQuote(content, key), ':')
+		for _, value := range sets.List(values[key]) {
+			content = append(strconv.AppendQuote(content, value), ',')
+		}
+	}
+	return string(content)
 }
 
 func validateTopologyRequirement(requirement corev1.TopologySelectorLabelRequirement, path *field.Path) field.ErrorList {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"skiff/internal/container"
 	"skiff/internal/resourcename"
@@ -31,10 +32,15 @@ func (extendedResourceToleration) Mutate(_ context.Context, a *Attributes) error
 			}
 		}
 	}
+	existing := sets.New[corev1.Toleration]()
+	for _, toleration := range pod.Spec.Tolerations {
+		toleration.TolerationSeconds = nil
+		existing.Insert(toleration)
+	}
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		toleration := corev1.Toleration{Key: name, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
-		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.MatchToleration(&toleration) }) {
+		if !existing.Has(toleration) {
 			pod.Spec.Tolerations = append(pod.Spec.Tolerations, toleration)
 		}
 	}

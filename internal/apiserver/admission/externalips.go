@@ -2,9 +2,9 @@ package admission
 
 import (
 	"context"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // denyServiceExternalIPs rejects new external IPs of services: with them, a user who may write services could intercept traffic to
@@ -22,12 +22,12 @@ func (denyServiceExternalIPs) Validate(_ context.Context, a *Attributes) error {
 	if err != nil {
 		return err
 	}
-	var old []string
+	old := sets.New[string]()
 	if service, ok := a.Old.(*corev1.Service); ok {
-		old = service.Spec.ExternalIPs
+		old.Insert(service.Spec.ExternalIPs...)
 	}
 	for _, address := range service.Spec.ExternalIPs {
-		if !slices.Contains(old, address) {
+		if !old.Has(address) {
 			return forbid(a, "Use of external IPs is denied by admission control") //nolint:staticcheck // clients know the text
 		}
 	}

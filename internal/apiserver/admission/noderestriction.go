@@ -295,7 +295,7 @@ func restrictedLabels(now, before map[string]string) (restricted []string) {
 		prefix, _, qualified := strings.Cut(key, "/")
 		inDomain := func(domain string) bool { return prefix == domain || strings.HasSuffix(prefix, "."+domain) }
 		switch {
-		case !qualified || slices.Contains(restricted, key):
+		case !qualified:
 		case inDomain(corev1.LabelNamespaceNodeRestriction):
 			restricted = append(restricted, key)
 		case !inDomain("kubernetes.io") && !inDomain("k8s.io"), slices.Contains(kubeletLabels, key):

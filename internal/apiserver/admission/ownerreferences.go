@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"skiff/internal/apiserver/authz"
 )
@@ -103,9 +105,14 @@ func newlyBlocking(owners, oldOwners []metav1.OwnerReference) (blocking []metav1
 	blocks := func(owner metav1.OwnerReference) bool {
 		return owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion
 	}
+	before := sets.New[types.UID]()
+	for _, owner := range oldOwners {
+		if blocks(owner) {
+			before.Insert(owner.UID)
+		}
+	}
 	for _, owner := range owners {
-		before := slices.ContainsFunc(oldOwners, func(h metav1.OwnerReference) bool { return h.UID == owner.UID && blocks(h) })
-		if blocks(owner) && !before {
+		if blocks(owner) && !before.Has(owner.UID) {
 			blocking = append(blocking, owner)
 		}
 	}

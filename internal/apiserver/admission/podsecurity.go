@@ -24,6 +24,7 @@ import (
 	"k8s.io/pod-security-admission/policy"
 
 	"skiff/internal/container"
+	"skiff/internal/kind"
 )
 
 // podSecurity enforces the Pod Security Standards as configured by the labels of a namespace: it rejects pods that violate the
@@ -363,7 +364,7 @@ func (p *podSecurity) validateNamespace(ctx context.Context, a *Attributes) erro
 }
 
 func invalidLabels(a *Attributes, errs field.ErrorList) error {
-	err := apierrors.NewInvalid(a.Kind.GroupKind(), a.Name, errs)
+	err := kind.NewInvalid(a.Kind.GroupKind(), a.Name, errs)
 	err.ErrStatus.Code = http.StatusUnprocessableEntity
 	return err
 }

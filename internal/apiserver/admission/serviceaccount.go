@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"skiff/internal/container"
 )
@@ -212,9 +213,11 @@ func tokenVolume() *corev1.ProjectedVolumeSource {
 // validateSecretReferences rejects references to secrets that the account does not list. On an update, only ephemeral containers
 // are checked.
 func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, created bool) error {
-	listed := func(name string) bool {
-		return slices.ContainsFunc(account.Secrets, func(s corev1.ObjectReference) bool { return s.Name == name })
+	secrets := sets.New[string]()
+	for _, secret := range account.Secrets {
+		secrets.Insert(secret.Name)
 	}
+	listed := secrets.Has
 	if created {
 		for _, volume := range pod.Spec.Volumes {
 			if volume.Secret != nil && !listed(volume.Secret.SecretName) {
@@ -243,8 +246,9 @@ func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, c
 	if !created {
 		return nil
 	}
+	pullSecrets := sets.New(account.ImagePullSecrets...)
 	for i, wanted := range pod.Spec.ImagePullSecrets {
-		if !slices.Contains(account.ImagePullSecrets, wanted) {
+		if !pullSecrets.Has(wanted) {
 			return fmt.Errorf("imagePullSecrets[%d].name=%q is not allowed because service account %s does not reference that imagePullSecret",
 				i, wanted.Name, account.Name)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"skiff/internal/apiserver"
 	"skiff/internal/container"
+	"skiff/internal/kind"
 )
 
 func (b *backends) pod(ctx context.Context, c *apiserver.Connection) (*corev1.Pod, error) {
@@ -54,7 +55,7 @@ func (b *backends) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.C
 		return err
 	}
 	if errs := validateLogOptions(options); len(errs) > 0 {
-		return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), c.Name, errs)
+		return kind.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), c.Name, errs)
 	}
 	pod, err := b.pod(r.Context(), c)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
@@ -204,29 +205,57 @@ func (c *comparer) compareKeyedLists(desc *descriptor, before, after reflect.Val
 	if !alignedKeys(desc, before, after) {
 		c.compareByKey(desc, before, after)
 	} else {
-		for i := range after.Len() {
-			item := after.Index(i)
-			modifiedItem, removedItem := c.modified.mark(), c.removed.mark()
-			modified, _ := c.compare(desc.elem, before.Index(i), item)
-			if !modified && !c.modified.grown(modifiedItem) && !c.removed.grown(removedItem) {
-				continue
-			}
-			if hasDuplicateKey(desc, after, i) {
-				c.unsupported = true
-				return
-			}
-			element := c.itemElement(desc, item)
-			c.modified.close(modifiedItem, element, modified)
-			c.removed.close(removedItem, element, false)
-		}
+		c.compareAligned(desc, before, after)
 	}
 	c.modified.sort(modifiedMark)
 	c.removed.sort(removedMark)
 }
 
+// compareAligned pairs the items of two lists by their positions. A list with a duplicate key among changed items is unsupported.
+func (c *comparer) compareAligned(desc *descriptor, before, after reflect.Value) {
+	var duplicates sets.Set[string] // made for the first changed item of a long list
+	for i := range after.Len() {
+		item := after.Index(i)
+		modifiedItem, removedItem := c.modified.mark(), c.removed.mark()
+		modified, _ := c.compare(desc.elem, before.Index(i), item)
+		if !modified && !c.modified.grown(modifiedItem) && !c.removed.grown(removedItem) {
+			continue
+		}
+		element := c.itemElement(desc, item)
+		switch {
+		case after.Len() <= maxPairwise:
+			c.unsupported = c.unsupported || hasDuplicateKey(desc, after, i)
+		case duplicates == nil:
+			duplicates = c.duplicateElements(desc, after)
+		}
+		if c.unsupported || duplicates.Has(element) {
+			c.unsupported = true
+			return
+		}
+		c.modified.close(modifiedItem, element, modified)
+		c.removed.close(removedItem, element, false)
+	}
+}
+
+// duplicateElements are the elements that more than one item of a list has.
+func (c *comparer) duplicateElements(desc *descriptor, list reflect.Value) sets.Set[string] {
+	seen, duplicates := make(sets.Set[string], list.Len()), sets.New[string]()
+	for i := range list.Len() {
+		element := c.itemElement(desc, list.Index(i))
+		if seen.Has(element) {
+			duplicates.Insert(element)
+		}
+		seen.Insert(element)
+	}
+	return duplicates
+}
+
+// maxPairwise is the length of the longest list whose items are compared with one another; the items of a longer one are hashed.
+const maxPairwise = 8
+
 // compareByKey pairs the items of two lists by their keys. A list with a duplicate key is unsupported.
 func (c *comparer) compareByKey(desc *descriptor, before, after reflect.Value) {
-	if !before.IsValid() && after.IsValid() && after.Len() <= 8 {
+	if !before.IsValid() && after.IsValid() && after.Len() <= maxPairwise {
 		c.compareNewList(desc, after)
 		return
 	}
@@ -401,24 +430,22 @@ func (c *comparer) escapedElement(desc *descriptor, item reflect.Value) string {
 // compareSets compares two lists of strings that are sets.
 func (c *comparer) compareSets(before, after reflect.Value) {
 	modifiedMark, removedMark := c.modified.mark(), c.removed.mark()
-	c.addMissingItems(&c.modified, after, before)
-	c.addMissingItems(&c.removed, before, after)
+	old, current := newStringSet(before), newStringSet(after)
+	if old.hasDuplicate() || current.hasDuplicate() {
+		c.unsupported = true
+		return
+	}
+	c.addMissingItems(&c.modified, current, old)
+	c.addMissingItems(&c.removed, old, current)
 	c.modified.sort(modifiedMark)
 	c.removed.sort(removedMark)
 }
 
 // addMissingItems adds the items of list that other does not have.
-func (c *comparer) addMissingItems(to *setBuilder, list, other reflect.Value) {
-	if !list.IsValid() {
-		return
-	}
-	for i := range list.Len() {
-		text := list.Index(i).String()
-		if countString(list, text) > 1 {
-			c.unsupported = true
-			return
-		}
-		if other.IsValid() && countString(other, text) > 0 {
+func (c *comparer) addMissingItems(to *setBuilder, list, other stringSet) {
+	for i := range list.len() {
+		text := list.at(i)
+		if other.has(text) {
 			continue
 		}
 		element := `"v:\"` + text + `\""`
@@ -434,14 +461,59 @@ func (c *comparer) addMissingItems(to *setBuilder, list, other reflect.Value) {
 	}
 }
 
-func countString(list reflect.Value, text string) int {
+// stringSet is a list of strings in which strings are found.
+type stringSet struct {
+	list  reflect.Value    // invalid: empty
+	index sets.Set[string] // nil for a short list
+}
+
+func newStringSet(list reflect.Value) stringSet {
+	s := stringSet{list: list}
+	if s.len() > maxPairwise {
+		s.index = make(sets.Set[string], s.len())
+		for i := range s.len() {
+			s.index.Insert(s.at(i))
+		}
+	}
+	return s
+}
+
+func (s stringSet) len() int {
+	if !s.list.IsValid() {
+		return 0
+	}
+	return s.list.Len()
+}
+
+func (s stringSet) at(i int) string { return s.list.Index(i).String() }
+
+func (s stringSet) has(text string) bool {
+	if s.index != nil {
+		return s.index.Has(text)
+	}
+	return s.count(text) > 0
+}
+
+func (s stringSet) count(text string) int {
 	n := 0
-	for i := range list.Len() {
-		if list.Index(i).String() == text {
+	for i := range s.len() {
+		if s.at(i) == text {
 			n++
 		}
 	}
 	return n
+}
+
+func (s stringSet) hasDuplicate() bool {
+	if s.index != nil {
+		return s.index.Len() < s.len()
+	}
+	for i := range s.len() {
+		if s.count(s.at(i)) > 1 {
+			return true
+		}
+	}
+	return false
 }
 
 var (

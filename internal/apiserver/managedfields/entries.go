@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // merge takes the modified and the removed fields from every entry and gives the modified ones to the manager's own. It returns
@@ -29,13 +30,15 @@ func (m *Manager) merge(c *comparer, entries []metav1.ManagedFieldsEntry, manage
 	}
 	out := make([]metav1.ManagedFieldsEntry, 0, len(entries)+1)
 	ownFields := modified
+	seen := sets.New[managerID]()
 	for i := range entries {
 		e := entries[i]
 		fields, ok := c.parser.parse(e.FieldsV1.GetRawString(), m.descriptor)
-		if !ok || slices.ContainsFunc(entries[:i], func(o metav1.ManagedFieldsEntry) bool { return sameManager(&o, &e) }) {
+		if !ok || seen.Has(idOf(&e)) {
 			return nil, false
 		}
-		if sameManager(&e, &own) && len(modified) > 0 {
+		seen.Insert(idOf(&e))
+		if idOf(&e) == idOf(&own) && len(modified) > 0 {
 			ownFields = union(difference(fields, removed), modified)
 			continue
 		}
@@ -79,10 +82,20 @@ func countMembers(nodes []node) int {
 	return n
 }
 
-// sameManager reports whether two entries belong to one manager. Apply entries belong to one manager in all API versions.
-func sameManager(a, b *metav1.ManagedFieldsEntry) bool {
-	return a.Manager == b.Manager && a.Operation == b.Operation && a.Subresource == b.Subresource &&
-		(a.APIVersion == b.APIVersion || a.Operation == metav1.ManagedFieldsOperationApply)
+// managerID is what makes two entries belong to one manager. Apply entries belong to one manager in all API versions.
+type managerID struct {
+	manager     string
+	operation   metav1.ManagedFieldsOperationType
+	subresource string
+	apiVersion  string // empty for an applier
+}
+
+func idOf(e *metav1.ManagedFieldsEntry) managerID {
+	id := managerID{manager: e.Manager, operation: e.Operation, subresource: e.Subresource}
+	if e.Operation != metav1.ManagedFieldsOperationApply {
+		id.apiVersion = e.APIVersion
+	}
+	return id
 }
 
 func compareEntries(a, b metav1.ManagedFieldsEntry) int {

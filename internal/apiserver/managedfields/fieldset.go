@@ -3,6 +3,7 @@ package managedfields
 import (
 	"encoding/json"
 	"slices"
+	"sort"
 	"strings"
 
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -104,9 +105,7 @@ func difference(a, b []node) []node {
 	kept := a[:0]
 	j := 0
 	for _, n := range a {
-		for j < len(b) && b[j].element != n.element && compareElements(b[j].element, n.element) < 0 {
-			j++
-		}
+		j += position(b[j:], n.element)
 		if j < len(b) && b[j].element == n.element {
 			n.member = n.member && !b[j].member
 			n.children = difference(n.children, b[j].children)
@@ -118,6 +117,20 @@ func difference(a, b []node) []node {
 		kept = append(kept, n)
 	}
 	return kept
+}
+
+// position is the index of the first node that is not before the element. Its cost depends on that index, not on the number of nodes:
+// the fields of one write are removed from the sets of many managers, most of them small.
+func position(nodes []node, element string) int {
+	before := func(i int) bool {
+		return nodes[i].element != element && compareElements(nodes[i].element, element) < 0
+	}
+	low, high := 0, 1
+	for high <= len(nodes) && before(high-1) {
+		low, high = high, 2*high
+	}
+	high = min(high-1, len(nodes))
+	return low + sort.Search(high-low, func(i int) bool { return !before(low + i) })
 }
 
 // union returns all members of a and b. The result shares nodes with both.
