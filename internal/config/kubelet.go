@@ -7,13 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	kubeletconfig "k8s.io/kubelet/config/v1beta1"
-	"sigs.k8s.io/yaml"
 )
 
 // Node is the configuration of a node, inside `skiff server` as well as alone.
@@ -67,6 +62,9 @@ func (c *Node) validate(nameFlag string) error {
 			errs = append(errs, fmt.Errorf("--node-labels: %q is not key=value", label))
 		}
 	}
+	if _, err := parseTaints(c.Taints); err != nil {
+		errs = append(errs, fmt.Errorf("--register-with-taints: %w", err))
+	}
 	return errors.Join(errs...)
 }
 
@@ -77,136 +75,6 @@ func (c *Node) NodeName() (string, error) {
 	}
 	host, err := os.Hostname()
 	return strings.ToLower(strings.TrimSpace(host)), err
-}
-
-// KubeletConfiguration reads the configuration file, if there is one, applies defaults and validates the result.
-func (c *Node) KubeletConfiguration() (*kubeletconfig.KubeletConfiguration, error) {
-	s := &kubeletconfig.KubeletConfiguration{}
-	if c.ConfigFile != "" {
-		data, err := os.ReadFile(c.ConfigFile)
-		if err != nil {
-			return nil, fmt.Errorf("read KubeletConfiguration: %w", err)
-		}
-		if err := yaml.UnmarshalStrict(data, s); err != nil {
-			return nil, fmt.Errorf("read KubeletConfiguration %s: %w", c.ConfigFile, err)
-		}
-		if s.Kind != "KubeletConfiguration" || s.APIVersion != kubeletconfig.SchemeGroupVersion.String() {
-			return nil, fmt.Errorf("%s is a %s of %s, not a KubeletConfiguration of %s", c.ConfigFile, s.Kind, s.APIVersion, kubeletconfig.SchemeGroupVersion)
-		}
-		if s.StaticPodPath != "" && !filepath.IsAbs(s.StaticPodPath) {
-			s.StaticPodPath = filepath.Join(filepath.Dir(c.ConfigFile), s.StaticPodPath)
-		}
-	}
-	defaultKubeletConfiguration(s)
-	return s, validateKubeletConfiguration(s)
-}
-
-// defaultKubeletConfiguration sets upstream's defaults for the fields that skiff uses.
-func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
-	duration := func(d *metav1.Duration, value time.Duration) {
-		if d.Duration == 0 {
-			d.Duration = value
-		}
-	}
-	duration(&s.FileCheckFrequency, 20*time.Second)
-	duration(&s.HTTPCheckFrequency, 20*time.Second)
-	duration(&s.SyncFrequency, time.Minute)
-	duration(&s.NodeStatusUpdateFrequency, 10*time.Second)
-	duration(&s.NodeStatusReportFrequency, 5*time.Minute)
-	duration(&s.ImageMinimumGCAge, 2*time.Minute)
-	duration(&s.EvictionPressureTransitionPeriod, 5*time.Minute)
-	setDefault(&s.CPUCFSQuota, true)
-	if s.CPUCFSQuotaPeriod == nil {
-		s.CPUCFSQuotaPeriod = &metav1.Duration{Duration: 100 * time.Millisecond}
-	}
-	setDefault(&s.ImageGCHighThresholdPercent, 85)
-	setDefault(&s.ImageGCLowThresholdPercent, 80)
-	setDefault(&s.SerializeImagePulls, true)
-	setDefault(&s.ContainerLogMaxFiles, 5)
-	setDefault(&s.PodPidsLimit, -1)
-	setDefault(&s.EnableServer, true)
-	setDefault(&s.FailCgroupV1, false)
-	setDefault(&s.SeccompDefault, false)
-	setDefault(&s.ResolverConfig, "/etc/resolv.conf")
-	setDefault(&s.RegistryPullQPS, 5)
-	number := func(n *int32, value int32) {
-		if *n == 0 {
-			*n = value
-		}
-	}
-	number(&s.MaxPods, 110)
-	number(&s.Port, 10250)
-	number(&s.NodeLeaseDurationSeconds, 40)
-	number(&s.RegistryBurst, 10)
-	text := func(t *string, value string) {
-		if *t == "" {
-			*t = value
-		}
-	}
-	text(&s.ContainerLogMaxSize, "10Mi")
-	text(&s.Address, "0.0.0.0")
-	text(&s.CgroupRoot, "/")
-	if s.CrashLoopBackOff.MaxContainerRestartPeriod == nil {
-		s.CrashLoopBackOff.MaxContainerRestartPeriod = &metav1.Duration{Duration: 5 * time.Minute}
-	}
-	if s.EvictionHard == nil {
-		s.EvictionHard = map[string]string{
-			"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%", "imagefs.available": "15%", "imagefs.inodesFree": "5%",
-		}
-	}
-	if s.EnforceNodeAllocatable == nil {
-		s.EnforceNodeAllocatable = []string{"pods"}
-	}
-}
-
-func setDefault[T any](field **T, value T) {
-	if *field == nil {
-		*field = &value
-	}
-}
-
-func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
-	var errs []error
-	if _, err := resource.ParseQuantity(s.ContainerLogMaxSize); err != nil {
-		errs = append(errs, fmt.Errorf("containerLogMaxSize: %w", err))
-	}
-	if *s.ContainerLogMaxFiles <= 1 {
-		errs = append(errs, errors.New("containerLogMaxFiles: must be greater than 1"))
-	}
-	if d := s.CrashLoopBackOff.MaxContainerRestartPeriod.Duration; d < time.Second || d > 5*time.Minute {
-		errs = append(errs, errors.New("crashLoopBackOff.maxContainerRestartPeriod: must be between 1s and 300s"))
-	}
-	if s.MaxPods < 0 {
-		errs = append(errs, errors.New("maxPods: must not be negative"))
-	}
-	errs = append(errs, validateShutdown(s)...)
-	for _, address := range s.ClusterDNS {
-		if net.ParseIP(address) == nil {
-			errs = append(errs, fmt.Errorf("clusterDNS: %q is not an IP address", address))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("KubeletConfiguration: %w", err)
-	}
-	return nil
-}
-
-// validateShutdown checks the grace periods of pods at node shutdown.
-func validateShutdown(s *kubeletconfig.KubeletConfiguration) (errs []error) {
-	all, critical := s.ShutdownGracePeriod.Duration, s.ShutdownGracePeriodCriticalPods.Duration
-	if critical > all {
-		errs = append(errs, fmt.Errorf("shutdownGracePeriodCriticalPods %v must be <= shutdownGracePeriod %v", critical, all))
-	}
-	if all != 0 && all < time.Second {
-		errs = append(errs, fmt.Errorf("shutdownGracePeriod %v must be either zero or otherwise >= 1 sec", all))
-	}
-	if critical != 0 && critical < time.Second {
-		errs = append(errs, fmt.Errorf("shutdownGracePeriodCriticalPods %v must be either zero or otherwise >= 1 sec", critical))
-	}
-	if len(s.ShutdownGracePeriodByPodPriority) > 0 && (all > 0 || critical > 0) {
-		errs = append(errs, errors.New("Cannot specify both shutdownGracePeriodByPodPriority and shutdownGracePeriod at the same time"))
-	}
-	return errs
 }
 
 // Kubelet is the configuration of `skiff kubelet`, with upstream's flag names.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -224,6 +225,49 @@ func TestServer(t *testing.T) {
 	} {
 		if code, body := request(h, http.MethodGet, test.path, test.authorization); code != test.code || !strings.Contains(body, test.contains) {
 			t.Errorf("%s: %d %q, want %d %q", test.path, code, body, test.code, test.contains)
+		}
+	}
+}
+
+// TestServerTLS checks that the server serves only the TLS versions it is configured with.
+func TestServerTLS(t *testing.T) {
+	credentials := httptest.NewTLSServer(nil)
+	defer credentials.Close()
+	for _, test := range []struct {
+		server  *tls.Config
+		client  uint16
+		refused bool
+	}{
+		{nil, tls.VersionTLS12, false},
+		{nil, tls.VersionTLS11, true},
+		{&tls.Config{MinVersion: tls.VersionTLS13}, tls.VersionTLS13, false},
+		{&tls.Config{MinVersion: tls.VersionTLS13}, tls.VersionTLS12, true},
+	} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &Server{
+			Listener: listener, TLS: test.server, Filter: &Filter{Reviewer: &fakeReviewer{}, AlwaysAllowPaths: HealthPaths}, Metrics: prometheus.NewRegistry(),
+			Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &credentials.TLS.Certificates[0], nil },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		served := make(chan error, 1)
+		go func() { served <- s.Run(ctx) }()
+		client := &http.Client{Transport: &http.Transport{
+			TLSClientConfig:   &tls.Config{RootCAs: credentials.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, MinVersion: tls.VersionTLS10, MaxVersion: test.client},
+			DisableKeepAlives: true,
+		}}
+		response, err := client.Get("https://" + listener.Addr().String() + "/healthz")
+		if (err != nil) != test.refused {
+			t.Errorf("client with %s: %v", tls.VersionName(test.client), err)
+		}
+		if err == nil {
+			_ = response.Body.Close()
+		}
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
 		}
 	}
 }

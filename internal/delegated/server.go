@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,9 +24,11 @@ type Server struct {
 	Listener net.Listener
 	// Certificate returns the serving certificate.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	Filter      *Filter
-	Metrics     prometheus.Gatherer
-	Checks      []health.Check
+	// TLS has the versions, cipher suites and key exchange mechanisms to serve; nil means TLS 1.2 and Go's defaults.
+	TLS     *tls.Config
+	Filter  *Filter
+	Metrics prometheus.Gatherer
+	Checks  []health.Check
 	// Paths are additional handlers by pattern.
 	Paths map[string]http.Handler
 }
@@ -37,13 +38,7 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	all := append([]health.Check{health.Ping}, s.Checks...)
 	for root, checks := range map[string]health.Checks{"healthz": health.Live(all), "livez": health.Live(all), "readyz": all} {
-		serve := func(w http.ResponseWriter, r *http.Request) {
-			if !checks.Serve(r.Context(), w, r.URL.Query(), root, strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+root), "/")) {
-				http.NotFound(w, r)
-			}
-		}
-		mux.HandleFunc("/"+root, serve)
-		mux.HandleFunc("/"+root+"/", serve)
+		checks.AddTo(mux, root)
 	}
 	mux.Handle("/metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{}))
 	for path, handler := range s.Paths {
@@ -54,9 +49,14 @@ func (s *Server) Handler() http.Handler {
 
 // Run serves until ctx is done.
 func (s *Server) Run(ctx context.Context) error {
+	options := &tls.Config{MinVersion: tls.VersionTLS12}
+	if s.TLS != nil {
+		options = s.TLS.Clone()
+	}
+	options.GetCertificate, options.ClientAuth, options.NextProtos = s.Certificate, tls.RequestClientCert, []string{"h2", "http/1.1"}
 	h := &http.Server{
 		Handler:           s.Handler(),
-		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.Certificate, ClientAuth: tls.RequestClientCert, NextProtos: []string{"h2", "http/1.1"}},
+		TLSConfig:         options,
 		ReadHeaderTimeout: 32 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		// Failed TLS handshakes are not logged.

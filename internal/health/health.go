@@ -30,6 +30,17 @@ func Live(all []Check) Checks {
 	return slices.DeleteFunc(slices.Clone(all), func(c Check) bool { return c.ReadinessOnly })
 }
 
+// AddTo adds the handlers of the checks to mux, below /root.
+func (c Checks) AddTo(mux *http.ServeMux, root string) {
+	serve := func(w http.ResponseWriter, r *http.Request) {
+		if !c.Serve(r.Context(), w, r.URL.Query(), root, strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+root), "/")) {
+			http.NotFound(w, r)
+		}
+	}
+	mux.HandleFunc("/"+root, serve)
+	mux.HandleFunc("/"+root+"/", serve)
+}
+
 // Serve responds for root, one of healthz, livez and readyz, with all checks or the one with the given name. It returns
 // false if there is no such check.
 func (c Checks) Serve(ctx context.Context, w http.ResponseWriter, query url.Values, root, name string) bool {

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -222,7 +223,7 @@ func (k *Kubelet) rotateLogs(ctx context.Context) error {
 		return nil
 	}
 	logs := &cri.Logs{Runtime: k.Runtime, MaxSize: k.LogMaxSize, MaxFiles: k.LogMaxFiles}
-	ticker := time.NewTicker(logPeriod)
+	ticker := time.NewTicker(cmp.Or(k.LogMonitorInterval, logPeriod))
 	defer ticker.Stop()
 	for {
 		select {

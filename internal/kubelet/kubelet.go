@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,10 @@ type Config struct {
 	StaticPodHeader          map[string][]string
 	// StaticPodPeriod and StaticPodURLPeriod are the periods of reading them; zero means upstream's default of 20 seconds.
 	StaticPodPeriod, StaticPodURLPeriod time.Duration
+	// PodLogsDir is the directory of the logs of all pods; logs below Root if empty.
+	PodLogsDir string
+	// LogMonitorInterval is the period of rotating logs; zero means upstream's default of ten seconds.
+	LogMonitorInterval time.Duration
 	// LogMaxSize (bytes) and LogMaxFiles bound the logs of a container.
 	LogMaxSize  int64
 	LogMaxFiles int
@@ -174,7 +179,7 @@ func (k *Kubelet) podsDir() string             { return filepath.Join(k.Root, "p
 func (k *Kubelet) podDir(uid types.UID) string { return filepath.Join(k.podsDir(), string(uid)) }
 
 // LogsDir is the directory of the logs of all pods.
-func (k *Kubelet) LogsDir() string { return filepath.Join(k.Root, "logs") }
+func (k *Kubelet) LogsDir() string { return cmp.Or(k.PodLogsDir, filepath.Join(k.Root, "logs")) }
 
 // Changed wakes the worker of a pod.
 func (k *Kubelet) Changed(uid types.UID) {

@@ -427,6 +427,17 @@ func TestWhyContainersWait(t *testing.T) {
 	b.until(pod, "running", running)
 }
 
+func TestPodLogsDir(t *testing.T) {
+	b := newTestKubelet(t)
+	b.stop()
+	b.config.PodLogsDir = t.TempDir()
+	b.start()
+	pod := b.until(b.create(regular("a")), "running", running)
+	if _, err := os.Stat(filepath.Join(cri.PodLogDirectory(b.config.PodLogsDir, pod), "a")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestProbes(t *testing.T) {
 	b := newTestKubelet(t)
 	var mu sync.Mutex

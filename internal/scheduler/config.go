@@ -9,8 +9,8 @@ import (
 
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
+	"skiff/internal/configfile"
 	"skiff/internal/scheduler/plugins"
 )
 
@@ -32,11 +32,14 @@ func ReadConfiguration(path string) (*configv1.KubeSchedulerConfiguration, error
 // ParseConfiguration reads a KubeSchedulerConfiguration. Unknown fields are errors, as in upstream.
 func ParseConfiguration(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 	c := &configv1.KubeSchedulerConfiguration{}
-	if err := yaml.UnmarshalStrict(data, c); err != nil {
+	if err := configfile.Decode(data, c); err != nil {
 		return nil, fmt.Errorf("parse scheduler configuration: %w", err)
 	}
 	if c.Kind != "KubeSchedulerConfiguration" || c.APIVersion != configv1.SchemeGroupVersion.String() {
 		return nil, fmt.Errorf("parse scheduler configuration: want KubeSchedulerConfiguration of %s, got %s of %s", configv1.SchemeGroupVersion, c.Kind, c.APIVersion)
+	}
+	if _, err := configfile.Check(c, Unused); err != nil {
+		return nil, fmt.Errorf("parse scheduler configuration: %w", err)
 	}
 	if err := validateConfiguration(c); err != nil {
 		return nil, err

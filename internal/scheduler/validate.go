@@ -19,6 +19,7 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/configfile"
 	"skiff/internal/scheduler/plugins"
 )
 
@@ -241,10 +242,12 @@ func readArguments(name string, data []byte, into any) error {
 	if got := group.WithKind(is.Kind).GroupKind(); err != nil || (is.Kind != "" && is.Kind != want.Kind) || (is.APIVersion != "" && group.Group != want.Group) {
 		return fmt.Errorf("args for plugin %s were not of type %s, got %s", name, want, got)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return fmt.Errorf("decoding args for plugin %s: strict decoding error: %s", name, strings.TrimPrefix(err.Error(), "json: "))
+	strict, err := configfile.DecodeLenient(data, into)
+	if err != nil {
+		return fmt.Errorf("decoding args for plugin %s: %w", name, err)
+	}
+	if err := errors.Join(strict...); err != nil {
+		return fmt.Errorf("decoding args for plugin %s: strict decoding error: %w", name, err)
 	}
 	return nil
 }
@@ -481,4 +484,23 @@ func validateExtenders(extenders []configv1.Extender, path *field.Path) (all fie
 func isExtendedName(name string) bool {
 	native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
 	return !native && !strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix) && len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+name)) == 0
+}
+
+// Unused are the fields of a KubeSchedulerConfiguration that have no effect. A file that sets one of them is refused, unless the setting is
+// harmless or describes what skiff does anyway.
+var Unused = []configfile.Unused{
+	{Path: "parallelism", Harmless: true, Reason: "plugins evaluate all nodes at once"},
+	{Path: "percentageOfNodesToScore", Accepted: []string{"0", "100"}, Harmless: true, Reason: "all feasible nodes are scored"},
+	{Path: "profiles.percentageOfNodesToScore", Accepted: []string{"0", "100"}, Harmless: true, Reason: "all feasible nodes are scored"},
+	{Path: "clientConnection.acceptContentTypes", Harmless: true, Reason: "the scheduler always uses protobuf"},
+	{Path: "clientConnection.contentType", Accepted: []string{"application/vnd.kubernetes.protobuf"}, Harmless: true, Reason: "the scheduler always uses protobuf"},
+	{Path: "clientConnection.qps", Harmless: true, Reason: "the API server limits its clients by priority and fairness"},
+	{Path: "clientConnection.burst", Harmless: true, Reason: "the API server limits its clients by priority and fairness"},
+	{Path: "delayCacheUntilActive", Harmless: true, Reason: "the scheduler always follows the cluster, so that it can answer queries and take over at once"},
+}
+
+// Warnings name the fields of a configuration that are set and have no effect.
+func Warnings(c *configv1.KubeSchedulerConfiguration) []string {
+	warnings, _ := configfile.Check(c, Unused)
+	return warnings
 }

@@ -36,7 +36,7 @@ func TestConfigurationErrors(t *testing.T) {
 		want         []string // none: the file is fine
 	}{
 		{"nothing is needed", "", nil},
-		{"a field nobody knows", "unknown: 1", []string{`error unmarshaling JSON: while decoding JSON: json: unknown field "unknown"`}},
+		{"a field nobody knows", "unknown: 1", []string{`parse scheduler configuration: unknown field "unknown"`}},
 		{"parallelism is positive", "parallelism: 1", nil},
 		{"no parallelism", "parallelism: 0", []string{"parallelism: Invalid value: 0: should be an integer value greater than zero"}},
 		{"negative parallelism", "parallelism: -1", []string{"parallelism: Invalid value: -1: should be an integer value greater than zero"}},
@@ -57,7 +57,7 @@ func TestConfigurationErrors(t *testing.T) {
 		{"a burst of requests", "clientConnection: {burst: 0, qps: -1}", nil},
 		{"a negative burst", "clientConnection: {burst: -1}", []string{"clientConnection.burst: Invalid value: -1: must be non-negative"}},
 		{"how to encode", "clientConnection: {contentType: application/json, acceptContentTypes: application/json, kubeconfig: /etc/k}", nil},
-		{"an election with times of its own", "leaderElection: {leaseDuration: 3s, renewDeadline: 2s, retryPeriod: 1s, resourceName: x, resourceNamespace: y, resourceLock: leases}", nil},
+		{"an election with times of its own", "leaderElection: {leaseDuration: 3s, renewDeadline: 2s, retryPeriod: 1s, resourceName: x, resourceNamespace: z, resourceLock: leases}", nil},
 		{"a lease no longer than its renewal", "leaderElection: {leaseDuration: 10s, renewDeadline: 10s}", []string{"leaderElection.leaseDuration: Invalid value: \"10s\": must be greater than `RenewDeadline`"}},
 		{"a lease shorter than the usual renewal", "leaderElection: {leaseDuration: 9s}", []string{"leaderElection.leaseDuration: Invalid value: \"10s\": must be greater than `RenewDeadline`"}},
 		{"negative times", "leaderElection: {leaseDuration: -1s, renewDeadline: -2s, retryPeriod: -3s}", []string{

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,11 +114,11 @@ func (s *server) nodeOptions() (o nodeOptions, err error) {
 func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	start := starter(ctx, group)
-	runtime, err := o.containerRuntime(log)
+	n, err := newNodeComponents(c, o, log)
 	if err != nil {
 		return err
 	}
-	n, err := newNodeComponents(c, o, log)
+	runtime, err := n.containerRuntime()
 	if err != nil {
 		return err
 	}
@@ -136,7 +137,12 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 	for component, run := range n.runs {
 		start(component, run)
 	}
-	start("kubelet server", n.serve)
+	if *n.settings.EnableServer {
+		start("kubelet server", n.serve)
+	}
+	if *n.settings.HealthzPort != 0 {
+		start("kubelet health checks", n.serveHealthz)
+	}
 	start("kubelet certificates", n.proof.run)
 	start("kubelet", func(ctx context.Context) error { return n.runKubelet(ctx, runtime) })
 	return group.Wait()
@@ -170,20 +176,20 @@ type containerRuntime struct {
 }
 
 // containerRuntime is the configured runtime, or skiff's own containerd.
-func (o *nodeOptions) containerRuntime(log *slog.Logger) (*containerRuntime, error) {
-	if o.ContainerRuntimeEndpoint != "" {
+func (n *nodeComponents) containerRuntime() (*containerRuntime, error) {
+	if endpoint := n.settings.ContainerRuntimeEndpoint; endpoint != "" {
 		ready := make(chan struct{})
 		close(ready)
-		return &containerRuntime{endpoint: o.ContainerRuntimeEndpoint, ready: ready, cniBinDir: "/opt/cni/bin", cniConfDir: "/etc/cni/net.d"}, nil
+		return &containerRuntime{endpoint: endpoint, ready: ready, cniBinDir: "/opt/cni/bin", cniConfDir: "/etc/cni/net.d"}, nil
 	}
-	own, err := newContainerd(o.dataDir, log)
+	own, err := newContainerd(n.dataDir, n.log)
 	if err != nil {
 		return nil, err
 	}
-	o.sandboxProfile = own.SandboxProfile()
+	n.sandboxProfile = own.SandboxProfile()
 	return &containerRuntime{
 		endpoint: own.Endpoint(), run: own.Run, ready: own.Ready(),
-		cniBinDir: filepath.Join(o.dataDir, "cni/bin"), cniConfDir: filepath.Join(o.dataDir, "cni/net.d"),
+		cniBinDir: filepath.Join(n.dataDir, "cni/bin"), cniConfDir: filepath.Join(n.dataDir, "cni/net.d"),
 	}, nil
 }
 
@@ -230,6 +236,9 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	if n.settings, err = n.kubeletConfiguration(); err != nil {
 		return nil, err
 	}
+	for _, warning := range config.KubeletWarnings(n.settings) {
+		log.Warn("ignored a field of the KubeletConfiguration", "warning", warning)
+	}
 	if n.name, err = n.NodeName(); err != nil {
 		return nil, err
 	}
@@ -271,15 +280,23 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	n.host = cri.DetectHost(filepath.Join(n.root, "seccomp"))
 	n.host.CPUQuota, n.host.CPUPeriod = *n.settings.CPUCFSQuota, n.settings.CPUCFSQuotaPeriod.Duration.Microseconds()
 	n.host.SeccompDefault, n.host.SandboxSeccomp = *n.settings.SeccompDefault, n.sandboxProfile
+	n.host.SingleProcessOOMKill = *n.settings.SingleProcessOOMKill
+	n.host.LimitedSwap = n.settings.MemorySwap.SwapBehavior == "LimitedSwap"
 	n.cgroups, err = cgroup.New(cgroup.Settings{
 		Root: n.settings.CgroupRoot, PodPids: *n.settings.PodPidsLimit, NoCPUQuota: !n.host.CPUQuota, CPUPeriod: n.settings.CPUCFSQuotaPeriod.Duration,
 	})
+	if err != nil {
+		return err
+	}
+	if n.cgroups.Version() == 1 && *n.settings.FailCgroupV1 {
+		return errors.New("failCgroupV1: this host has cgroup version 1")
+	}
 	n.usage = &usage.Usage{
 		NodeName: n.name, Cgroups: n.cgroups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
 	}
 	n.runs["usage"] = n.usage.Run
 	n.runs["QoS cgroups"] = func(ctx context.Context) error { return n.cgroups.RunClasses(ctx, n.kubelet.Active, n.log) }
-	return err
+	return nil
 }
 
 // buildVolumes makes what mounts the volumes of pods.
@@ -314,7 +331,8 @@ func (n *nodeComponents) buildKubelet() error {
 		MaxContainerRestartPeriod: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
 		StaticPods:                cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
-		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
+		PodLogsDir: n.podLogsDir(), LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles),
+		LogMonitorInterval: n.settings.ContainerLogMonitorInterval.Duration, AllowedSysctls: n.settings.AllowedUnsafeSysctls,
 		Reject: n.rejectPod, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
 		Log: n.log.With("component", "kubelet"),
 	})
@@ -322,6 +340,11 @@ func (n *nodeComponents) buildKubelet() error {
 		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, Claims: n.volumes.Claims, Shutdown: n.shutdown.Times,
 	})
 	return nil
+}
+
+// podLogsDir is the directory of the logs of all pods.
+func (n *nodeComponents) podLogsDir() string {
+	return cmp.Or(n.settings.PodLogsDir, filepath.Join(n.root, "logs"))
 }
 
 // buildNode makes what registers the node and reports its status.
@@ -334,6 +357,9 @@ func (n *nodeComponents) buildNode() error {
 	if err != nil {
 		return err
 	}
+	if *n.settings.FailSwapOn && host.Swap > 0 {
+		return errors.New("failSwapOn: swap is enabled on this host")
+	}
 	labels := map[string]string{}
 	for _, label := range n.Labels {
 		key, value, _ := strings.Cut(label, "=")
@@ -342,6 +368,7 @@ func (n *nodeComponents) buildNode() error {
 	n.node = node.New(node.Settings{
 		Name: n.name, IPs: n.addresses, Labels: labels, Taints: n.settings.RegisterWithTaints, Port: n.settings.Port, MaxPods: int64(n.settings.MaxPods),
 		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseDurationSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
+		SkipRegistration: !*n.settings.RegisterNode, MaxImages: n.settings.NodeStatusMaxImages,
 		StatusUpdateFrequency: n.settings.NodeStatusUpdateFrequency.Duration, StatusReportFrequency: n.settings.NodeStatusReportFrequency.Duration,
 		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
 		EvictionReserved: evict.Reserved(thresholds, node.Capacity(host, node.Settings{})),
@@ -434,11 +461,13 @@ func (n *nodeComponents) setUpCgroups() error {
 	if err != nil {
 		return err
 	}
-	settings := node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)}
-	err = n.cgroups.Setup(node.EnforcedAllocatable(node.Capacity(host, settings), node.Settings{
-		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
-	}))
-	if err != nil {
+	limits := node.Capacity(host, node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)})
+	if slices.Contains(n.settings.EnforceNodeAllocatable, "pods") {
+		limits = node.EnforcedAllocatable(limits, node.Settings{
+			SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
+		})
+	}
+	if err := n.cgroups.Setup(limits); err != nil {
 		n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", fmt.Sprintf("Failed to update Node Allocatable Limits %q: %v", n.settings.CgroupRoot, err))
 		return err
 	}

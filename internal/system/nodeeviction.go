@@ -33,7 +33,7 @@ func (n *nodeComponents) buildEviction() error {
 		Thresholds: thresholds, PressureTransitionPeriod: n.settings.EvictionPressureTransitionPeriod.Duration,
 		MaxPodGracePeriodSeconds: int64(n.settings.EvictionMaxPodGracePeriod),
 	}, evict.Dependencies{
-		Actor: evictionActor{n}, Source: &evict.Observer{Root: n.root, Cgroups: n.cgroups, Runtime: n.runtime},
+		Actor: evictionActor{n}, Source: &evict.Observer{Root: n.root, PodLogsDir: n.podLogsDir(), Cgroups: n.cgroups, Runtime: n.runtime},
 		Events: n.recorder, NodeEvent: n.node.Event, Changed: n.node.Changed, Log: n.log.With("component", "eviction"),
 	})
 	n.runs["eviction"] = n.evictor.Run

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,7 +16,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"skiff/internal/config"
 	"skiff/internal/delegated"
+	"skiff/internal/health"
 	"skiff/internal/kubelet/bootstrap"
 	kubeletserver "skiff/internal/kubelet/server"
 	"skiff/internal/pki"
@@ -129,12 +133,50 @@ func (n *nodeComponents) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen for the kubelet's API: %w", err)
 	}
+	options, err := config.NodeServerTLS(n.settings)
+	if err != nil {
+		return err
+	}
 	pods := &kubeletserver.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Log: n.log.With("component", "kubelet-server")}
 	s := &delegated.Server{
-		Listener: listener, Certificate: n.proof.certificate, Metrics: n.metrics.All, Paths: pods.Paths(),
+		Listener: listener, Certificate: n.proof.certificate, TLS: options, Metrics: n.metrics.All, Paths: pods.Paths(),
 		Filter: &delegated.Filter{
 			Reviewer: delegated.Reviews(n.client), ClientCAs: n.proof.clientCAs, Access: kubeletserver.Access(n.name), Log: n.log.With("component", "kubelet-server"),
+			Anonymous: *n.settings.Authentication.Anonymous.Enabled, TokenTTL: n.settings.Authentication.Webhook.CacheTTL.Duration,
+			AllowTTL: n.settings.Authorization.Webhook.CacheAuthorizedTTL.Duration, DenyTTL: n.settings.Authorization.Webhook.CacheUnauthorizedTTL.Duration,
 		},
 	}
 	return s.Run(ctx)
+}
+
+// healthzRetry is how long to wait before another attempt to listen for health checks.
+const healthzRetry = 5 * time.Second
+
+// serveHealthz serves the kubelet's health checks without TLS, for programs on this host. A port that is in use does not stop the node.
+func (n *nodeComponents) serveHealthz(ctx context.Context) error {
+	address := net.JoinHostPort(n.settings.HealthzBindAddress, strconv.Itoa(int(*n.settings.HealthzPort)))
+	var listener net.Listener
+	for failed := false; ; failed = true {
+		var err error
+		if listener, err = net.Listen("tcp", address); err == nil {
+			break
+		}
+		if !failed {
+			n.log.Error("failed to listen for health checks", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(healthzRetry):
+		}
+	}
+	mux := http.NewServeMux()
+	health.Checks{health.Ping}.AddTo(mux, "healthz")
+	h := &http.Server{Handler: mux, ReadHeaderTimeout: 32 * time.Second, IdleTimeout: 90 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
+	defer stop()
+	if err := h.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health checks: %w", err)
+	}
+	return nil
 }

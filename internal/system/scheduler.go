@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 
@@ -16,6 +17,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"skiff/internal/apiserver"
@@ -61,6 +63,9 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	if err != nil {
 		return err
 	}
+	for _, warning := range scheduler.Warnings(file) {
+		log.Warn("ignored a field of the KubeSchedulerConfiguration", "warning", warning)
+	}
 	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote).WithLog(log)
 	endpoint := &componentServer{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
 	metrics, err := scheduler.NewMetrics(endpoint.registry)
@@ -75,6 +80,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		return err
 	}
 	endpoint.paths, endpoint.access = map[string]http.Handler{scheduler.Root: s.Handler()}, requestAccess
+	addSchedulerProfiling(endpoint.paths, file)
 	endpoint.checks = []health.Check{{Name: "sched-handler-sync", ReadinessOnly: true, Check: s.Synced}}
 	run := s.Run
 	if elect := file.LeaderElection.LeaderElect; c.LeaderElect && (elect == nil || *elect) {
@@ -90,6 +96,17 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		group.Go(func() error { return wrap("scheduler", run(ctx)) })
 	}
 	return group.Wait()
+}
+
+// addSchedulerProfiling adds the paths of profiles if the configuration enables them.
+func addSchedulerProfiling(paths map[string]http.Handler, file *configv1.KubeSchedulerConfiguration) {
+	if !ptr.Deref(file.EnableProfiling, false) {
+		return
+	}
+	addProfiling(paths)
+	if ptr.Deref(file.EnableContentionProfiling, false) {
+		runtime.SetBlockProfileRate(1)
+	}
 }
 
 // schedulerElection is the leader election of a configuration file.

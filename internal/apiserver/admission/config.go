@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"skiff/internal/configfile"
 	"skiff/internal/quota"
 )
 
@@ -58,7 +59,7 @@ func (c *config) read(path string) error {
 		return fmt.Errorf("read admission configuration: %w", err)
 	}
 	var file configFile
-	if err := yaml.UnmarshalStrict(data, &file); err != nil {
+	if err := configfile.Decode(data, &file); err != nil {
 		return fmt.Errorf("read admission configuration %s: %w", path, err)
 	}
 	if file.Kind != "AdmissionConfiguration" || file.APIVersion != "apiserver.config.k8s.io/v1" {
@@ -83,7 +84,7 @@ func (c *config) read(path string) error {
 		if len(content) == 0 {
 			continue
 		}
-		if err := yaml.UnmarshalStrict(content, target); err != nil {
+		if err := configfile.Decode(content, target); err != nil {
 			return fmt.Errorf("read admission configuration of %s: %w", plugin.Name, err)
 		}
 		if err := checkKind(content, kinds); err != nil {

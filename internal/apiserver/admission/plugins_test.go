@@ -126,7 +126,8 @@ func TestConfig(t *testing.T) {
 	for name, bad := range map[string]struct{ content, want string }{
 		"kind":    {"apiVersion: v1\nkind: Pod\n", "not an AdmissionConfiguration"},
 		"plugin":  {head + "- name: Priority\n", `"Priority" has nothing to configure`},
-		"field":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, default: {}}\n", "unknown field"},
+		"field":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, defaults: {enforced: baseline}}\n", `unknown field "defaults.enforced"`},
+		"again":   {head + "- name: PodSecurity\n  name: PodSecurity\n", `key "name" already set in map`},
 		"inner":   {head + "- name: PodSecurity\n  configuration: {apiVersion: v1, kind: PodSecurityConfiguration}\n", "unknown kind"},
 		"level":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, defaults: {enforce: strict}}\n", "must be one of privileged, baseline, restricted"},
 		"twice":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, exemptions: {namespaces: [a, a]}}\n", "Duplicate value"},

@@ -11,10 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/configfile"
 )
 
 // level is how much of a request is recorded.
@@ -67,7 +66,7 @@ type auditConfig struct {
 	omitManagedFields bool
 }
 
-// ReadPolicy reads a file with a Policy of audit.k8s.io/v1. warnings are about unknown fields.
+// ReadPolicy reads a file with a Policy of audit.k8s.io/v1. warnings are about unknown and duplicate fields.
 func ReadPolicy(path string) (policy *Policy, warnings []error, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -82,12 +81,8 @@ func ReadPolicy(path string) (policy *Policy, warnings []error, err error) {
 
 // ParsePolicy parses a Policy in YAML or JSON.
 func ParsePolicy(text []byte) (*Policy, []error, error) {
-	data, err := yaml.YAMLToJSON(text)
-	if err != nil {
-		return nil, nil, err
-	}
 	var parsed auditv1.Policy
-	warnings, err := kjson.UnmarshalStrict(data, &parsed)
+	warnings, err := configfile.DecodeLenient(text, &parsed)
 	if err != nil {
 		return nil, nil, err
 	}

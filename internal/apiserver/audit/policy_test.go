@@ -145,4 +145,8 @@ func TestInvalidPolicies(t *testing.T) {
 	if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "mood") {
 		t.Errorf("an unknown field: %v %v", err, warnings)
 	}
+	_, warnings, err = ParsePolicy([]byte(head + "rules: [{level: None, level: Metadata}]"))
+	if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0].Error(), `key "level" already set in map`) {
+		t.Errorf("a duplicate field: %v %v", err, warnings)
+	}
 }

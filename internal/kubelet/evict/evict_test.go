@@ -372,7 +372,7 @@ func TestObserver(t *testing.T) {
 		filesystem: root,
 		stats:      []cri.ContainerStats{{PodUID: "p", ContainerName: "c", WritableLayer: &cri.FilesystemUsage{UsedBytes: 1000, InodesUsed: 3}}},
 	}
-	o := &Observer{Root: root, Runtime: runtime, Cgroups: &fakeCgroups{
+	o := &Observer{Root: root, PodLogsDir: filepath.Join(root, "logs"), Runtime: runtime, Cgroups: &fakeCgroups{
 		node: memory(300, 1000), pods: memory(200, 500),
 		byPod: map[types.UID]cgroup.Stats{"p": memory(7, 0)}, byID: map[string]cgroup.Stats{"running": memory(5, 0)},
 	}}

@@ -34,8 +34,9 @@ type Runtime interface {
 
 // Observer is the Source of a real node. It measures disks and PIDs itself, and reads memory from cgroups.
 type Observer struct {
-	// Root is the kubelet's directory with the pods' volumes and logs.
-	Root    string
+	// Root is the kubelet's directory with the pods' volumes, PodLogsDir the directory of their logs.
+	Root, PodLogsDir string
+
 	Cgroups Cgroups
 	Runtime Runtime
 
@@ -118,7 +119,7 @@ func (o *Observer) podUsage(pod *corev1.Pod) (PodUsage, bool) {
 // addDisks adds a pod's disk usage: its containers' writable layers and logs, and its volumes on the node's file system.
 func (o *Observer) addDisks(usage *PodUsage, pod *corev1.Pod, layers map[string]Disk) {
 	usage.Volumes = map[string]Disk{}
-	logs := filepath.Join(o.Root, "logs", pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
+	logs := filepath.Join(o.PodLogsDir, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 	for i := range usage.Containers {
 		c := &usage.Containers[i]
 		c.Rootfs, c.Logs = layers[c.Name], DiskUsage(filepath.Join(logs, c.Name))

@@ -54,8 +54,8 @@ type Settings struct {
 	// Port is the kubelet's port.
 	Port                 int32
 	MaxPods, PodsPerCore int64
-	// MaxImages bounds the images in the status: 50 if zero, unbounded if negative.
-	MaxImages int
+	// MaxImages bounds the images in the status: 50 if nil, unbounded if negative.
+	MaxImages *int32
 	// SystemReserved, KubeReserved and EvictionReserved (the hard eviction thresholds) are subtracted from allocatable
 	// resources.
 	SystemReserved, KubeReserved, EvictionReserved corev1.ResourceList
@@ -73,7 +73,6 @@ func (s Settings) withDefaults() Settings {
 	s.Hostname = cmp.Or(s.Hostname, s.Name)
 	s.Port = cmp.Or(s.Port, 10250)
 	s.MaxPods = cmp.Or(s.MaxPods, 110)
-	s.MaxImages = cmp.Or(s.MaxImages, 50)
 	s.Root = cmp.Or(s.Root, "/")
 	s.StatusUpdateFrequency = cmp.Or(s.StatusUpdateFrequency, 10*time.Second)
 	s.StatusReportFrequency = cmp.Or(s.StatusReportFrequency, 5*time.Minute)

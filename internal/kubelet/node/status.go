@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/version"
@@ -24,6 +25,8 @@ const (
 	runtimeTimeout = 30 * time.Second
 	// maxNamesPerImage bounds the names reported per image.
 	maxNamesPerImage = 5
+	// maxImages bounds the images in the status unless the settings do.
+	maxImages = 50
 )
 
 // ErrShuttingDown makes the node not ready during a graceful shutdown.
@@ -83,7 +86,7 @@ func Status(in StatusInput) (corev1.NodeStatus, []Event) {
 	setAllocatable(&s, in)
 	setVersions(&s, in)
 	s.DaemonEndpoints.KubeletEndpoint.Port = in.Settings.Port
-	s.Images = images(in.Images, in.Settings.MaxImages)
+	s.Images = images(in.Images, int(ptr.Deref(in.Settings.MaxImages, maxImages)))
 	setRuntime(&s, in)
 	s.DeclaredFeatures = in.Settings.DeclaredFeatures
 	if in.VolumesInUseKnown {

@@ -254,7 +254,7 @@ func TestResources(t *testing.T) {
 func TestNodeInfo(t *testing.T) {
 	in := healthy()
 	yes, no := true, false
-	in.Settings.DeclaredFeatures, in.Settings.MaxImages = []string{"A"}, 2
+	in.Settings.DeclaredFeatures, in.Settings.MaxImages = []string{"A"}, new(int32(2))
 	in.Runtime.LastReadyStatus = &cri.Status{
 		Handlers: []cri.Handler{{Name: "runsc"}, {Name: "", RecursiveReadOnlyMounts: true}}, SupplementalGroupsPolicy: &yes,
 	}

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
-	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
+
+	"skiff/internal/configfile"
 )
 
 // defaultTimeout limits one call of a KMS plugin.
@@ -21,17 +21,9 @@ const defaultTimeout = 3 * time.Second
 
 // parseConfiguration reads an EncryptionConfiguration in YAML or JSON.
 func parseConfiguration(content []byte) (*transformers, error) {
-	data, err := yaml.YAMLToJSON(content)
-	if err != nil {
-		return nil, err
-	}
 	var c configv1.EncryptionConfiguration
-	unknown, err := kjson.UnmarshalStrict(data, &c)
-	if err != nil {
+	if err := configfile.Decode(content, &c); err != nil {
 		return nil, err
-	}
-	if len(unknown) > 0 {
-		return nil, errors.Join(unknown...)
 	}
 	if c.APIVersion != "apiserver.config.k8s.io/v1" || c.Kind != "EncryptionConfiguration" {
 		return nil, fmt.Errorf("apiVersion and kind must be apiserver.config.k8s.io/v1 and EncryptionConfiguration, not %q and %q", c.APIVersion, c.Kind)

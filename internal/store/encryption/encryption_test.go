@@ -65,6 +65,7 @@ func TestBadConfigurations(t *testing.T) {
 		{oneProvider("aescbc: {keys: [{name: a, secret: '!!'}]}"), `aescbc.keys[0].secret: Invalid value: "REDACTED": secrets must be base64 encoded`},
 		{oneProvider("aescbc: {keys: [{name: a, secret: aGlkZGVu}]}"), `Invalid value: "REDACTED": secret is not of the expected length, got 6, expected one of [16 24 32]`},
 		{oneProvider("secretbox: {keys: [{name: a, secret: " + key16 + "}]}"), "got 16, expected one of [32]"},
+		{"resources: [{resources: [secrets], resources: [configmaps], providers: [{identity: {}}]}]", `key "resources" already set in map`},
 		{oneProvider("salt: {}"), `unknown field "resources[0].providers[0].salt"`},
 		{"resources: [{resources: [secrets, secrets], providers: [{identity: {}}]}]", "the same resource cannot be specified multiple times"},
 		{"resources: [{resources: [secrets, '*.'], providers: [{identity: {}}]}]", "using overlapping resources"},

@@ -22,7 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletconfig "k8s.io/kubelet/config/v1"
 	credentialprovider "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
-	"sigs.k8s.io/yaml"
+
+	"skiff/internal/configfile"
 )
 
 // pluginTimeout bounds a run of a plugin.
@@ -94,7 +95,7 @@ func readConfig(path string) ([]kubeletconfig.CredentialProvider, error) {
 			return nil, err
 		}
 		var config kubeletconfig.CredentialProviderConfig
-		if err := yaml.UnmarshalStrict(data, &config); err != nil {
+		if err := configfile.Decode(data, &config); err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		group, version, _ := strings.Cut(config.APIVersion, "/")
