@@ -153,14 +153,7 @@ func BenchmarkWatch(b *testing.B) {
 				})
 			}
 			delivered := func(events int) {
-				for {
-					var m dto.Metric
-					if err := s.find("pods").metrics.events.Write(&m); err != nil {
-						b.Fatal(err)
-					}
-					if int(m.GetCounter().GetValue()) >= events {
-						return
-					}
+				for s.deliveredEvents(b, "pods") < events {
 					time.Sleep(100 * time.Microsecond)
 				}
 			}
@@ -176,6 +169,15 @@ func BenchmarkWatch(b *testing.B) {
 			running.Wait()
 		})
 	}
+}
+
+// deliveredEvents is how many events the watchers of a resource have been sent.
+func (s *testServer) deliveredEvents(b *testing.B, resource string) int {
+	var m dto.Metric
+	if err := s.find(resource).metrics.events.Write(&m); err != nil {
+		b.Fatal(err)
+	}
+	return int(m.GetCounter().GetValue())
 }
 
 // BenchmarkRequestOverHTTP is a whole GET over a connection of its own kind, client included.
