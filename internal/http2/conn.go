@@ -17,23 +17,24 @@ import (
 
 // conn is a connection. One goroutine reads; the handlers, one goroutine each, write.
 type conn struct {
-	server  *http.Server
-	tlsConn *tls.Conn
-	raw     *coalescingConn // below secure; nil when the listener is another
-	handler http.Handler
-	state   *tls.ConnectionState
-	remote  string
-	ctx     context.Context
-	cancel  context.CancelFunc
-	framer  *http2.Framer // only reads
+	server     *http.Server
+	tlsConn    *tls.Conn
+	socket     *socket // below tlsConn
+	handler    http.Handler
+	state      *tls.ConnectionState
+	remote     string
+	ctx        context.Context
+	cancel     context.CancelFunc
+	framer     *http2.Framer // only reads
+	maxStreams int
 
 	// Idle workers wait for the next request, so that it gets a goroutine whose stack has already grown.
 	requests chan *stream
 	waiting  atomic.Int32
 
+	// mu is never held while reading, encrypting or writing.
+	mu sync.Mutex
 	writer
-
-	mu            sync.Mutex
 	streams       map[uint32]*stream
 	lastID        uint32 // of the newest stream
 	ignoredID     uint32 // of the newest stream that was ignored because the connection is draining
@@ -41,7 +42,6 @@ type conn struct {
 	running       int    // handlers, including those of streams that were reset
 	send          int64  // how much may be sent on all streams together
 	initial       int64  // how much may be sent on a new one
-	blocked       int    // streams that wait to be allowed to send more
 	receiveWindow window // what the client may send on all streams together
 	established   bool   // the settings were exchanged
 	drainFirst    bool   // the server was shutting down before the connection was established
@@ -62,14 +62,14 @@ const maxSettings = 100
 // maxIdleWorkers is how many goroutines of a connection wait for its next requests.
 const maxIdleWorkers = 4
 
-func newConn(server *http.Server, tlsConn *tls.Conn, handler http.Handler) *conn {
+func newConn(server *http.Server, tlsConn *tls.Conn, below *socket, handler http.Handler) *conn {
 	state := tlsConn.ConnectionState()
 	c := &conn{
-		server: server, tlsConn: tlsConn, handler: handler, state: &state, remote: tlsConn.RemoteAddr().String(),
-		requests: make(chan *stream), streams: map[uint32]*stream{},
+		server: server, tlsConn: tlsConn, socket: below, handler: handler, state: &state, remote: tlsConn.RemoteAddr().String(),
+		maxStreams: maxStreams(server), requests: make(chan *stream), streams: map[uint32]*stream{},
 		send: 65535, initial: 65535, receiveWindow: window{size: connectionWindow, open: connectionWindow},
 	}
-	c.raw, _ = tlsConn.NetConn().(*coalescingConn)
+	below.queueRecords()
 	c.ctx, c.cancel = context.WithCancel(baseContext(handler))
 	c.writer.encoder = hpack.NewEncoder(&c.writer.block)
 	c.framer = http2.NewFramer(io.Discard, tlsConn)
@@ -92,6 +92,10 @@ func (c *conn) maxHeaderList() uint32 {
 // serve reads frames until the connection ends.
 func (c *conn) serve() {
 	defer c.close()
+	if !isAdequate(c.state) {
+		c.closeWithError(http2.ConnectionError(http2.ErrCodeInadequateSecurity))
+		return
+	}
 	if err := c.handshake(); err != nil {
 		return
 	}
@@ -105,12 +109,12 @@ func (c *conn) serve() {
 			c.recordRead()
 			err = c.act(frame)
 		}
-		if err == nil {
-			continue
-		}
 		var refused http2.StreamError
 		if errors.As(err, &refused) {
 			err = c.resetStream(refused.StreamID, refused.Code)
+		}
+		if err == nil {
+			err = c.flushControl()
 		}
 		if err != nil {
 			c.closeWithError(err)
@@ -127,6 +131,21 @@ func (c *conn) establish() (drain bool) {
 	return c.drainFirst
 }
 
+// isAdequate reports whether HTTP/2 may be used: not with the cipher suites that RFC 9113, appendix A, lists. Of those that Go has, all
+// that remain are ephemeral and authenticated.
+func isAdequate(state *tls.ConnectionState) bool {
+	if state.Version >= tls.VersionTLS13 {
+		return true
+	}
+	switch state.CipherSuite {
+	case tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+		tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+		tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256:
+		return state.Version == tls.VersionTLS12
+	}
+	return false
+}
+
 // handshake exchanges the prefaces and the first settings.
 func (c *conn) handshake() error {
 	timeout := c.server.ReadHeaderTimeout
@@ -136,15 +155,7 @@ func (c *conn) handshake() error {
 	if err := c.tlsConn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
-	c.queue(func(b []byte) []byte {
-		b = appendSettings(b,
-			http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: maxStreams},
-			http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
-			http2.Setting{ID: http2.SettingMaxFrameSize, Val: maxFrameSize},
-			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: c.framer.MaxHeaderListSize})
-		return appendWindowUpdate(b, 0, connectionWindow-65535)
-	})
-	_ = c.flushQueue()
+	c.sendSettings()
 	var preface [len(http2.ClientPreface)]byte
 	if _, err := io.ReadFull(c.tlsConn, preface[:]); err != nil {
 		return err
@@ -167,7 +178,30 @@ func (c *conn) handshake() error {
 		c.closeWithError(err)
 		return err
 	}
+	if err := c.flushControl(); err != nil {
+		return err
+	}
 	return c.tlsConn.SetReadDeadline(time.Time{})
+}
+
+// sendSettings sends the first frames of the server.
+func (c *conn) sendSettings() {
+	c.sendControl(func(b []byte) []byte {
+		b = appendSettings(b,
+			http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: uint32(c.maxStreams)},
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
+			http2.Setting{ID: http2.SettingMaxFrameSize, Val: maxFrameSize},
+			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: c.framer.MaxHeaderListSize})
+		return appendWindowUpdate(b, 0, connectionWindow-65535)
+	})
+}
+
+// sendControl queues control frames and writes them.
+func (c *conn) sendControl(add func([]byte) []byte) {
+	c.mu.Lock()
+	c.queueControl(add)
+	c.mu.Unlock()
+	c.flush()
 }
 
 // closeWithError closes the connection after a protocol error of the client, with a GOAWAY frame that names it.
@@ -182,14 +216,14 @@ func (c *conn) closeWithError(err error) {
 	default:
 		return // an I/O error: the client cannot be reached
 	}
-	c.mu.Lock()
-	last := c.lastID
-	c.mu.Unlock()
-	c.queue(func(b []byte) []byte { return appendGoAway(b, last, code) })
 	// A client that does not read must not hold the goroutine.
-	cut := time.AfterFunc(goAwayTimeout, func() { _ = c.tlsConn.NetConn().Close() })
+	cut := time.AfterFunc(goAwayTimeout, func() { _ = c.socket.Close() })
 	defer cut.Stop()
-	c.closeWrite()
+	c.mu.Lock()
+	c.draining, c.ending = true, true
+	c.queueControl(func(b []byte) []byte { return appendGoAway(b, c.lastID, code) })
+	c.mu.Unlock()
+	c.flush()
 	// Closing a socket with unread bytes would reset it and discard the GOAWAY frame.
 	_, _ = io.CopyN(io.Discard, c.tlsConn, 1<<20)
 }
@@ -201,6 +235,7 @@ func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.draining, c.closed = true, true
+	c.releaseLarge()
 	if c.timer != nil {
 		c.timer.Stop()
 	}
@@ -212,31 +247,28 @@ func (c *conn) close() {
 // drain sends GOAWAY and closes the connection when the requests in flight are finished. A connection that is not established gets GOAWAY
 // after the settings, so that its client can send its requests again.
 func (c *conn) drain() {
-	c.mu.Lock()
-	c.drainFirst = !c.established
-	if c.draining || c.drainFirst {
-		c.mu.Unlock()
-		return
-	}
-	c.draining = true
-	last, idle := c.lastID, len(c.streams) == 0 && !c.opening
-	c.mu.Unlock()
-	c.queue(func(b []byte) []byte { return appendGoAway(b, last, http2.ErrCodeNo) })
-	if idle {
-		c.closeWrite()
-	} else {
-		_ = c.flushQueue()
+	if c.beginDraining() {
+		c.flush()
 	}
 }
 
-// closeWrite writes the queued frames and closes the sending side. The client reads them before it closes its own side.
-func (c *conn) closeWrite() {
-	c.writing.Lock()
-	c.writeQueued()
-	c.writing.Unlock()
-	c.writeQueue()
-	_ = c.tlsConn.CloseWrite()
-	_ = c.tlsConn.SetReadDeadline(time.Now().Add(goAwayTimeout))
+// beginDraining queues the GOAWAY frame, unless it was sent before.
+func (c *conn) beginDraining() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.drainFirst = !c.established
+	if c.draining || c.drainFirst {
+		return false
+	}
+	c.draining = true
+	c.queueControl(func(b []byte) []byte { return appendGoAway(b, c.lastID, http2.ErrCodeNo) })
+	c.endDrained()
+	return true
+}
+
+// endDrained ends a draining connection without streams. It is called with mu held; flushControl must follow.
+func (c *conn) endDrained() {
+	c.ending = c.ending || c.draining && len(c.streams) == 0 && !c.opening
 }
 
 func (c *conn) recordRead() {
@@ -268,7 +300,7 @@ func (c *conn) keepalive() {
 	switch silent := now.Sub(c.read); {
 	case c.pinged && silent >= pingInterval+pingTimeout:
 		c.mu.Unlock()
-		_ = c.tlsConn.NetConn().Close() // the client does not respond
+		_ = c.socket.Close() // the client does not respond
 		return
 	case silent >= pingInterval:
 		c.pinged, ping, next = true, true, pingTimeout
@@ -287,8 +319,7 @@ func (c *conn) keepalive() {
 	c.timer.Reset(next)
 	c.mu.Unlock()
 	if ping {
-		c.queue(func(b []byte) []byte { return appendPing(b, false, [8]byte{'a', 'l', 'i', 'v', 'e', '?'}) })
-		_ = c.flushQueue()
+		c.sendControl(func(b []byte) []byte { return appendPing(b, false, [8]byte{'a', 'l', 'i', 'v', 'e', '?'}) })
 	}
 }
 
@@ -306,11 +337,7 @@ func (c *conn) act(frame http2.Frame) error {
 	case *http2.RSTStreamFrame:
 		return c.onReset(f)
 	case *http2.PingFrame:
-		if !f.IsAck() {
-			data := f.Data
-			c.queue(func(b []byte) []byte { return appendPing(b, true, data) })
-			return c.flushQueue()
-		}
+		c.onPing(f)
 	case *http2.PriorityFrame:
 		if f.StreamDep == f.StreamID {
 			return http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeProtocol}
@@ -319,6 +346,25 @@ func (c *conn) act(frame http2.Frame) error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	return nil
+}
+
+func (c *conn) onPing(f *http2.PingFrame) {
+	if f.IsAck() {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queueControl(func(b []byte) []byte { return appendPing(b, true, f.Data) })
+}
+
+// refuse reports whether a stream that the client opens is not processed, which GOAWAY has told it. Its frames are ignored, and it is
+// not reset: GOAWAY allows the client to send its request again. It is called with mu held.
+func (c *conn) refuse(id uint32) bool {
+	if !c.draining || id <= c.lastID {
+		return false
+	}
+	c.ignoredID = max(c.ignoredID, id)
+	return true
 }
 
 // onHeaders opens a stream, or ends a request's body with trailers.
@@ -330,28 +376,9 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	if f.HasPriority() && f.Priority.StreamDep == id {
 		return http2.StreamError{StreamID: id, Code: http2.ErrCodeProtocol}
 	}
-	c.mu.Lock()
-	if s := c.streams[id]; s != nil {
-		defer c.mu.Unlock()
-		return s.onTrailers(f)
+	if opens, err := c.accept(f); !opens || err != nil {
+		return err
 	}
-	if id <= c.lastID {
-		c.mu.Unlock()
-		return http2.ConnectionError(http2.ErrCodeStreamClosed)
-	}
-	if c.draining {
-		c.ignoredID = max(c.ignoredID, id)
-		c.mu.Unlock()
-		return nil // GOAWAY has told the client that the request is not processed
-	}
-	c.lastID = id
-	if c.running >= maxStreams {
-		c.mu.Unlock()
-		return http2.StreamError{StreamID: id, Code: http2.ErrCodeRefusedStream}
-	}
-	c.opening = true
-	c.mu.Unlock()
-
 	s := &stream{conn: c, id: id, wake: make(chan struct{}, 1), arrived: make(chan struct{}, 1)}
 	if err := c.add(s, s.open(f)); err != nil {
 		return err
@@ -364,13 +391,34 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
+// accept handles a HEADERS frame that does not open a stream, and reports whether it does.
+func (c *conn) accept(f *http2.MetaHeadersFrame) (opens bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := f.StreamID
+	switch s := c.streams[id]; {
+	case s != nil:
+		return false, s.onTrailers(f)
+	case id <= c.lastID:
+		return false, http2.ConnectionError(http2.ErrCodeStreamClosed)
+	case c.refuse(id):
+		return false, nil
+	}
+	c.lastID = id
+	if c.running >= c.maxStreams {
+		return false, http2.StreamError{StreamID: id, Code: http2.ErrCodeRefusedStream}
+	}
+	c.opening = true
+	return true, nil
+}
+
 // add adds a stream, unless it could not be opened because of err.
 func (c *conn) add(s *stream, err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.opening = false
 	if err != nil {
-		c.closeDrained()
+		c.endDrained()
 		return err
 	}
 	s.window = c.initial
@@ -402,7 +450,6 @@ func (c *conn) work(s *stream) {
 func (c *conn) onData(f *http2.DataFrame) error {
 	length := int64(f.Length) // with padding
 	c.mu.Lock()
-	defer c.flushQueue()
 	defer c.mu.Unlock()
 	if !c.receiveWindow.take(length) {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
@@ -411,7 +458,7 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	if s == nil || s.ended {
 		c.returnCredit(length)
 		if err := c.closedOrIdle(f.StreamID); err != nil || f.StreamID > c.lastID {
-			return err // a stream that was ignored is not reset: GOAWAY allows the client to send its request again
+			return err // a stream that was ignored is not reset
 		}
 		return http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeStreamClosed}
 	}
@@ -421,7 +468,7 @@ func (c *conn) onData(f *http2.DataFrame) error {
 // returnCredit lets the client send more on the connection. It is called with mu held.
 func (c *conn) returnCredit(n int64) {
 	if increment := c.receiveWindow.returnCredit(n); increment > 0 {
-		c.queue(func(b []byte) []byte { return appendWindowUpdate(b, 0, uint32(increment)) })
+		c.queueControl(func(b []byte) []byte { return appendWindowUpdate(b, 0, uint32(increment)) })
 	}
 }
 
@@ -432,7 +479,7 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) error {
 		if c.send += int64(f.Increment); c.send > maxWindow {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
-		c.wakeBlocked()
+		c.forWindow.signalFirst()
 		return nil
 	}
 	s := c.streams[f.StreamID]
@@ -448,18 +495,6 @@ func (c *conn) closedOrIdle(id uint32) error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	return nil
-}
-
-// wakeBlocked wakes the streams that wait for send window. It is called with mu held.
-func (c *conn) wakeBlocked() {
-	if c.blocked == 0 {
-		return
-	}
-	for _, s := range c.streams {
-		if s.blocked {
-			s.signal(s.wake)
-		}
-	}
 }
 
 func (c *conn) onReset(f *http2.RSTStreamFrame) error {
@@ -481,38 +516,48 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	if f.NumSettings() > maxSettings {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err := f.ForeachSetting(c.set); err != nil {
 		return err
 	}
-	c.queue(func(b []byte) []byte { return appendFrameHeader(b, 0, http2.FrameSettings, http2.FlagSettingsAck, 0) })
-	return c.flushQueue()
+	c.queueControl(func(b []byte) []byte { return appendFrameHeader(b, 0, http2.FrameSettings, http2.FlagSettingsAck, 0) })
+	return nil
 }
 
+// set applies a setting. It is called with mu held, until the acknowledgement is queued: headers that are compressed with the new size of
+// the table follow it.
 func (c *conn) set(s http2.Setting) error {
 	if err := s.Valid(); err != nil {
 		return err
 	}
 	switch s.ID {
 	case http2.SettingHeaderTableSize:
-		c.writer.tableSize.Store(int64(s.Val) + 1)
+		c.encoder.SetMaxDynamicTableSizeLimit(s.Val)
 	case http2.SettingInitialWindowSize:
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		growth := int64(s.Val) - c.initial
 		c.initial = int64(s.Val)
 		for _, stream := range c.streams {
-			if stream.window += growth; stream.window > maxWindow {
+			if stream.increaseWindow(growth) != nil {
 				return http2.ConnectionError(http2.ErrCodeFlowControl)
 			}
 		}
-		c.wakeBlocked()
 	}
 	return nil
 }
 
 // resetStream resets a stream. An error closes the connection.
 func (c *conn) resetStream(id uint32, code http2.ErrCode) error {
+	c.queueReset(id, code)
+	return c.flushControl()
+}
+
+func (c *conn) queueReset(id uint32, code http2.ErrCode) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refuse(id) {
+		return
+	}
 	if s := c.streams[id]; s != nil {
 		s.fail(fmt.Errorf("http2: stream reset: %s", code))
 		c.remove(s)
@@ -520,12 +565,10 @@ func (c *conn) resetStream(id uint32, code http2.ErrCode) error {
 	if id%2 == 1 {
 		c.lastID = max(c.lastID, id)
 	}
-	c.mu.Unlock()
-	c.queue(func(b []byte) []byte { return appendReset(b, id, code) })
-	return c.flushQueue()
+	c.queueControl(func(b []byte) []byte { return appendReset(b, id, code) })
 }
 
-// remove removes a closed stream. It is called with mu held.
+// remove removes a closed stream. It is called with mu held; flushControl must follow.
 func (c *conn) remove(s *stream) {
 	if c.streams[s.id] != s {
 		return
@@ -534,14 +577,7 @@ func (c *conn) remove(s *stream) {
 	s.dropBody()
 	if len(c.streams) == 0 {
 		c.busy = time.Now()
-		c.closeDrained()
-	}
-}
-
-// closeDrained closes a draining connection without streams. It is called with mu held.
-func (c *conn) closeDrained() {
-	if c.draining && len(c.streams) == 0 && !c.opening {
-		go c.closeWrite() // it writes, so it must not run with mu held
+		c.endDrained()
 	}
 }
 

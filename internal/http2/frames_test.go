@@ -39,12 +39,35 @@ func connect(t testing.TB, s *server, settings ...http2.Setting) *peer {
 
 func dial(t testing.TB, s *server) *peer {
 	t.Helper()
+	return dialWith(t, s, func(*tls.Config) {})
+}
+
+// dialWith is dial with a changed TLS configuration.
+func dialWith(t testing.TB, s *server, change func(*tls.Config)) *peer {
+	t.Helper()
 	config := s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 	config.NextProtos = []string{"h2"}
+	change(config)
 	conn, err := tls.Dial("tcp", s.Listener.Addr().String(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newPeer(t, conn)
+}
+
+// dialOver is dial with a connection around the socket.
+func dialOver(t testing.TB, s *server, around func(net.Conn) net.Conn) *peer {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.NextProtos, config.ServerName = []string{"h2"}, "example.com"
+	return newPeer(t, tls.Client(around(conn), config))
+}
+
+func newPeer(t testing.TB, conn *tls.Conn) *peer {
 	t.Cleanup(func() { conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 	p := &peer{Framer: http2.NewFramer(conn, conn), t: t, conn: conn}
@@ -313,10 +336,10 @@ func TestHandshake(t *testing.T) {
 
 // However little the client allows at a time, everything arrives once and in order, and never more than it allows.
 func TestFlowControl(t *testing.T) {
-	data := random(3*capacity + 1000)
+	data := random(3*writeSize + 1000)
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		rest := data
-		for _, size := range []int{5, payload, capacity, 1, 2 * payload, len(data)} {
+		for _, size := range []int{5, payload, writeSize, 1, 2 * payload, len(data)} {
 			n := min(size, len(rest))
 			_, _ = w.Write(rest[:n])
 			if rest = rest[n:]; n%2 == 1 {
@@ -398,21 +421,21 @@ func TestBlockedStream(t *testing.T) {
 
 // A client that opens streams and resets them at once cannot have more handlers than streams.
 func TestRapidReset(t *testing.T) {
-	release, running := make(chan struct{}), make(chan struct{}, 2*maxStreams)
+	release, running := make(chan struct{}), make(chan struct{}, 2*defaultMaxStreams)
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		running <- struct{}{}
 		<-release
 	})
 	p := connect(t, s)
-	for i := range uint32(maxStreams) {
+	for i := range uint32(defaultMaxStreams) {
 		p.ask(2*i+1, true, request("GET")...)
 		p.do(p.WriteRSTStream(2*i+1, http2.ErrCodeCancel))
 	}
-	for range maxStreams {
+	for range defaultMaxStreams {
 		<-running
 	}
-	p.ask(2*maxStreams+1, true, request("GET")...)
-	if got, want := p.next(), fmt.Sprint(2*maxStreams+1, ": REFUSED_STREAM"); got != want {
+	p.ask(2*defaultMaxStreams+1, true, request("GET")...)
+	if got, want := p.next(), fmt.Sprint(2*defaultMaxStreams+1, ": REFUSED_STREAM"); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if len(running) > 0 {
@@ -420,7 +443,7 @@ func TestRapidReset(t *testing.T) {
 	}
 	close(release)
 	for i := uint32(1); ; i++ { // until one of them has ended
-		p.ask(2*maxStreams+1+2*i, true, request("GET")...)
+		p.ask(2*defaultMaxStreams+1+2*i, true, request("GET")...)
 		if got := p.next(); !strings.Contains(got, "REFUSED") || i > 1000 {
 			if !strings.Contains(got, ": 200") {
 				t.Errorf("got %s", got)
@@ -478,46 +501,6 @@ func TestFlood(t *testing.T) {
 					t.Errorf("the server stopped reading instead of closing the connection: %v", err)
 				}
 			})
-		}
-	}
-}
-
-func TestOutbox(t *testing.T) {
-	data := random(capacity + 10)
-	for _, size := range []int{0, 1, payload - 1, payload, payload + 1, capacity - 1, capacity} {
-		for _, step := range []int{1, 8, 9, 10, 1000, payload, capacity} {
-			if step == 1 && size > payload+1 {
-				continue // would take long and show no more
-			}
-			o := &sendBuffer{}
-			if taken := o.append(data[:size]); taken != size {
-				t.Fatalf("took %d of %d", taken, size)
-			}
-			if o.full() != (size == capacity) || size == capacity && o.append(data[:1]) != 0 {
-				t.Errorf("of %d: full is %t", size, o.full())
-			}
-			var got []byte
-			head := []byte("head")
-			for first := true; first || o.waiting() > 0; first = false {
-				frame := o.frame(7, step, true, head)
-				if !bytes.HasPrefix(frame, head) || len(frame) > recordSize+len(head) {
-					t.Fatalf("a frame of %d begins with %q", len(frame), frame[:min(len(frame), 4)])
-				}
-				framer := http2.NewFramer(nil, bytes.NewReader(frame[len(head):]))
-				f, err := framer.ReadFrame()
-				if err != nil {
-					t.Fatal(err)
-				}
-				d := f.(*http2.DataFrame)
-				got = append(got, d.Data()...)
-				if d.StreamID != 7 || d.StreamEnded() != (o.waiting() == 0) {
-					t.Errorf("of %d by %d: frame %v with %d left", size, step, d, o.waiting())
-				}
-				head = nil
-			}
-			if !bytes.Equal(got, data[:size]) {
-				t.Errorf("of %d by %d: got %d bytes, or others", size, step, len(got))
-			}
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpguts"
-	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
 
@@ -25,10 +24,11 @@ type response struct {
 	trailers     []string // announced
 	length       int64    // Content-Length set by the handler, or -1
 	written      int64
-	sniff        bool // Content-Type must be detected
-	noBody       bool // HEAD, or a status without a body
-	sent         bool // the headers have been sent
-	out          *sendBuffer
+	sniff        bool        // Content-Type must be detected
+	noBody       bool        // HEAD, or a status without a body
+	sent         bool        // the headers have been sent
+	out          *buffer     // written and not yet sent
+	grown        bool        // out holds a frame, which is acquired from unsent
 	err          error       // of a failed write
 	continueSent atomic.Bool // 100 Continue was sent or is not needed
 	closing      bool        // the handler set Connection: close
@@ -162,31 +162,63 @@ func write(r *response, p []byte) (int, error) {
 	if r.noBody {
 		return len(p), nil
 	}
-	done := 0
-	for done < len(p) && r.err == nil {
-		r.ready()
-		done += r.out.append(p[done:])
-		if r.out.full() {
-			r.send(false)
+	rest := p
+	for len(rest) > 0 && r.err == nil {
+		if r.out == nil && (len(rest) >= payload || r.sent && len(rest) >= minDirect) {
+			r.send(rest, false)
+			break
+		}
+		n := r.collect(rest)
+		if rest = rest[n:]; len(rest) > 0 {
+			r.sendBuffered(false)
 		}
 	}
-	return done, r.err
+	if r.err != nil {
+		return 0, r.err
+	}
+	return len(p), nil
 }
 
-// ready ensures that there is a sendBuffer.
-func (r *response) ready() {
+// minDirect is the size from which data is framed without being collected with what is written after it.
+const minDirect = 1 << 10
+
+// collect appends as much as there is space for. The buffer grows from small to that of a frame.
+func (r *response) collect(p []byte) int {
 	if r.out == nil {
-		r.out = sendBuffers.Get().(*sendBuffer)
-		r.out.reset()
+		r.out = newBuffer(smallBuffer)
+	}
+	limit := smallBuffer
+	if !r.grown && len(r.out.bytes)+len(p) > smallBuffer {
+		r.grown = unsent.acquire(mediumBuffer)
+	}
+	if r.grown {
+		limit = payload
+	}
+	n := min(len(p), limit-len(r.out.bytes))
+	r.out = r.out.extend(n)
+	r.out.bytes = append(r.out.bytes, p[:n]...)
+	return n
+}
+
+// drop frees the buffer.
+func (r *response) drop() {
+	r.out.free()
+	r.out = nil
+	if r.grown {
+		r.grown = false
+		unsent.release(mediumBuffer)
 	}
 }
 
-// drop returns the sendBuffer to the pool.
-func (r *response) drop() {
+// sendBuffered sends the headers, unless they were sent, and the buffer; end ends the response. The buffer is freed: most responses that
+// are flushed are watches, which are then idle for long.
+func (r *response) sendBuffered(end bool) {
+	var data []byte
 	if r.out != nil {
-		sendBuffers.Put(r.out)
-		r.out = nil
+		data = r.out.bytes
 	}
+	r.send(data, end)
+	r.drop()
 }
 
 // Flush sends what was written.
@@ -197,10 +229,19 @@ func (r *response) FlushError() error {
 	if r.status == 0 {
 		r.WriteHeader(http.StatusOK)
 	}
-	if r.err == nil && (!r.sent || r.out != nil && r.out.waiting() > 0) {
-		r.send(false)
+	if r.err == nil && (!r.sent || r.out != nil) {
+		r.sendBuffered(false)
+	}
+	if r.err == nil {
+		r.stream.conn.flushTogether()
 	}
 	return r.err
+}
+
+// SetWriteDeadline is for http.ResponseController: a response that its client has not accepted by then is reset.
+func (r *response) SetWriteDeadline(t time.Time) error {
+	r.stream.setWriteDeadline(t)
+	return nil
 }
 
 // SetReadDeadline is for http.ResponseController.
@@ -220,6 +261,9 @@ func (r *response) finish() {
 	if !r.sent && r.length < 0 && bodyAllowed(r.status) && (!r.noBody || r.written > 0) && len(r.trailers) == 0 {
 		r.fields = append(r.fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(r.written, 10)})
 	}
+	if r.stream.request.Body != http.NoBody {
+		r.stream.stopReading(http.ErrBodyReadAfterClose) // the rest of the request is not kept while the response waits
+	}
 	if r.err == nil && r.length > r.written && !r.noBody {
 		// Fewer bytes than Content-Length: the client must not take the response for complete.
 		panic(http.ErrAbortHandler)
@@ -229,92 +273,30 @@ func (r *response) finish() {
 		r.stream.conn.drain()
 	}
 	if r.err == nil {
-		r.send(true)
+		r.sendBuffered(true)
 	}
 	r.drop()
 }
 
-// send sends the headers, unless they were sent, and all of the sendBuffer. end ends the response.
-func (r *response) send(end bool) {
+// send appends the headers, unless they were sent, and data to the pending frames of the connection; end ends the response.
+func (r *response) send(data []byte, end bool) {
 	trailers := r.trailerFields(end)
-	data := 0
-	if r.out != nil {
-		data = r.out.waiting()
-	}
 	last := end && len(trailers) == 0
-	for first := true; first || data > 0; first = false {
-		n := 0
-		if data > 0 {
-			if n, r.err = r.stream.take(data); r.err != nil {
-				r.drop()
-				return
-			}
+	if !r.sent {
+		if r.sniff && len(data) > 0 {
+			r.fields = append(r.fields, hpack.HeaderField{Name: "content-type", Value: http.DetectContentType(data)})
 		}
-		data -= n
-		if r.err = r.transmit(n, last && data == 0); r.err != nil {
-			r.drop()
+		r.sent = true
+		if r.err = r.stream.sendHeaders(r.fields, last && len(data) == 0); r.err != nil || last && len(data) == 0 {
 			return
 		}
 	}
-	if r.out != nil && !end {
-		r.drop() // most flushes are of watches, which are then idle for long
+	if len(data) > 0 || last {
+		r.err = r.stream.sendData(data, last)
 	}
-	if len(trailers) > 0 {
-		r.fields = trailers
-		r.sent = false
-		r.err = r.transmit(0, true)
+	if r.err == nil && len(trailers) > 0 {
+		r.err = r.stream.sendHeaders(trailers, true)
 	}
-}
-
-// transmit writes the headers, unless they were sent, and n bytes of the sendBuffer.
-func (r *response) transmit(n int, end bool) error {
-	c := r.stream.conn
-	if r.sniff && !r.sent && n > 0 {
-		r.fields = append(r.fields, hpack.HeaderField{Name: "content-type", Value: http.DetectContentType(r.out.first())})
-	}
-	if err := r.stream.beginWrite(end); err != nil {
-		return err
-	}
-	defer c.writeQueue()
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	c.writeQueued() // first: settings and their acknowledgement must precede headers
-	var head []byte
-	if !r.sent {
-		headersOnly := end && n == 0
-		c.heads = appendHeaders(c.heads[:0], r.stream.id, c.encodeHeaders(r.fields), headersOnly)
-		head = c.heads
-		r.sent = true
-		if headersOnly || len(head) > headerSpace || n == 0 {
-			if err := c.write(head); err != nil || n == 0 {
-				return err
-			}
-			head = nil
-		}
-	} else if n == 0 {
-		if !end {
-			return nil
-		}
-		c.heads = appendFrameHeader(c.heads[:0], 0, http2.FrameData, http2.FlagDataEndStream, r.stream.id)
-		return c.write(c.heads)
-	}
-	if n+len(head) <= payload || c.raw == nil {
-		return r.writeFrames(n, end, head)
-	}
-	return c.coalesceWrites(func() error { return r.writeFrames(n, end, head) })
-}
-
-func (r *response) writeFrames(n int, end bool, head []byte) error {
-	for n > 0 {
-		before := r.out.waiting()
-		frame := r.out.frame(r.stream.id, n, end, head)
-		if err := r.stream.conn.write(frame); err != nil {
-			return err
-		}
-		n -= before - r.out.waiting()
-		head = nil
-	}
-	return nil
 }
 
 // trailerFields are the trailers of a response that ends.
@@ -352,12 +334,8 @@ func (r *response) sendInterim(status int) {
 }
 
 func (r *response) writeInterim(fields []hpack.HeaderField) {
-	c := r.stream.conn
-	defer c.writeQueue()
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	c.writeQueued() // first: settings and their acknowledgement must precede headers
-	_ = c.write(appendHeaders(nil, r.stream.id, c.encodeHeaders(fields), false))
+	r.stream.sendInterim(fields)
+	r.stream.conn.flush()
 }
 
 // sendContinue sends 100 Continue, if the client expects it, when the handler first reads the body.

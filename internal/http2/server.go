@@ -3,18 +3,18 @@ package http2
 import (
 	"context"
 	"crypto/tls"
-	"net"
 	"net/http"
 	"sync"
 	"time"
 )
 
-// Limits and windows granted to a client. Requests are small, so clients hardly ever wait for the windows.
+// Limits and windows granted to a client. Requests are small, so clients hardly ever wait for the windows. defaultMaxStreams is
+// upstream's limit of streams on a connection: clients of Go open another connection for more.
 const (
-	maxStreams       = 1000
-	maxFrameSize     = 256 << 10
-	streamWindow     = 256 << 10
-	connectionWindow = 1 << 20
+	defaultMaxStreams = 100
+	maxFrameSize      = 256 << 10
+	streamWindow      = 256 << 10
+	connectionWindow  = 1 << 20
 )
 
 // A connection on which nothing arrives for pingInterval gets a PING, and is closed when nothing arrives for pingTimeout after it.
@@ -23,18 +23,20 @@ const (
 	pingTimeout  = 15 * time.Second
 )
 
-// writeTimeout is how long a single write waits for a client that does not read.
-const writeTimeout = time.Minute
-
 // goAwayTimeout is how long the connection stays open for the client to read the GOAWAY frame.
 const goAwayTimeout = time.Second
 
-// Configure makes a server serve HTTP/2 with this package. The TLS configuration must offer "h2".
+// Configure makes a server serve HTTP/2 with this package. The TLS configuration must offer "h2", and the TLS listener must wrap
+// Listener. Of the server's HTTP2 configuration, MaxConcurrentStreams is used; it defaults to 100.
 func Configure(server *http.Server) {
 	all := &connections{open: map[*conn]struct{}{}}
 	server.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
 		"h2": func(server *http.Server, tlsConn *tls.Conn, handler http.Handler) {
-			c := newConn(server, tlsConn, handler)
+			below, ok := tlsConn.NetConn().(*socket)
+			if !ok {
+				panic("http2: the TLS listener does not wrap http2.Listener")
+			}
+			c := newConn(server, tlsConn, below, handler)
 			all.add(c)
 			defer all.remove(c)
 			c.serve()
@@ -74,58 +76,12 @@ func (a *connections) shutdown() {
 	}
 }
 
-// Listener returns connections on which several TLS records can be sent with one system call. The TLS listener must wrap it.
-func Listener(l net.Listener) net.Listener { return listener{l} }
-
-type listener struct{ net.Listener }
-
-func (l listener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+// maxStreams is how many requests of a connection are served at the same time.
+func maxStreams(server *http.Server) int {
+	if server.HTTP2 != nil && server.HTTP2.MaxConcurrentStreams > 0 {
+		return server.HTTP2.MaxConcurrentStreams
 	}
-	return &coalescingConn{Conn: c}, nil
-}
-
-// coalescingConn can buffer the writes of a function and send them with one system call.
-type coalescingConn struct {
-	net.Conn
-	mu         sync.Mutex
-	coalescing bool
-	pending    []byte
-}
-
-func (g *coalescingConn) Write(p []byte) (int, error) {
-	g.mu.Lock()
-	if g.coalescing {
-		g.pending = append(g.pending, p...)
-		g.mu.Unlock()
-		return len(p), nil
-	}
-	g.mu.Unlock()
-	return g.Conn.Write(p)
-}
-
-// coalesceBuffers are large enough for the records of a full sendBuffer.
-var coalesceBuffers = sync.Pool{New: func() any { b := make([]byte, 0, headerSpace+slots*(recordSize+64)); return &b }}
-
-// coalesce runs write and sends what it wrote with one system call.
-func (g *coalescingConn) coalesce(write func() error) error {
-	buffer := coalesceBuffers.Get().(*[]byte)
-	g.mu.Lock()
-	g.coalescing, g.pending = true, (*buffer)[:0]
-	g.mu.Unlock()
-	err := write()
-	g.mu.Lock()
-	pending := g.pending
-	g.coalescing, g.pending = false, nil
-	g.mu.Unlock()
-	if err == nil {
-		_, err = g.Conn.Write(pending)
-	}
-	*buffer = pending
-	coalesceBuffers.Put(buffer)
-	return err
+	return defaultMaxStreams
 }
 
 // baseContext is the context that net/http passes with the handler of a connection.

@@ -30,15 +30,15 @@ type stream struct {
 	request  *http.Request
 	cancel   context.CancelFunc
 	response response
-	wake     chan struct{} // the send window may have grown
+	wake     chan struct{} // the response may be able to go on
 	arrived  chan struct{} // the body has grown or ended
 
 	// Guarded by conn.mu.
-	window  int64 // how much may be sent to the client
-	blocked bool  // the handler waits for wake
-	failed  error // the stream was reset or the connection closed
-	ended   bool  // END_STREAM was received
-	endSent bool  // END_STREAM is being sent
+	window  int64     // how much may be sent to the client
+	sendBy  time.Time // the write deadline; zero is none
+	failed  error     // the stream was reset or the connection closed
+	ended   bool      // END_STREAM was received
+	endSent bool      // END_STREAM is being sent
 
 	body          []byte // received and not yet read
 	receiveWindow window
@@ -167,80 +167,42 @@ func (s *stream) log(format string, args ...any) {
 	}
 }
 
-// close closes the stream after its response. The rest of the request's body is refused.
+// close closes the stream after its response and writes what is pending. The rest of the request's body is refused.
 func (s *stream) close() {
+	s.remove()
+	s.conn.flush()
+}
+
+func (s *stream) remove() {
 	c := s.conn
 	c.mu.Lock()
-	unread := !s.ended && c.streams[s.id] == s
+	defer c.mu.Unlock()
+	if !s.ended && c.streams[s.id] == s {
+		c.queueControl(func(b []byte) []byte { return appendReset(b, s.id, http2.ErrCodeNo) })
+	}
 	s.readErr = http.ErrBodyReadAfterClose
 	if s.deadline != nil {
 		s.deadline.Stop()
 	}
 	c.remove(s)
-	c.mu.Unlock()
-	if unread {
-		c.queue(func(b []byte) []byte { return appendReset(b, s.id, http2.ErrCodeNo) })
-	}
-	_ = c.flushQueue()
 }
 
 // fail makes the handler's reads and writes fail. It is called with conn.mu held.
 func (s *stream) fail(err error) {
 	if s.failed == nil {
 		s.failed = err
+		s.conn.forSpace.remove(s)
+		s.conn.forWindow.remove(s)
 		s.cancel()
 		s.signal(s.wake)
 		s.signal(s.arrived)
 	}
 }
 
-// beginWrite returns the error of a failed stream, and records that END_STREAM is about to be sent.
-func (s *stream) beginWrite(end bool) error {
-	s.conn.mu.Lock()
-	defer s.conn.mu.Unlock()
-	s.endSent = end
-	return s.failed
-}
-
 func (*stream) signal(to chan struct{}) {
 	select {
 	case to <- struct{}{}:
 	default: // already signalled
-	}
-}
-
-// increaseWindow lets the handler send more. It is called with conn.mu held.
-func (s *stream) increaseWindow(n int64) error {
-	if s.window += n; s.window > maxWindow {
-		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeFlowControl}
-	}
-	if s.blocked {
-		s.signal(s.wake)
-	}
-	return nil
-}
-
-// take waits for send window and returns how much may be sent, at most want.
-func (s *stream) take(want int) (int, error) {
-	c := s.conn
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for {
-		if s.failed != nil {
-			return 0, s.failed
-		}
-		if n := min(int64(want), s.window, c.send); n > 0 {
-			s.window -= n
-			c.send -= n
-			return int(n), nil
-		}
-		s.blocked = true
-		c.blocked++
-		c.mu.Unlock()
-		<-s.wake
-		c.mu.Lock()
-		s.blocked = false
-		c.blocked--
 	}
 }
 
@@ -271,7 +233,7 @@ func (s *stream) onData(f *http2.DataFrame, length int64) error {
 func (s *stream) returnCredit(n int64) {
 	s.conn.returnCredit(n)
 	if increment := s.receiveWindow.returnCredit(n); increment > 0 && !s.ended {
-		s.conn.queue(func(b []byte) []byte { return appendWindowUpdate(b, s.id, uint32(increment)) })
+		s.conn.queueControl(func(b []byte) []byte { return appendWindowUpdate(b, s.id, uint32(increment)) })
 	}
 }
 
@@ -310,7 +272,7 @@ func (b *body) Read(p []byte) (int, error) {
 	s := b.s
 	c := s.conn
 	s.response.sendContinue()
-	defer c.flushQueue()
+	defer c.flushControl()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
@@ -362,7 +324,7 @@ func (s *stream) stopReading(err error) {
 		s.signal(s.arrived)
 	}
 	s.conn.mu.Unlock()
-	_ = s.conn.flushQueue()
+	_ = s.conn.flushControl()
 }
 
 // setReadDeadline makes reads of the body fail at a time; zero means never.

@@ -2,180 +2,246 @@ package http2
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
-	"sync"
-	"sync/atomic"
+	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
 
-// writer is the sending half of a connection.
-type writer struct {
-	// writing is held while writing to the connection. The reader never waits for it: it must go on reading when the client does not
-	// read.
-	writing sync.Mutex
-	encoder *hpack.Encoder
-	block   bytes.Buffer // output of the encoder
-	heads   []byte       // frames of headers
-	scratch []byte       // frames that were queued
-	broken  error        // of a failed write; no other write follows
-	// tableSize is the client's SETTINGS_HEADER_TABLE_SIZE plus one; zero when it has not changed.
-	tableSize atomic.Int64
+// Pending frames are written when there are writeSize bytes of them, or earlier when a handler flushes or ends its response. Handlers
+// wait when there are as many while others are being written, or minPending of them when unsentLimit is reached.
+const (
+	writeSize  = 64 << 10
+	minPending = recordSize
+)
 
-	queueMu sync.Mutex
-	queued  []byte // frames that go with the next write
-}
+// largePending is what a connection with more than minPending bytes holds: pending frames, and as many in records.
+const largePending = 2 * largeBuffer
 
-// maxQueued bounds the queued control frames. A client that causes more without reading is attacking.
-const maxQueued = 64 << 10
+// maxBatches is how many times a goroutine writes what was appended meanwhile before it leaves the rest to another.
+const maxBatches = 8
+
+// maxControl bounds the control frames that wait for the client to read. A client that causes more is attacking.
+const maxControl = 64 << 10
 
 var errFlood = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
-// queue appends frames to be sent with the next write.
-func (c *conn) queue(add func([]byte) []byte) {
-	c.queueMu.Lock()
-	defer c.queueMu.Unlock()
-	c.queued = add(c.queued)
+// writer is the sending half of a connection. Frames are appended to pending in the order in which they are sent, and written by the
+// goroutine that sets writing: with one system call for all that other goroutines have appended in the meantime. No goroutine of a
+// handler or reader waits for the client: when the kernel accepts no more, a new goroutine writes the rest. The fields are guarded by
+// conn.mu.
+type writer struct {
+	encoder *hpack.Encoder
+	block   bytes.Buffer // output of the encoder
+	pending *buffer      // frames that are not yet written; nil when there are none
+	control int          // bytes of control frames in pending
+	large   bool         // largePending is acquired from unsent
+	writing bool         // a goroutine writes pending
+	ending  bool         // the sending side is closed when nothing is pending
+	ended   bool         // it is closed
+	broken  error        // of a failed write; no other write follows
+
+	forSpace  waitQueue // streams that wait for space in pending
+	forWindow waitQueue // streams that wait for the connection's send window
 }
 
-// flushQueue ensures that queued frames are written: by the goroutine that holds the write lock, or by a new one.
-func (c *conn) flushQueue() error {
-	c.queueMu.Lock()
-	waiting := len(c.queued)
-	c.queueMu.Unlock()
-	if waiting == 0 {
-		return nil
+// waitQueue are streams that wait for something of their connection, in the order in which they get it. The first is signalled when it
+// is available. It is guarded by conn.mu.
+type waitQueue []*stream
+
+// isNext reports whether it is the stream's turn.
+func (q *waitQueue) isNext(s *stream) bool { return len(*q) == 0 || (*q)[0] == s }
+
+func (q *waitQueue) add(s *stream) {
+	if !slices.Contains(*q, s) {
+		*q = append(*q, s)
 	}
-	if c.writing.TryLock() {
-		c.writing.Unlock()
-		go c.writeQueue()
-	} else if waiting > maxQueued {
+}
+
+// remove removes a stream that has got what it waited for, or waits no longer. The next one may then be able to go on.
+func (q *waitQueue) remove(s *stream) {
+	i := slices.Index(*q, s)
+	if i < 0 {
+		return
+	}
+	*q = slices.Delete(*q, i, i+1)
+	if i == 0 {
+		q.signalFirst()
+	}
+}
+
+func (q *waitQueue) signalFirst() {
+	if len(*q) > 0 {
+		(*q)[0].signal((*q)[0].wake)
+	}
+}
+
+// queueControl appends a control frame. It never waits, so the reader can call it. It is called with mu held; flushControl must follow.
+func (c *conn) queueControl(add func([]byte) []byte) {
+	c.pending = c.pending.extend(smallBuffer / 8)
+	before := len(c.pending.bytes)
+	c.pending.bytes = add(c.pending.bytes)
+	c.control += len(c.pending.bytes) - before
+}
+
+// flushControl writes queued control frames. An error closes the connection.
+func (c *conn) flushControl() error {
+	c.mu.Lock()
+	control, ending, writing := c.control, c.ending && !c.ended, c.writing
+	c.mu.Unlock()
+	if control > maxControl && writing {
 		return errFlood
+	}
+	if control > 0 || ending {
+		c.flush()
 	}
 	return nil
 }
 
-// writeQueue writes the queued frames unless another goroutine holds the write lock. Every goroutine that has held the lock calls it
-// after releasing the lock, so no frame stays behind.
-func (c *conn) writeQueue() {
-	for c.hasQueued() && c.writing.TryLock() {
-		c.writeQueued()
-		c.writing.Unlock()
+// pendingSize is called with mu held.
+func (c *conn) pendingSize() int {
+	if c.pending == nil {
+		return 0
 	}
+	return len(c.pending.bytes)
 }
 
-func (c *conn) hasQueued() bool {
-	c.queueMu.Lock()
-	defer c.queueMu.Unlock()
-	return len(c.queued) > 0
+// hasSpace reports whether a handler may append a frame. It is called with mu held.
+func (c *conn) hasSpace() bool {
+	size := c.pendingSize()
+	if size < minPending {
+		return true
+	}
+	if size < writeSize && !c.large && !c.closed {
+		c.large = unsent.acquire(largePending)
+	}
+	return size < writeSize && c.large
 }
 
-// writeQueued writes the queued frames. It is called with writing held.
-func (c *conn) writeQueued() {
-	c.queueMu.Lock()
-	c.scratch, c.queued = c.queued, c.scratch[:0]
-	c.queueMu.Unlock()
-	if len(c.scratch) > 0 {
-		_ = c.write(c.scratch)
-	}
-}
-
-// write writes bytes to the connection. It is called with writing held.
-func (c *conn) write(p []byte) error {
-	if c.broken != nil {
-		return c.broken
-	}
-	err := c.tlsConn.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if err == nil {
-		_, err = c.tlsConn.Write(p)
-	}
-	if err != nil {
-		c.fail(err)
-	}
-	return err
-}
-
-// coalesceWrites runs write and sends its bytes with one system call. It is called with writing held.
-func (c *conn) coalesceWrites(write func() error) error {
-	err := c.raw.coalesce(write)
-	if err != nil && c.broken == nil {
-		c.fail(err)
-	}
-	return err
-}
-
-// fail closes the connection after a failed write. The reader then returns.
-func (c *conn) fail(err error) {
-	c.broken = errors.Join(errConnClosed, err)
-	_ = c.tlsConn.NetConn().Close()
-}
-
-// encodeHeaders compresses headers. The bytes are valid until the next call. It is called with writing held.
-func (c *conn) encodeHeaders(fields []hpack.HeaderField) []byte {
-	if size := c.tableSize.Swap(0); size > 0 {
-		c.encoder.SetMaxDynamicTableSizeLimit(uint32(size - 1))
-	}
+// appendHeaderFrames compresses and appends headers. It is called with mu held.
+func (c *conn) appendHeaderFrames(id uint32, fields []hpack.HeaderField, end bool) {
 	c.block.Reset()
 	for i := range fields {
 		_ = c.encoder.WriteField(fields[i]) // writing to a buffer does not fail
 	}
-	return c.block.Bytes()
+	size := c.block.Len()
+	c.pending = c.pending.extend(size + (size/payload+1)*frameHeaderSize)
+	c.pending.bytes = appendHeaders(c.pending.bytes, id, c.block.Bytes(), end)
 }
 
-const frameHeaderSize = 9
-
-func appendFrameHeader(b []byte, length int, kind http2.FrameType, flags http2.Flags, id uint32) []byte {
-	b = append(b, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags))
-	return binary.BigEndian.AppendUint32(b, id)
-}
-
-func appendSettings(b []byte, settings ...http2.Setting) []byte {
-	b = appendFrameHeader(b, 6*len(settings), http2.FrameSettings, 0, 0)
-	for _, s := range settings {
-		b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(b, uint16(s.ID)), s.Val)
+// flush writes the pending frames, unless another goroutine is writing: that one writes them too.
+func (c *conn) flush() {
+	if c.beginWriting() {
+		c.writePending()
 	}
-	return b
 }
 
-func appendWindowUpdate(b []byte, id, increment uint32) []byte {
-	return binary.BigEndian.AppendUint32(appendFrameHeader(b, 4, http2.FrameWindowUpdate, 0, id), increment)
-}
-
-func appendPing(b []byte, ack bool, data [8]byte) []byte {
-	var flags http2.Flags
-	if ack {
-		flags = http2.FlagPingAck
+// flushTogether is flush for one of several streams that often have something to send at the same time: it lets other goroutines that
+// can run append theirs first.
+func (c *conn) flushTogether() {
+	if c.beginWriting() {
+		runtime.Gosched()
+		c.writePending()
 	}
-	return append(appendFrameHeader(b, 8, http2.FramePing, flags, 0), data[:]...)
 }
 
-func appendReset(b []byte, id uint32, code http2.ErrCode) []byte {
-	return binary.BigEndian.AppendUint32(appendFrameHeader(b, 4, http2.FrameRSTStream, 0, id), uint32(code))
+// beginWriting makes the calling goroutine the one that writes, if there is something to write and no other writes.
+func (c *conn) beginWriting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.writing || c.broken != nil || c.pending == nil && (!c.ending || c.ended) {
+		return false
+	}
+	c.writing = true
+	return true
 }
 
-func appendGoAway(b []byte, last uint32, code http2.ErrCode) []byte {
-	b = binary.BigEndian.AppendUint32(appendFrameHeader(b, 8, http2.FrameGoAway, 0, 0), last)
-	return binary.BigEndian.AppendUint32(b, uint32(code))
+// writePending writes until nothing is pending.
+func (c *conn) writePending() {
+	for range maxBatches {
+		batch, end := c.takePending()
+		if batch == nil && !end {
+			return
+		}
+		all, err := c.writeBatch(batch, end)
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		if !all {
+			go c.writeRest()
+			return
+		}
+	}
+	go c.writePending()
 }
 
-// appendHeaders appends compressed headers: a HEADERS frame and as many CONTINUATION frames as needed.
-func appendHeaders(b []byte, id uint32, block []byte, end bool) []byte {
-	kind, flags := http2.FrameHeaders, http2.Flags(0)
+// takePending returns the pending frames, or end when the sending side is to be closed. When there is neither, the goroutine is no longer
+// the one that writes.
+func (c *conn) takePending() (batch *buffer, end bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended { // nothing can be sent any more
+		c.pending.free()
+		c.pending = nil
+	}
+	batch, c.pending, c.control = c.pending, nil, 0
+	if batch == nil && c.ending && !c.ended {
+		c.ended = true
+		return nil, true
+	}
+	if batch == nil {
+		c.writing = false
+		c.releaseLarge()
+	}
+	c.forSpace.signalFirst()
+	return batch, false
+}
+
+// releaseLarge is called with mu held.
+func (c *conn) releaseLarge() {
+	if c.large {
+		c.large = false
+		unsent.release(largePending)
+	}
+}
+
+// writeBatch encrypts frames and sends as much as the kernel accepts. all is false when writeRest must send the rest.
+func (c *conn) writeBatch(batch *buffer, end bool) (all bool, err error) {
 	if end {
-		flags = http2.FlagHeadersEndStream
+		err = c.tlsConn.CloseWrite()
+		_ = c.socket.SetWriteDeadline(time.Time{})                   // TLS has made later writes fail, but its last record is still queued
+		_ = c.tlsConn.SetReadDeadline(time.Now().Add(goAwayTimeout)) // the client reads what was sent before it closes its own side
+	} else {
+		_, err = c.tlsConn.Write(batch.bytes)
+		batch.free()
 	}
-	for {
-		part := block[:min(len(block), payload)]
-		if block = block[len(part):]; len(block) == 0 {
-			flags |= http2.FlagHeadersEndHeaders
-		}
-		b = append(appendFrameHeader(b, len(part), kind, flags, id), part...)
-		if len(block) == 0 {
-			return b
-		}
-		kind, flags = http2.FrameContinuation, 0
+	if err != nil {
+		return false, err
 	}
+	return c.socket.trySend()
+}
+
+// writeRest waits until the client has accepted what writeBatch could not send, and continues to write.
+func (c *conn) writeRest() {
+	if err := c.socket.sendRest(); err != nil {
+		c.fail(err)
+		return
+	}
+	c.writePending()
+}
+
+// fail closes the connection after a failed write. The reader then returns.
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	c.broken = errors.Join(errConnClosed, err)
+	c.writing = false
+	c.pending.free()
+	c.pending = nil
+	c.releaseLarge()
+	c.mu.Unlock()
+	_ = c.socket.Close()
 }
