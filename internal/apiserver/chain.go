@@ -41,6 +41,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		req.query = r.URL.Query()
 	}
 	req.info = parseRequest(r.Method, r.URL.Path, req.query)
+	s.setWriteDeadline(req)
 	if err := s.handle(req); err != nil {
 		s.respondError(req, err)
 	}
@@ -103,11 +104,16 @@ func (s *Server) authenticate(req *request) error {
 			s.log.Debug("request not authenticated", "path", req.URL.Path, "error", err)
 		}
 		s.auditUnauthenticated(req)
+		req.closeUnauthenticated()
+		req.writeBy(time.Now().Add(min(unauthenticatedWriteTimeout, s.limits.Timeout)))
 		return apierrors.NewUnauthorized("Unauthorized")
 	}
 	// No later handler needs the credential, least of all a server we proxy to.
 	req.Header.Del("Authorization")
 	req.user = id.User
+	if isAnonymous(&req.user) {
+		req.closeUnauthenticated()
+	}
 	for _, text := range id.Warnings {
 		req.warn(text)
 	}
@@ -122,10 +128,10 @@ func isMutating(method string) bool {
 	return true
 }
 
-// isLongRunning reports whether a request lasts as long as its client wants, with the verbs and subresources of upstream's
+// isLongRunning reports whether a request lasts as long as its client wants, with the verbs, subresources and paths of upstream's
 // LongRunningFunc. Such requests have no deadline.
 func isLongRunning(info *requestInfo) bool {
-	if info.verb == "watch" {
+	if info.verb == "watch" || !info.isResource() && strings.HasPrefix(info.path, "/debug/pprof/") {
 		return true
 	}
 	switch info.subresource {

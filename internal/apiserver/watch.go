@@ -105,7 +105,7 @@ func (s *Server) watch(req *request) error {
 	if websocket.IsWebSocketUpgrade(req.Request) {
 		w.sink = &socketSink{req: req, text: out.format == formatJSON}
 	} else {
-		w.sink = &chunkSink{req: req}
+		w.sink = &chunkSink{req: req, timeout: s.limits.Timeout}
 	}
 	timeout := opts.timeout
 	if timeout == 0 {
@@ -616,9 +616,11 @@ func (w *watcher) flush() error {
 	return err
 }
 
-// chunkSink writes to an HTTP response.
+// chunkSink writes to an HTTP response. A client that does not accept events for the timeout is disconnected, as upstream disconnects one
+// that falls behind.
 type chunkSink struct {
-	req *request
+	req     *request
+	timeout time.Duration
 }
 
 func (c *chunkSink) begin(mediaType string) error {
@@ -633,10 +635,12 @@ func (c *chunkSink) begin(mediaType string) error {
 func (c *chunkSink) mark([]byte) {}
 
 func (c *chunkSink) send(buffer []byte) error {
+	c.req.writeBy(time.Now().Add(c.timeout))
 	if _, err := c.req.w.Write(buffer); err != nil {
 		return errClientGone
 	}
 	c.req.w.Flush()
+	c.req.writeBy(time.Time{}) // the watch may be idle for long
 	return nil
 }
 

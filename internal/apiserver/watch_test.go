@@ -359,6 +359,26 @@ func TestBookmarks(t *testing.T) {
 	}
 }
 
+// A client that sends a message larger than the limit is disconnected, before the message has arrived.
+func TestWatchOverWebSocketLimitsMessages(t *testing.T) {
+	s := newTestServer(t)
+	address := "ws" + strings.TrimPrefix(s.http.URL, "http") + "/api/v1/pods?watch=true"
+	conn, _, err := websocket.DefaultDialer.Dial(address, http.Header{"Authorization": {"Bearer admin"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// The header of a masked binary message.
+	header := binary.BigEndian.AppendUint64([]byte{0x82, 0xff}, MaxSocketMessage+1)
+	if _, err := conn.NetConn().Write(append(header, 0, 0, 0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, _, err := conn.ReadMessage(); !websocket.IsCloseError(err, websocket.CloseMessageTooBig) {
+		t.Errorf("the connection ends with %v", err)
+	}
+}
+
 func TestWatchOverWebSocket(t *testing.T) {
 	s := newTestServer(t)
 	s.add("pods", pod("ns", "a", ""))

@@ -19,6 +19,10 @@ type socketSink struct {
 // upgrader accepts all origins: access is decided by the credential, which a page of another origin cannot make the browser send.
 var upgrader = websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }}
 
+// MaxSocketMessage is the size of the largest WebSocket message that is accepted from a client, as upstream has it. A larger one closes the
+// connection with the code 1009 (message too big).
+const MaxSocketMessage = 32 << 20
+
 // socketWriteTimeout is how long a message may take to leave.
 const socketWriteTimeout = 30 * time.Second
 
@@ -28,6 +32,7 @@ func (s *socketSink) begin(mediaType string) error {
 	if err != nil {
 		return nil // the upgrader has responded
 	}
+	conn.SetReadLimit(MaxSocketMessage)
 	s.conn = conn
 	go s.read()
 	return nil

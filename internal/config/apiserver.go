@@ -33,14 +33,16 @@ type APIServer struct {
 	RequestTimeout time.Duration
 	Shutdown       Shutdown
 	// HTTP2Server is the implementation of HTTP/2 the API is served with: HTTP2Skiff or HTTP2Go.
-	HTTP2Server    string
-	Authentication Authentication
-	Authorization  Authorization
-	Admission      Admission
-	Audit          Audit
-	Encryption     Encryption
-	LogLevel       string
-	Profiling      bool
+	HTTP2Server string
+	// HTTP2MaxStreams is how many requests of one connection are served at the same time.
+	HTTP2MaxStreams int
+	Authentication  Authentication
+	Authorization   Authorization
+	Admission       Admission
+	Audit           Audit
+	Encryption      Encryption
+	LogLevel        string
+	Profiling       bool
 }
 
 // Shutdown configures how the API server ends.
@@ -107,22 +109,23 @@ type Limits struct {
 // DefaultAPIServer is the configuration of an API server started without flags.
 func DefaultAPIServer() APIServer {
 	return APIServer{
-		DataDir:        defaultDataDir,
-		BindAddress:    "0.0.0.0",
-		SecurePort:     6443,
-		ServiceCIDR:    "10.96.0.0/12",
-		NodePortRange:  "30000-32767",
-		ClusterDomain:  "cluster.local",
-		Etcd:           Etcd{CompactionInterval: 5 * time.Minute},
-		EventTTL:       time.Hour,
-		Limits:         Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
-		RequestTimeout: time.Minute,
-		HTTP2Server:    HTTP2Skiff,
-		Authentication: defaultAuthentication(),
-		Authorization:  Authorization{Modes: []string{"Node", "RBAC"}},
-		Admission:      Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
-		Audit:          defaultAudit(),
-		LogLevel:       "info",
+		DataDir:         defaultDataDir,
+		BindAddress:     "0.0.0.0",
+		SecurePort:      6443,
+		ServiceCIDR:     "10.96.0.0/12",
+		NodePortRange:   "30000-32767",
+		ClusterDomain:   "cluster.local",
+		Etcd:            Etcd{CompactionInterval: 5 * time.Minute},
+		EventTTL:        time.Hour,
+		Limits:          Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		RequestTimeout:  time.Minute,
+		HTTP2Server:     HTTP2Skiff,
+		HTTP2MaxStreams: 100,
+		Authentication:  defaultAuthentication(),
+		Authorization:   Authorization{Modes: []string{"Node", "RBAC"}},
+		Admission:       Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
+		Audit:           defaultAudit(),
+		LogLevel:        "info",
 	}
 }
 
@@ -155,13 +158,15 @@ func (c *APIServer) servingFlags(groups *FlagGroups) {
 		"IP address at which other members of the cluster reach the API. Defaults to --bind-address, or the host's own address.")
 	fs = groups.Advanced(groupServing)
 	fs.DurationVar(&c.RequestTimeout, "request-timeout", c.RequestTimeout,
-		"Maximum duration of a request that is not long-running. A shutdown waits as long for the requests in flight.")
+		"Maximum duration of a request that is not long-running, including the time the client takes to read the response. A shutdown waits as long for the requests in flight.")
 	fs.DurationVar(&c.Shutdown.Delay, "shutdown-delay-duration", c.Shutdown.Delay,
 		"Time to serve requests after a signal to shut down. Only /readyz fails, so that load balancers stop sending requests.")
 	fs.DurationVar(&c.Shutdown.WatchGracePeriod, "shutdown-watch-termination-grace-period", c.Shutdown.WatchGracePeriod,
 		"Time over which watches are closed during a shutdown, so that not all clients reconnect at once. 0 closes them immediately.")
 	fs.StringVar(&c.HTTP2Server, "http2-server", c.HTTP2Server,
 		"Implementation of HTTP/2 to serve the API with: skiff, or go for that of Go's net/http.")
+	fs.IntVar(&c.HTTP2MaxStreams, "http2-max-streams-per-connection", c.HTTP2MaxStreams,
+		"Maximum number of streams of a client in an HTTP/2 connection. 0 means the default.")
 }
 
 // networkingFlags binds the configuration of services. Upstream's API server calls the service CIDR --service-cluster-ip-range.
@@ -276,6 +281,9 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	}
 	if c.Shutdown.WatchGracePeriod < 0 {
 		fail("shutdown-watch-termination-grace-period", "must not be negative")
+	}
+	if c.HTTP2MaxStreams < 0 {
+		fail("http2-max-streams-per-connection", "must not be negative")
 	}
 	if c.HTTP2Server != HTTP2Skiff && c.HTTP2Server != HTTP2Go {
 		fail("http2-server", "%q is not one of %s, %s", c.HTTP2Server, HTTP2Skiff, HTTP2Go)

@@ -28,6 +28,7 @@ func TestServerValidate(t *testing.T) {
 		{"no request timeout", []string{"--request-timeout=0"}, "--request-timeout: must be positive"},
 		{"negative shutdown delay", []string{"--shutdown-delay-duration=-1s"}, "--shutdown-delay-duration: must not be negative"},
 		{"negative watch grace period", []string{"--shutdown-watch-termination-grace-period=-1s"}, "--shutdown-watch-termination-grace-period: must not"},
+		{"negative streams", []string{"--http2-max-streams-per-connection=-1"}, "--http2-max-streams-per-connection: must not be negative"},
 		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

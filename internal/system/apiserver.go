@@ -1,6 +1,7 @@
 package system
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"log/slog"
@@ -106,8 +107,11 @@ func addProfiling(paths map[string]http.Handler) {
 	paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
 }
 
+// defaultMaxStreams is the limit of streams of an HTTP/2 connection that upstream uses when none is set.
+const defaultMaxStreams = 100
+
 // newHTTPServer is the HTTP server of the API.
-func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
+func newHTTPServer(handler http.Handler, secure *tls.Config, maxStreams int) *http.Server {
 	// Small first records let a browser show something sooner. API clients only pay for more records.
 	secure.DynamicRecordSizingDisabled = true
 	return &http.Server{
@@ -116,6 +120,7 @@ func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       3 * time.Minute,
 		MaxHeaderBytes:    1 << 20,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: cmp.Or(maxStreams, defaultMaxStreams)},
 		// Errors of clients while they connect are not the server's.
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}

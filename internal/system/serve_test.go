@@ -66,7 +66,7 @@ func serveAPI(t *testing.T, http2Server string, configure func(*apiService)) *se
 	})
 	certificates := &tls.Config{Certificates: credentials.TLS.Certificates, NextProtos: []string{"h2", "http/1.1"}}
 	s.apiService = apiService{
-		server: newHTTPServer(handler, certificates), http2Server: http2Server, requestTimeout: time.Minute,
+		server: newHTTPServer(handler, certificates, 0), http2Server: http2Server, requestTimeout: time.Minute,
 		begin: func() { s.notReady.Store(true) }, endLongRunning: func(time.Duration) { endWatches() }, log: slog.New(slog.DiscardHandler),
 	}
 	if configure != nil {

@@ -203,7 +203,7 @@ func (s *stage) stop() error {
 func (s *server) serveAPI(ctx context.Context) error {
 	s.log.Info("serving API", "component", "apiserver", "address", s.listener.Addr().String())
 	service := apiService{
-		server: newHTTPServer(s.api.Handler(), s.certs.serving.Clone()), http2Server: s.config.HTTP2Server,
+		server: newHTTPServer(s.api.Handler(), s.certs.serving.Clone(), s.config.HTTP2MaxStreams), http2Server: s.config.HTTP2Server,
 		shutdown: s.config.Shutdown, requestTimeout: s.config.RequestTimeout,
 		begin: s.api.BeginShutdown, endLongRunning: s.api.EndLongRunning, log: s.log.With("component", "apiserver"),
 	}

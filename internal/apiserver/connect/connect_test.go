@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
@@ -191,6 +193,36 @@ func TestLogOverWebSocket(t *testing.T) {
 	}
 	if _, answer, err := websocket.DefaultDialer.Dial("ws"+strings.TrimPrefix(front.URL, "http")+"?container=refused", nil); err == nil || answer.StatusCode != http.StatusTeapot {
 		t.Errorf("a refusal: %v", err)
+	}
+}
+
+// A client of logs that sends a message larger than the limit is disconnected, before the message has arrived.
+func TestLogOverWebSocketLimitsMessages(t *testing.T) {
+	following := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}))
+	defer following.Close()
+	connectors, _ := world(t, following, "main")
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := connectors["pods/log"].Connect(w, r, &apiserver.Connection{Resource: pods, Namespace: "ns", Name: "p"}); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer front.Close()
+	conn, _, err := websocket.DefaultDialer.Dial("ws"+strings.TrimPrefix(front.URL, "http")+"?container=main&follow=true", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// The header of a masked binary message.
+	header := binary.BigEndian.AppendUint64([]byte{0x82, 0xff}, apiserver.MaxSocketMessage+1)
+	if _, err := conn.NetConn().Write(append(header, 0, 0, 0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, _, err := conn.ReadMessage(); !websocket.IsCloseError(err, websocket.CloseMessageTooBig) {
+		t.Errorf("the connection ends with %v", err)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/gorilla/websocket"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"skiff/internal/apiserver"
 )
 
 // The WebSocket subprotocols for logs: binary messages, or base64 in text messages.
@@ -45,10 +47,11 @@ func sendOverWebSocket(w http.ResponseWriter, r *http.Request, from *url.URL, ov
 		return nil // the upgrader has responded
 	}
 	defer conn.Close()
-	// The client sends nothing; reading detects that it disconnects.
+	conn.SetReadLimit(apiserver.MaxSocketMessage)
+	// The client's messages are discarded, not kept; reading detects that it disconnects.
 	go func() {
 		for {
-			if _, _, err := conn.ReadMessage(); err != nil {
+			if _, _, err := conn.NextReader(); err != nil {
 				response.Body.Close()
 				return
 			}
