@@ -138,10 +138,14 @@ func (w *watcher) serve(timeout time.Duration) error {
 		return err
 	}
 	defer w.sink.close()
+	defer func() {
+		if w.cursor != nil {
+			w.cursor.Close()
+		}
+	}()
 	err := w.start(ctx)
 	w.req.seats.Release() // events after the initial ones need no seat
 	if err == nil {
-		defer w.cursor.Close()
 		err = w.follow(ctx, deadline)
 	}
 	if err == nil || ctx.Err() != nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -548,11 +549,11 @@ func TestLargeObjectsLeaveHistoryToOthers(t *testing.T) {
 	s.add("configmaps", configMap("ns", "large", "app=large"))
 	var list corev1.ConfigMapList
 	s.get("/api/v1/namespaces/ns/configmaps?limit=1").into(&list)
-	const writes = 250
+	const writes = 160 // of 256 KiB: more than the cache keeps of replaced values
 	for i := range writes {
 		s.change("configmaps", "ns", "large", func(obj kind.Object) {
 			obj.(*corev1.ConfigMap).Data["large"] = fmt.Sprint(i, strings.Repeat("x", 256<<10))
-			obj.SetLabels(map[string]string{"app": "large", "odd": fmt.Sprint(i % 2)})
+			obj.SetLabels(map[string]string{"app": "large", "digit": fmt.Sprint(i % 10)})
 		})
 	}
 	s.change("configmaps", "ns", "b", func(obj kind.Object) { obj.(*corev1.ConfigMap).Data["key"] = "changed" })
@@ -560,13 +561,17 @@ func TestLargeObjectsLeaveHistoryToOthers(t *testing.T) {
 
 	small := s.watch(fmt.Sprintf("/api/v1/configmaps?watch=true&resourceVersion=%d&labelSelector=app%%3Dsmall", begin))
 	small.expect(fmt.Sprint("ADDED b@", begin+1), fmt.Sprint("MODIFIED b@", last))
-	// Every second write deselects the object, which is sent in its last state that matched.
+	// Every tenth write selects the object and the next deselects it. It is then sent in its last state that matched.
 	for _, accept := range []string{mediaJSON, mediaProtobuf + ";stream=watch"} {
-		w := s.watch(fmt.Sprintf("/api/v1/configmaps?watch=true&resourceVersion=%d&labelSelector=odd%%3D0", begin+2), "Accept: "+accept)
+		w := s.watch(fmt.Sprintf("/api/v1/configmaps?watch=true&resourceVersion=%d&labelSelector=digit%%3D0", begin+2), "Accept: "+accept)
 		for i := range writes {
 			want, state := "ADDED", i
-			if i%2 == 1 {
+			switch i % 10 {
+			case 0:
+			case 1:
 				want, state = "DELETED", i-1
+			default:
+				continue
 			}
 			var got metav1.WatchEvent
 			var cm corev1.ConfigMap
@@ -623,5 +628,32 @@ func TestBookmarksOfIndexedWatches(t *testing.T) {
 		if e.Type != want || m.Name != "mine" {
 			t.Errorf("got %s %s, want %s", e.Type, m.Name, want)
 		}
+	}
+}
+
+// openCursors counts the cursors of a table, which are none of the package's business otherwise.
+func openCursors(table *cache.Table) int64 {
+	fields := reflect.ValueOf(table).Elem()
+	return fields.FieldByName("whole").FieldByName("cursors").Int() + int64(fields.FieldByName("scopes").FieldByName("all").Len())
+}
+
+// A watch whose initial events fail leaves no cursor behind.
+func TestFailedWatchClosesItsCursor(t *testing.T) {
+	s := newTestServer(t)
+	revision, err := s.store.Create(t.Context(), "/registry/pods/ns/broken", []byte("k8s\x00broken"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.config.Cache.WaitFor(t.Context(), revision); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/api/v1/pods?watch=true", "/api/v1/namespaces/ns/pods?watch=true", "/api/v1/watch/namespaces/ns/pods/broken"} {
+		got := s.get(path)
+		if !strings.Contains(string(got.body), `"type":"ERROR"`) {
+			t.Errorf("%s: %s", path, got.body)
+		}
+	}
+	if n := openCursors(s.find("pods").table); n != 0 {
+		t.Errorf("%d cursors are open", n)
 	}
 }

@@ -131,17 +131,17 @@ func (e *Entry) Labels() (map[string]string, error) {
 	if obj := e.object.Load().value(); obj != nil {
 		return obj.GetLabels(), nil
 	}
-	if e.encrypted() {
-		obj, err := e.Object()
-		if err != nil {
-			return nil, readBackErrorOf(err)
-		}
-		return obj.GetLabels(), nil
-	}
 	found := e.findMemo(labelsID)
 	var labels map[string]string
 	parsed := false
 	if found == nil {
+		if e.encrypted() {
+			obj, err := e.Object()
+			if err != nil {
+				return nil, readBackErrorOf(err)
+			}
+			return obj.GetLabels(), nil
+		}
 		if labels, parsed = storedLabels(e.Stored()); parsed && len(labels) == 0 {
 			return nil, nil // finding that again costs no more than a memo
 		}
@@ -171,15 +171,15 @@ func (e *Entry) Fields() (map[string]string, error) {
 	if e.table.resource.Fields == nil {
 		return nil, nil
 	}
-	if e.encrypted() {
-		obj, err := e.Object()
-		if err != nil {
-			return nil, readBackErrorOf(err)
-		}
-		return e.table.resource.Fields(obj), nil
-	}
 	found := e.findMemo(fieldsID)
 	if found == nil {
+		if e.encrypted() {
+			obj, err := e.Object()
+			if err != nil {
+				return nil, readBackErrorOf(err)
+			}
+			return e.table.resource.Fields(obj), nil
+		}
 		found = e.addMemo(fieldsID)
 	}
 	found.once.Do(func() {
@@ -197,11 +197,11 @@ func (e *Entry) Fields() (map[string]string, error) {
 // Encoding returns the bytes derived from the entry under the id. make is called when they do not exist or have been
 // dropped. Its error is kept like a result, unless the store or a KMS plugin may succeed at the next attempt.
 func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
-	if e.encrypted() {
-		return make(e)
-	}
 	found := e.findMemo(id)
 	if found == nil {
+		if e.encrypted() {
+			return make(e)
+		}
 		found = e.addMemo(id)
 	}
 	return e.fill(found, make)
