@@ -93,6 +93,8 @@ type fieldReads struct {
 	read    map[*types.Var]bool
 	// bound are the fields of internal/config that flags are bound to.
 	bound map[*types.Var]token.Position
+	// flagsElsewhere are the calls that define flags outside of the functions of internal/config that bind them.
+	flagsElsewhere []string
 }
 
 // Import implements types.Importer. Skiff's packages are those that were type-checked, so that each field is one variable.
@@ -152,6 +154,7 @@ var readFields = sync.OnceValues(func() (*fieldReads, error) {
 		}
 		for _, file := range parsed {
 			r.add(file, info)
+			r.addFlagCalls(files, file, info)
 			if p.ImportPath == "skiff/internal/config" {
 				r.addBound(files, file, info)
 			}
@@ -192,6 +195,29 @@ func (r *fieldReads) add(file *ast.File, info *types.Info) {
 				if v, ok := selection.Obj().(*types.Var); ok && !written[n] {
 					r.read[v] = true
 				}
+			}
+			return true
+		})
+	}
+}
+
+// definesFlag are the methods of a FlagSet that define a flag.
+var definesFlag = regexp.MustCompile(`^(Bool|Int|Uint|Float|String|Duration|Count|Text|Time|IP|Bytes|Func|Var)`)
+
+// addFlagCalls collects the flags that are defined where addBound does not see them.
+func (r *fieldReads) addFlagCalls(files *token.FileSet, file *ast.File, info *types.Info) {
+	for _, declaration := range file.Decls {
+		if f, ok := declaration.(*ast.FuncDecl); ok && file.Name.Name == "config" && (bindsFlags.MatchString(f.Name.Name) || f.Name.Name == "listVar") {
+			continue
+		}
+		ast.Inspect(declaration, func(n ast.Node) bool {
+			selector, ok := n.(*ast.SelectorExpr)
+			if !ok || info.Selections[selector] == nil || !definesFlag.MatchString(selector.Sel.Name) {
+				return true
+			}
+			if method := info.Selections[selector].Obj(); method.Pkg() != nil && method.Pkg().Path() == "github.com/spf13/pflag" && !strings.HasSuffix(types.TypeString(info.Selections[selector].Recv(), nil), "pflag.Flag") {
+				position := files.Position(n.Pos())
+				r.flagsElsewhere = append(r.flagsElsewhere, filepath.Base(position.Filename)+" "+selector.Sel.Name)
 			}
 			return true
 		})
@@ -333,6 +359,10 @@ func TestFlagsHaveAnEffect(t *testing.T) {
 	}
 	if len(reads.bound) < 100 {
 		t.Fatalf("only %d fields are bound to flags", len(reads.bound))
+	}
+	// --help-all is read from the flag set itself.
+	if want := []string{"command.go BoolVar"}; !slices.Equal(reads.flagsElsewhere, want) {
+		t.Errorf("flags are defined in %q, want %q and the functions of internal/config", reads.flagsElsewhere, want)
 	}
 	owners, scope := map[*types.Var]string{}, reads.sources["skiff/internal/config"].Scope()
 	for _, name := range scope.Names() {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/configfile"
 )
@@ -73,20 +74,31 @@ func parseTaints(texts []string) ([]corev1.Taint, error) {
 		pair, effect, _ := strings.Cut(text, ":")
 		key, value, _ := strings.Cut(pair, "=")
 		taint := corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(effect)}
-		if wrong := validation.IsQualifiedName(key); len(wrong) > 0 {
-			return nil, fmt.Errorf("%q has an invalid key: %s", text, strings.Join(wrong, "; "))
-		}
-		if wrong := validation.IsValidLabelValue(value); len(wrong) > 0 {
-			return nil, fmt.Errorf("%q has an invalid value: %s", text, strings.Join(wrong, "; "))
-		}
-		switch taint.Effect {
-		case corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute:
-		default:
-			return nil, fmt.Errorf("%q has an invalid effect: must be NoSchedule, PreferNoSchedule or NoExecute", text)
+		if err := validateTaint(&taint); err != nil {
+			return nil, fmt.Errorf("%q: %w", text, err)
 		}
 		taints = append(taints, taint)
 	}
 	return taints, nil
+}
+
+// validateTaint checks a taint that the node registers with.
+func validateTaint(taint *corev1.Taint) error {
+	if wrong := validation.IsQualifiedName(taint.Key); len(wrong) > 0 {
+		return fmt.Errorf("invalid key %q: %s", taint.Key, strings.Join(wrong, "; "))
+	}
+	if wrong := validation.IsValidLabelValue(taint.Value); len(wrong) > 0 {
+		return fmt.Errorf("invalid value %q: %s", taint.Value, strings.Join(wrong, "; "))
+	}
+	switch taint.Effect {
+	case corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute:
+	default:
+		return fmt.Errorf("invalid effect %q: must be NoSchedule, PreferNoSchedule or NoExecute", taint.Effect)
+	}
+	if taint.TimeAdded != nil {
+		return errors.New("timeAdded must not be set")
+	}
+	return nil
 }
 
 // KubeletWarnings name the fields of a KubeletConfiguration that are set and have no effect.
@@ -181,35 +193,25 @@ func setDefault[T any](field **T, value T) {
 }
 
 func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
-	var errs []error
+	errs := validateBounds(s)
 	if _, err := resource.ParseQuantity(s.ContainerLogMaxSize); err != nil {
 		errs = append(errs, fmt.Errorf("containerLogMaxSize: %w", err))
 	}
-	if *s.ContainerLogMaxFiles <= 1 {
-		errs = append(errs, errors.New("containerLogMaxFiles: must be greater than 1"))
-	}
-	if d := s.CrashLoopBackOff.MaxContainerRestartPeriod.Duration; d < time.Second || d > 5*time.Minute {
-		errs = append(errs, errors.New("crashLoopBackOff.maxContainerRestartPeriod: must be between 1s and 300s"))
-	}
-	if s.MaxPods < 0 {
-		errs = append(errs, errors.New("maxPods: must not be negative"))
-	}
 	errs = append(errs, validateShutdown(s)...)
+	errs = append(errs, validateReserved(s)...)
+	errs = append(errs, validateNodeServer(s)...)
 	for _, address := range s.ClusterDNS {
 		if net.ParseIP(address) == nil {
 			errs = append(errs, fmt.Errorf("clusterDNS: %q is not an IP address", address))
 		}
 	}
-	errs = append(errs, validateReserved(s)...)
-	errs = append(errs, validateNodeServer(s)...)
+	for i := range s.RegisterWithTaints {
+		if err := validateTaint(&s.RegisterWithTaints[i]); err != nil {
+			errs = append(errs, fmt.Errorf("registerWithTaints: %w", err))
+		}
+	}
 	if p := s.MaxParallelImagePulls; p != nil && *p > 1 && *s.SerializeImagePulls {
 		errs = append(errs, errors.New("maxParallelImagePulls: must not be greater than 1 unless serializeImagePulls is false"))
-	}
-	if d := s.ContainerLogMonitorInterval.Duration; d < 3*time.Second {
-		errs = append(errs, errors.New("containerLogMonitorInterval: must not be less than 3s"))
-	}
-	if *s.NodeStatusMaxImages < -1 {
-		errs = append(errs, errors.New("nodeStatusMaxImages: must not be less than -1"))
 	}
 	if b := s.MemorySwap.SwapBehavior; b != "" && b != "NoSwap" && b != "LimitedSwap" {
 		errs = append(errs, fmt.Errorf("memorySwap.swapBehavior: %q is not NoSwap or LimitedSwap", b))
@@ -221,6 +223,50 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 		return fmt.Errorf("KubeletConfiguration: %w", err)
 	}
 	return nil
+}
+
+// validateBounds checks numbers and durations against upstream's bounds.
+func validateBounds(s *kubeletconfig.KubeletConfiguration) (errs []error) {
+	const noMax = math.MaxInt64
+	for _, n := range []struct {
+		name            string
+		value, min, max int64
+	}{
+		{"nodeLeaseDurationSeconds", int64(s.NodeLeaseDurationSeconds), 1, noMax},
+		{"healthzPort", int64(*s.HealthzPort), 0, math.MaxUint16},
+		{"port", int64(s.Port), 1, math.MaxUint16},
+		{"imageGCHighThresholdPercent", int64(*s.ImageGCHighThresholdPercent), 0, 100},
+		{"imageGCLowThresholdPercent", int64(*s.ImageGCLowThresholdPercent), 0, 100},
+		{"nodeStatusMaxImages", int64(*s.NodeStatusMaxImages), -1, noMax},
+		{"maxPods", int64(s.MaxPods), 0, noMax},
+		{"podsPerCore", int64(s.PodsPerCore), 0, noMax},
+		{"registryBurst", int64(s.RegistryBurst), 0, noMax},
+		{"registryPullQPS", int64(*s.RegistryPullQPS), 0, noMax},
+		{"maxParallelImagePulls", int64(ptr.Deref(s.MaxParallelImagePulls, 1)), 1, noMax},
+		{"containerLogMaxFiles", int64(*s.ContainerLogMaxFiles), 2, noMax},
+	} {
+		if n.value < n.min || n.value > n.max {
+			errs = append(errs, fmt.Errorf("%s: %d is not between %d and %d, inclusive", n.name, n.value, n.min, n.max))
+		}
+	}
+	for _, d := range []struct {
+		name            string
+		value, min, max time.Duration
+	}{
+		{"cpuCFSQuotaPeriod", s.CPUCFSQuotaPeriod.Duration, time.Millisecond, time.Second},
+		{"imageMinimumGCAge", s.ImageMinimumGCAge.Duration, 0, noMax},
+		{"imageMaximumGCAge", s.ImageMaximumGCAge.Duration, 0, noMax},
+		{"containerLogMonitorInterval", s.ContainerLogMonitorInterval.Duration, 3 * time.Second, noMax},
+		{"crashLoopBackOff.maxContainerRestartPeriod", s.CrashLoopBackOff.MaxContainerRestartPeriod.Duration, time.Second, 5 * time.Minute},
+	} {
+		if d.value < d.min || d.value > d.max {
+			errs = append(errs, fmt.Errorf("%s: %v is not between %v and %v, inclusive", d.name, d.value, d.min, d.max))
+		}
+	}
+	if age := s.ImageMaximumGCAge.Duration; age != 0 && age <= s.ImageMinimumGCAge.Duration {
+		errs = append(errs, fmt.Errorf("imageMaximumGCAge: %v must be greater than imageMinimumGCAge %v", age, s.ImageMinimumGCAge.Duration))
+	}
+	return errs
 }
 
 // validateReserved checks the reserved resources, and for whom they are enforced.
@@ -252,9 +298,6 @@ func validateNodeServer(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 	}
 	if net.ParseIP(s.HealthzBindAddress) == nil {
 		errs = append(errs, fmt.Errorf("healthzBindAddress: %q is not an IP address", s.HealthzBindAddress))
-	}
-	if p := *s.HealthzPort; p < 0 || p > 65535 {
-		errs = append(errs, fmt.Errorf("healthzPort: %d is not a port", p))
 	}
 	return errs
 }

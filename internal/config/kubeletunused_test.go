@@ -26,6 +26,7 @@ var kubeletValues = map[string]any{
 	"memorySwap": map[string]string{"swapBehavior": "LimitedSwap"}, "podLogsDir": "/seven", "staticPodPath": "/seven",
 	"authentication": map[string]any{"webhook": map[string]any{"enabled": false}}, "logging": map[string]string{"format": "json"},
 	"tlsMinVersion": "VersionTLS13", "tlsCipherSuites": []string{"TLS_AES_128_GCM_SHA256"},
+	"imageMaximumGCAge": "7h0m0s", "cpuCFSQuotaPeriod": "7ms",
 	"registerWithTaints": []corev1.Taint{{Key: "seven", Effect: corev1.TaintEffectNoSchedule}},
 }
 

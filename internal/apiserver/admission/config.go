@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -30,6 +31,8 @@ type config struct {
 	quota        quotaConfig
 	eventLimits  eventLimitConfig
 	nodeSelector nodeSelectorConfig
+	// configured are the names of the plugins that the file configures.
+	configured []string
 }
 
 // quotaConfig is a ResourceQuotaConfiguration.
@@ -71,6 +74,10 @@ func (c *config) read(path string) error {
 		if target == nil {
 			return fmt.Errorf("admission configuration %s: %q has nothing to configure", path, plugin.Name)
 		}
+		if slices.Contains(c.configured, plugin.Name) {
+			return fmt.Errorf("admission configuration %s: %q is configured twice", path, plugin.Name)
+		}
+		c.configured = append(c.configured, plugin.Name)
 		content := []byte(plugin.Configuration)
 		if plugin.Path != "" {
 			pluginPath := plugin.Path

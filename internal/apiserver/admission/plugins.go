@@ -108,6 +108,9 @@ func List(o Options) (Chain, error) {
 	var chain Chain
 	for _, e := range all {
 		if !slices.Contains(o.Enable, e.name) && (!e.enabled || slices.Contains(o.Disable, e.name)) {
+			if slices.Contains(c.configured, e.name) {
+				return nil, fmt.Errorf("admission configuration %s: %q is configured but not enabled: name it in --enable-admission-plugins, or remove its configuration", o.ConfigFile, e.name)
+			}
 			continue
 		}
 		plugin, err := e.make(&o, c)

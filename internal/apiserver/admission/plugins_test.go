@@ -131,11 +131,20 @@ func TestConfig(t *testing.T) {
 		"inner":   {head + "- name: PodSecurity\n  configuration: {apiVersion: v1, kind: PodSecurityConfiguration}\n", "unknown kind"},
 		"level":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, defaults: {enforce: strict}}\n", "must be one of privileged, baseline, restricted"},
 		"twice":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, exemptions: {namespaces: [a, a]}}\n", "Duplicate value"},
+		"doubled": {head + "- {name: PodNodeSelector}\n- {name: PodNodeSelector}\n", `"PodNodeSelector" is configured twice`},
 		"no file": {head + "- {name: PodSecurity, path: missing.yaml}\n", "missing.yaml"},
 	} {
 		if _, err := readConfig(file("bad.yaml", bad.content)); err == nil || !strings.Contains(err.Error(), bad.want) {
 			t.Errorf("%s: got %v, want %s", name, err, bad.want)
 		}
+	}
+	options := Options{Client: newWorld().env, Authorizer: allow{}, ConfigFile: file("disabled.yaml", head+"- {name: EventRateLimit, path: limits.yaml}\n")}
+	if _, err := List(options); err == nil || !strings.Contains(err.Error(), `"EventRateLimit" is configured but not enabled`) {
+		t.Errorf("configuration of a plugin that is not enabled: %v", err)
+	}
+	options.Enable = []string{"EventRateLimit"}
+	if _, err := List(options); err != nil {
+		t.Error(err)
 	}
 	if _, err := readConfig(filepath.Join(dir, "absent")); err == nil {
 		t.Error("a file that does not exist was read")

@@ -438,7 +438,7 @@ func TestAllowedWithoutVerification(t *testing.T) {
 			t.Errorf("%s: needed %t, want %t", image, got, needed)
 		}
 	}
-	for _, bad := range []Verify{{Policy: "Sometimes"}, {Allowed: []string{"*"}}, {Allowed: []string{"quay.io/*/x"}}, {Allowed: []string{"quay.io/x:1"}}, {Allowed: []string{"/*"}}} {
+	for _, bad := range []Verify{{Policy: "Sometimes"}, {Allowed: []string{"quay.io/x"}}, {Policy: VerifyNotAllowed, Allowed: []string{"*"}}, {Policy: VerifyNotAllowed, Allowed: []string{"quay.io/*/x"}}, {Policy: VerifyNotAllowed, Allowed: []string{"quay.io/x:1"}}, {Policy: VerifyNotAllowed, Allowed: []string{"/*"}}} {
 		if bad.Validate() == nil {
 			t.Errorf("%+v is taken", bad)
 		}

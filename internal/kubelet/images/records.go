@@ -37,6 +37,9 @@ func (v Verify) Validate() error {
 	if !slices.Contains([]string{"", VerifyPulled, VerifyNone, VerifyNotAllowed, VerifyAll}, v.Policy) {
 		return fmt.Errorf("unknown image pull credential verification policy: %v", v.Policy)
 	}
+	if len(v.Allowed) > 0 && v.Policy != VerifyNotAllowed {
+		return fmt.Errorf("preloadedImagesVerificationAllowlist needs imagePullCredentialsVerificationPolicy %s", VerifyNotAllowed)
+	}
 	for _, pattern := range v.Allowed {
 		path, wild := strings.CutSuffix(pattern, "/*")
 		if strings.Contains(path, "*") || path == "" || !wild && repositoryOf(path) != path {
