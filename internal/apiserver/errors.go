@@ -27,6 +27,14 @@ const (
 		"between the time the first chunk was returned and now may show up in the list."
 )
 
+// reasonInsufficientStorage is the reason of status 507, which has none in Kubernetes.
+const reasonInsufficientStorage metav1.StatusReason = "InsufficientStorage"
+
+// IsNoSpace reports whether a write failed because the store has no space.
+func IsNoSpace(err error) bool {
+	return errors.Is(err, store.ErrNoSpace) || apierrors.ReasonForError(err) == reasonInsufficientStorage
+}
+
 // apiError converts an error of a handler into one with a Status. It is the only place where errors of the store and the cache are
 // mapped to API errors. name may be empty.
 func apiError(err error, res schema.GroupResource, name string) apierrors.APIStatus {
@@ -35,6 +43,7 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	var storeConflict *store.ConflictError
 	var encrypted *store.EncryptionError
 	var tooOld *cache.ExpiredError
+	var noSpace *store.NoSpaceError
 	switch {
 	case errors.As(err, &status):
 		return status
@@ -58,6 +67,11 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	case errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("request was cancelled by the client", 0)
+	case errors.As(err, &noSpace):
+		return &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: reasonInsufficientStorage, Message: noSpace.Error(),
+			Details: &metav1.StatusDetails{Group: res.Group, Kind: res.Resource, Name: name},
+		}}
 	case errors.Is(err, store.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	case errors.Is(err, store.ErrUnavailable):

@@ -2,14 +2,19 @@
 package atomicfile
 
 import (
+	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// Write replaces the file at path. The directory must exist.
+// Write replaces the file at path. The directory must exist. A file with this content and mode is left as it is, so that a start needs no
+// space on a full disk.
 func Write(path string, data []byte, mode fs.FileMode) error {
+	if isWritten(path, data, mode) {
+		return nil
+	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -31,4 +36,14 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// isWritten reports whether a regular file has the content and mode.
+func isWritten(path string, data []byte, mode fs.FileMode) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != mode || info.Size() != int64(len(data)) {
+		return false
+	}
+	content, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(content, data)
 }

@@ -27,3 +27,30 @@ func TestWrite(t *testing.T) {
 		t.Fatal("a file in a directory that is not there was written")
 	}
 }
+
+// A file that has the content is not replaced; one with another mode is.
+func TestWriteUnchanged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	write := func(content string, mode os.FileMode) os.FileInfo {
+		t.Helper()
+		if err := Write(path, []byte(content), mode); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	first := write("content", 0o600)
+	if !os.SameFile(first, write("content", 0o600)) {
+		t.Error("a file with the same content was replaced")
+	}
+	second := write("Content", 0o600)
+	if os.SameFile(first, second) {
+		t.Error("a file with other content of the same length was not replaced")
+	}
+	if third := write("Content", 0o644); third.Mode().Perm() != 0o644 {
+		t.Errorf("mode %v", third.Mode())
+	}
+}

@@ -45,6 +45,9 @@ type APIServer struct {
 	Profiling       bool
 }
 
+// minQuotaBytes is enough for the objects that every cluster has.
+const minQuotaBytes = 8 << 20
+
 // Shutdown configures how the API server ends.
 type Shutdown struct {
 	// Delay is how long requests are served after readiness has begun to fail.
@@ -69,6 +72,8 @@ type Etcd struct {
 	ListenClient string
 	// CompactionInterval is how long old revisions are kept.
 	CompactionInterval time.Duration
+	// QuotaBytes limits the size of the embedded etcd's database.
+	QuotaBytes int64
 }
 
 // Authorization configures the authorizers, with upstream's meanings.
@@ -115,7 +120,7 @@ func DefaultAPIServer() APIServer {
 		ServiceCIDR:     "10.96.0.0/12",
 		NodePortRange:   "30000-32767",
 		ClusterDomain:   "cluster.local",
-		Etcd:            Etcd{CompactionInterval: 5 * time.Minute},
+		Etcd:            Etcd{CompactionInterval: 5 * time.Minute, QuotaBytes: 8 << 30},
 		EventTTL:        time.Hour,
 		Limits:          Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
 		RequestTimeout:  time.Minute,
@@ -185,6 +190,8 @@ func (c *Etcd) flags(groups *FlagGroups) {
 	fs.StringVar(&c.KeyFile, "etcd-keyfile", c.KeyFile, "Path to the private key of --etcd-certfile.")
 	fs = groups.Advanced(groupEtcd)
 	fs.StringVar(&c.ListenClient, "etcd-listen-client-url", c.ListenClient, "URL at which the embedded etcd serves other programs, as unix:// or https://.")
+	fs.Int64Var(&c.QuotaBytes, "etcd-quota-backend-bytes", c.QuotaBytes,
+		"Maximum size of the embedded etcd's database in bytes. Writes that exceed it are rejected. The default, 8 GiB, is the maximum that etcd recommends.")
 	fs.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", c.CompactionInterval, "Time to keep old revisions before compaction. 0 disables compaction.")
 }
 
@@ -263,6 +270,9 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	}
 	if (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == "") {
 		fail("etcd-certfile", "certificate and key are needed together")
+	}
+	if c.Etcd.QuotaBytes < minQuotaBytes {
+		fail("etcd-quota-backend-bytes", "must be at least %d", int64(minQuotaBytes))
 	}
 	if c.Etcd.CompactionInterval < 0 {
 		fail("etcd-compaction-interval", "must not be negative")

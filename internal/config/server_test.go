@@ -25,6 +25,7 @@ func TestServerValidate(t *testing.T) {
 		{"no limit at all", []string{"--max-requests-inflight=0", "--max-mutating-requests-inflight=0", "--enable-priority-and-fairness=false"}, ""},
 		{"HTTP/2 of net/http", []string{"--http2-server=go"}, ""},
 		{"unknown HTTP/2 server", []string{"--http2-server=nginx"}, `--http2-server: "nginx" is not one of skiff, go`},
+		{"small quota", []string{"--etcd-quota-backend-bytes=1024"}, "--etcd-quota-backend-bytes: must be at least 8388608"},
 		{"no request timeout", []string{"--request-timeout=0"}, "--request-timeout: must be positive"},
 		{"negative shutdown delay", []string{"--shutdown-delay-duration=-1s"}, "--shutdown-delay-duration: must not be negative"},
 		{"negative watch grace period", []string{"--shutdown-watch-termination-grace-period=-1s"}, "--shutdown-watch-termination-grace-period: must not"},

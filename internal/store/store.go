@@ -44,8 +44,10 @@ var (
 	ErrCompacted = errors.New("revision has been compacted")
 	// ErrFuture: the requested revision is newer than the store's.
 	ErrFuture = errors.New("revision is in the future")
-	// ErrUnavailable: the store cannot respond now (no leader, no space, shutting down); the write may or may not have happened.
+	// ErrUnavailable: the store cannot respond now (no leader, shutting down); the write may or may not have happened.
 	ErrUnavailable = errors.New("store unavailable")
+	// ErrNoSpace: the store has no space for the write. Nothing was written. The error is a NoSpaceError.
+	ErrNoSpace = errors.New("no space in the store")
 	// ErrTooLarge: the value exceeds the store's limit. Nothing was written.
 	ErrTooLarge = errors.New("value is too large for the store")
 )
@@ -86,10 +88,18 @@ type Store interface {
 	Compact(ctx context.Context, before Revision) error
 	// Shared reports whether other processes may write to the store, so that a consistent read must call Current first.
 	Shared() bool
-	// Healthy returns nil when the store can accept writes.
+	// Healthy returns nil when the store serves reads. It may have no space for writes.
 	Healthy(ctx context.Context) error
 	Close() error
 }
+
+// NoSpaceError is an ErrNoSpace that says what is full and what to do about it.
+type NoSpaceError struct{ Message string }
+
+func (e *NoSpaceError) Error() string { return ErrNoSpace.Error() + ": " + e.Message }
+
+// Is makes errors.Is find ErrNoSpace.
+func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
 // Watch is a running stream of changes.
 type Watch interface {

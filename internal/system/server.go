@@ -100,7 +100,7 @@ func newServer(ctx context.Context, c config.Server, log *slog.Logger) (s *serve
 	if s.encryption, err = newEncryption(c.Encryption, log); err != nil {
 		return s, err
 	}
-	if s.store, err = openStore(ctx, s.config.APIServer, s.encryption, log); err != nil {
+	if s.store, err = openStore(ctx, s.config.APIServer, s.encryption, s.registry, log); err != nil {
 		return s, err
 	}
 	s.cache = cache.New(s.store, log.With("component", "cache"))
@@ -267,20 +267,36 @@ func (s *server) bootstrap(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := bootstrap.EnsureObjects(ctx, s.api.KindClient(), cluster); err != nil {
+		if err := s.untilSpace(ctx, func() error { return bootstrap.EnsureObjects(ctx, s.api.KindClient(), cluster) }); err != nil {
 			return err
 		}
 		s.hooks.Done(hookSystemNamespaces)
 		return nil
 	})
 	group.Go(func() error {
-		if err := authz.Reconcile(ctx, s.api.KindClient(), authz.BootstrapPolicy()); err != nil {
+		if err := s.untilSpace(ctx, func() error { return authz.Reconcile(ctx, s.api.KindClient(), authz.BootstrapPolicy()) }); err != nil {
 			return fmt.Errorf("reconcile RBAC policy: %w", err)
 		}
 		s.hooks.Done(hookBootstrapRoles)
 		return nil
 	})
 	return group.Wait()
+}
+
+// untilSpace repeats a write while the store has no space for it. The API is served meanwhile, but not ready.
+func (s *server) untilSpace(ctx context.Context, write func() error) error {
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		err := write()
+		if !apiserver.IsNoSpace(err) {
+			return err
+		}
+		s.log.Error("failed to write the objects that every cluster has", "error", err, "retry", pause.String())
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // runFlowControl keeps the objects of priority and fairness and, if it is enabled, applies them.

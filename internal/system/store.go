@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"path/filepath"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"skiff/internal/config"
 	"skiff/internal/store"
 	"skiff/internal/store/encryption"
@@ -13,10 +15,11 @@ import (
 )
 
 // openStore opens the embedded etcd in the data directory, or connects to an external one. Objects are encrypted if that is configured.
-func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encryption, log *slog.Logger) (store.Store, error) {
+func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encryption, registry *prometheus.Registry, log *slog.Logger) (store.Store, error) {
 	settings := etcd.Config{
 		CAFile: c.Etcd.CAFile, CertFile: c.Etcd.CertFile, KeyFile: c.Etcd.KeyFile,
 		CompactionInterval: c.Etcd.CompactionInterval,
+		QuotaBytes:         c.Etcd.QuotaBytes,
 		Log:                log.With("component", "etcd"),
 	}
 	if len(c.Etcd.Servers) > 0 {
@@ -35,6 +38,7 @@ func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encr
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	registry.MustRegister(s)
 	if encrypt == nil {
 		return s, nil
 	}

@@ -55,14 +55,19 @@ const (
 type embedded struct {
 	server    *etcdserver.EtcdServer
 	log       *slog.Logger
+	dir       string
 	quota     int64
 	lock      *os.File // locks the data directory while it is open
 	listeners []*grpc.Server
-	// rejectedBytes is the size of the last write that exceeded the quota, 0 when the last one did not.
+	// rejectedBytes is the size of the last write for which there was no space. It is 0 when writes are accepted; otherwise reclaim runs.
 	rejectedBytes atomic.Int64
-	// maintaining is true while maintain runs.
-	maintaining atomic.Bool
-	wait        sync.WaitGroup
+	// maintaining is true while maintain runs, usageHigh when most of the quota is in use.
+	maintaining, usageHigh atomic.Bool
+	defragmenting          sync.Mutex
+	// running is done when the store is closed.
+	running context.Context
+	stop    context.CancelFunc
+	wait    sync.WaitGroup
 }
 
 func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
@@ -85,7 +90,8 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 		return nil, fmt.Errorf("start etcd in %s: %w", c.DataDir, err)
 	}
 	server.Start()
-	e := &embedded{server: server, log: c.Log, quota: c.QuotaBytes, lock: lock}
+	e := &embedded{server: server, log: c.Log, dir: c.DataDir, quota: c.QuotaBytes, lock: lock}
+	e.running, e.stop = context.WithCancel(context.Background())
 	if err := e.elect(ctx); err != nil {
 		e.close()
 		return nil, fmt.Errorf("start etcd in %s: %w", c.DataDir, err)
@@ -93,6 +99,10 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	if err := errors.Join(e.disarm(ctx), e.listen(c)); err != nil {
 		e.close()
 		return nil, err
+	}
+	// A server without space serves reads from the start.
+	if err := e.lacksSpace(0); err != nil {
+		e.reject(1, err)
 	}
 	return e, nil
 }
@@ -230,37 +240,17 @@ func (e *embedded) listen(c Config) error {
 }
 
 func (e *embedded) transact(ctx context.Context, request *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if err := e.checkQuota(request); err != nil {
+	if err := e.checkSpace(request); err != nil {
 		return nil, err
 	}
 	response, err := e.server.Txn(ctx, request)
-	if err != nil {
-		return nil, embeddedError(ctx, err)
+	if err = embeddedError(ctx, err); err != nil {
+		if errors.Is(err, store.ErrNoSpace) {
+			e.reject(1, err) // another client of this etcd has raised the alarm
+		}
+		return nil, err
 	}
 	return response, nil
-}
-
-// checkQuota refuses writes that would exceed the quota. Deletions and compaction are always allowed: they free space.
-// etcd's own check is in its gRPC API, which embedded calls bypass.
-func (e *embedded) checkQuota(request *pb.TxnRequest) error {
-	size := int64(0)
-	for _, change := range request.Success {
-		if put := change.GetRequestPut(); put != nil && string(put.Key) != compactKey {
-			size += int64(len(put.Key) + len(put.Value))
-		}
-	}
-	switch {
-	case size == 0:
-		return nil
-	case e.server.Backend().Size()+size <= e.quota:
-		e.rejectedBytes.Store(0)
-		return nil
-	}
-	if e.rejectedBytes.Swap(size) == 0 {
-		e.log.Error("etcd database space exceeded, rejecting writes", "quota", e.quota)
-		e.maintain()
-	}
-	return fmt.Errorf("no space within the quota of %d bytes: %w", e.quota, store.ErrUnavailable)
 }
 
 func (e *embedded) read(ctx context.Context, request *pb.RangeRequest) (*pb.RangeResponse, error) {
@@ -299,15 +289,15 @@ func (e *embedded) current(ctx context.Context) (store.Revision, error) {
 
 func (e *embedded) shared() bool { return len(e.listeners) > 0 }
 
+// healthy does not fail when there is no space: reads must be served, and a restart would not help.
 func (e *embedded) healthy(ctx context.Context) error {
 	if err := e.server.LinearizableReadNotify(ctx); err != nil {
 		return embeddedError(ctx, err)
 	}
 	for _, alarm := range e.server.Alarms() {
-		return fmt.Errorf("etcd raised alarm %s: %w", alarm.Alarm, store.ErrUnavailable)
-	}
-	if rejected := e.rejectedBytes.Load(); rejected > 0 && e.server.Backend().Size()+rejected > e.quota {
-		return fmt.Errorf("no space within the quota of %d bytes: %w", e.quota, store.ErrUnavailable)
+		if alarm.Alarm != pb.AlarmType_NOSPACE {
+			return fmt.Errorf("etcd raised alarm %s: %w", alarm.Alarm, store.ErrUnavailable)
+		}
 	}
 	return nil
 }
@@ -442,54 +432,11 @@ func collectBatch(stream mvcc.WatchStream, response mvcc.WatchResponse, after st
 	}
 }
 
-// disarm deactivates a NOSPACE alarm that etcd raised in an earlier run or for another client, if there is space now.
-func (e *embedded) disarm(ctx context.Context) error {
-	for _, alarm := range e.server.Alarms() {
-		if alarm.Alarm != pb.AlarmType_NOSPACE || e.server.Backend().Size() >= e.quota {
-			continue
-		}
-		_, err := e.server.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: alarm.MemberID, Alarm: alarm.Alarm})
-		if err != nil {
-			return fmt.Errorf("disarm alarm %s: %w", alarm.Alarm, err)
-		}
-	}
-	return nil
-}
-
-// The file is defragmented when that frees at least minReclaimedBytes and more than half of it: the server is blocked
-// meanwhile.
-const minReclaimedBytes = 256 << 20
-
-// maintain defragments the file if that is worth it, and disarms the alarm if there is space.
-func (e *embedded) maintain() {
-	if !e.maintaining.CompareAndSwap(false, true) {
-		return
-	}
-	e.wait.Go(func() {
-		defer e.maintaining.Store(false)
-		if size, used := e.server.Backend().Size(), e.server.Backend().SizeInUse(); worthDefragmenting(size, used, e.quota) {
-			start := time.Now()
-			if err := e.server.Defragment(); err != nil {
-				e.log.Warn("failed to defragment etcd", "error", err)
-				return
-			}
-			e.log.Info("defragmented etcd", "from", size, "to", e.server.Backend().Size(), "took", time.Since(start))
-		}
-		if err := e.disarm(context.Background()); err != nil {
-			e.log.Warn("failed to disarm etcd alarm", "error", err)
-		}
-	})
-}
-
-// worthDefragmenting: much would be freed, or the file is nearly full and a fifth of the quota would be free.
-func worthDefragmenting(size, used, quota int64) bool {
-	return (size-used >= minReclaimedBytes && used <= size/2) || (size >= quota*9/10 && used < quota*8/10)
-}
-
 func (e *embedded) close() error {
 	for _, listener := range e.listeners {
 		listener.Stop()
 	}
+	e.stop()
 	e.wait.Wait()
 	e.server.HardStop() // there is no other member to transfer leadership to
 	e.lock.Close()

@@ -5,10 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"skiff/internal/store"
 	"skiff/internal/store/etcd"
@@ -99,11 +106,13 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// A full store refuses writes but not deletions, and accepts writes again when those have freed space.
+// A full store refuses writes but not deletions, and accepts writes again when those have freed space. It does not wait for the next
+// compaction.
 func TestQuota(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	s := open(t, etcd.Config{DataDir: t.TempDir(), QuotaBytes: 8 << 20, CompactionInterval: 100 * time.Millisecond})
+	var log lockedBuffer
+	s := open(t, etcd.Config{DataDir: t.TempDir(), QuotaBytes: 8 << 20, CompactionInterval: time.Hour, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	value := bytes.Repeat([]byte("v"), 1<<20)
 	var revisions []store.Revision
 	var full error
@@ -114,11 +123,15 @@ func TestQuota(t *testing.T) {
 		}
 		time.Sleep(20 * time.Millisecond) // the size is updated when the file is written
 	}
-	if !errors.Is(full, store.ErrUnavailable) {
+	if !errors.Is(full, store.ErrNoSpace) || !strings.Contains(full.Error(), "raise --etcd-quota-backend-bytes") {
 		t.Fatalf("%d MB in a store of 8 MB: %v", len(revisions), full)
 	}
-	if err := s.Healthy(ctx); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("a full store says it is healthy: %v", err)
+	// It serves reads.
+	if err := s.Healthy(ctx); err != nil {
+		t.Errorf("a full store is not healthy: %v", err)
+	}
+	if kv, err := s.Get(ctx, "/registry/0"); err != nil || len(kv.Value) != len(value) {
+		t.Errorf("read from a full store: %d bytes, %v", len(kv.Value), err)
 	}
 	for i, revision := range revisions {
 		if _, err := s.Delete(ctx, fmt.Sprint("/registry/", i), revision); err != nil {
@@ -135,8 +148,95 @@ func TestQuota(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+	for !strings.Contains(log.String(), "etcd has space again") && ctx.Err() == nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, text := range []string{"etcd database is nearly full", "no space in etcd, rejecting writes", "etcd has space again"} {
+		if got := strings.Count(log.String(), text); got != 1 {
+			t.Errorf("%q was logged %d times:\n%s", text, got, log.String())
+		}
+	}
+}
+
+// lockedBuffer is a buffer for several writers.
+type lockedBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
+}
+
+// An alarm that another client of the embedded etcd has raised is disarmed when there is space.
+func TestAlarmIsDisarmed(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	address := "unix://" + t.TempDir() + "/socket"
+	s := open(t, etcd.Config{DataDir: t.TempDir(), Listen: []string{address}})
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{address}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	remote := open(t, etcd.Config{Servers: []string{address}})
+	status, err := client.Status(ctx, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The client's own request to activate an alarm is that of a server that is out of space.
+	alarm := &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: status.Header.MemberId, Alarm: pb.AlarmType_NOSPACE}
+	if _, err := pb.NewMaintenanceClient(client.ActiveConnection()).Alarm(ctx, alarm); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := remote.Create(ctx, "/registry/remote", []byte("v"), 0); !errors.Is(err, store.ErrNoSpace) {
+		t.Errorf("a remote etcd without space: %v", err)
+	}
 	if err := s.Healthy(ctx); err != nil {
-		t.Error(err)
+		t.Errorf("a store with the alarm is not healthy: %v", err)
+	}
+	if _, err := s.Create(ctx, "/registry/embedded", []byte("v"), 0); !errors.Is(err, store.ErrNoSpace) {
+		t.Errorf("an embedded etcd with the alarm: %v", err)
+	}
+	for {
+		_, err := s.Create(ctx, "/registry/new", []byte("v"), 0)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the alarm is not disarmed: %v", err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// The sizes of the database are metrics, of an embedded and of a remote etcd.
+func TestSizeMetrics(t *testing.T) {
+	address := "unix://" + t.TempDir() + "/socket"
+	for _, config := range []etcd.Config{{DataDir: t.TempDir(), Listen: []string{address}, QuotaBytes: 100 << 20}, {Servers: []string{address}}} {
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(open(t, config))
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := map[string]float64{}
+		for _, family := range families {
+			values[family.GetName()] = family.Metric[0].GetGauge().GetValue()
+		}
+		total := values["apiserver_storage_size_bytes"]
+		if total < 4096 || values["etcd_mvcc_db_total_size_in_bytes"] != total || values["etcd_mvcc_db_total_size_in_use_in_bytes"] > total ||
+			values["etcd_server_quota_backend_bytes"] < 100<<20 {
+			t.Errorf("%v", values)
+		}
 	}
 }
 

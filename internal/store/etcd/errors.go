@@ -15,6 +15,10 @@ import (
 	"skiff/internal/store"
 )
 
+// errAlarm: etcd has exceeded its own quota.
+var errAlarm = &store.NoSpaceError{Message: "etcd raised alarm NOSPACE: delete objects that are not needed, compact and defragment etcd or raise its quota, " +
+	"and disarm the alarm"}
+
 // embeddedError translates errors of the embedded server to those of package store.
 func embeddedError(ctx context.Context, err error) error {
 	switch {
@@ -26,6 +30,8 @@ func embeddedError(ctx context.Context, err error) error {
 		return store.ErrCompacted
 	case errors.Is(err, mvcc.ErrFutureRev):
 		return store.ErrFuture
+	case errors.Is(err, etcderrors.ErrNoSpace):
+		return errAlarm
 	case errors.Is(err, etcderrors.ErrRequestTooLarge):
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
 	}
@@ -45,9 +51,11 @@ func remoteError(ctx context.Context, err error) error {
 		return store.ErrCompacted
 	case errors.Is(err, rpctypes.ErrFutureRev):
 		return store.ErrFuture
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return errAlarm
 	case errors.Is(err, rpctypes.ErrRequestTooLarge):
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
-	case status.Code(err) == codes.ResourceExhausted && !errors.Is(err, rpctypes.ErrNoSpace) && !errors.Is(err, rpctypes.ErrTooManyRequests):
+	case status.Code(err) == codes.ResourceExhausted && !errors.Is(err, rpctypes.ErrTooManyRequests):
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
 	}
 	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)

@@ -55,6 +55,7 @@ type engine interface {
 	// follow sends the changes below prefix after the revision until ctx is done.
 	follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error
 	shared() bool
+	sizes(ctx context.Context) (sizes, error)
 	healthy(ctx context.Context) error
 	// maintain is called after each compaction.
 	maintain()

@@ -15,7 +15,9 @@ func discardLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard,
 
 func open(t testing.TB, config etcd.Config) *etcd.Store {
 	t.Helper()
-	config.Log = discardLog()
+	if config.Log == nil {
+		config.Log = discardLog()
+	}
 	s, err := etcd.Open(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)

@@ -102,20 +102,29 @@ func TestLeasesAreShared(t *testing.T) {
 	})
 }
 
-func TestWorthShrinking(t *testing.T) {
+func TestWorthDefragmenting(t *testing.T) {
 	const megabyte = 1 << 20
 	for _, test := range []struct {
-		size, used int64
-		want       bool
+		name string
+		usage
+		want bool
 	}{
-		{100, 1, false},    // too little to gain
-		{600, 200, true},   // two thirds
-		{600, 400, false},  // a third
-		{7500, 6000, true}, // nearly full
-		{7500, 7000, false},
+		{"too little to gain", usage{size: 100, inUse: 1, free: 9999}, false},
+		{"two thirds to gain", usage{size: 600, inUse: 200, free: 9999}, true},
+		{"two thirds, but no space for the copy", usage{size: 600, inUse: 200, free: 200}, false},
+		{"a third to gain", usage{size: 600, inUse: 400, free: 9999}, false},
+		{"nearly full, with unused space", usage{size: 7500, inUse: 6000, free: 9999}, true},
+		{"nearly full, in use", usage{size: 7500, inUse: 7400, free: 9999}, false},
+		{"a rejected write would fit", usage{size: 7300, inUse: 6000, free: 9999, rejected: 1000}, true},
+		{"a rejected write would not fit", usage{size: 7300, inUse: 6900, free: 9999, rejected: 1000}, false},
+		{"full disk", usage{size: 100, inUse: 50, free: 100, rejected: 1}, true},
+		{"full disk, little to gain", usage{size: 100, inUse: 90, free: 120, rejected: 1}, false},
 	} {
-		if got := worthDefragmenting(test.size*megabyte, test.used*megabyte, 8192*megabyte); got != test.want {
-			t.Errorf("file of %d MB with %d MB in use: %v", test.size, test.used, got)
+		u := usage{
+			size: test.size * megabyte, inUse: test.inUse * megabyte, quota: 8192 * megabyte, free: test.free * megabyte, rejected: test.rejected * megabyte,
+		}
+		if got := u.worthDefragmenting(); got != test.want {
+			t.Errorf("%s: %v", test.name, got)
 		}
 	}
 }
