@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -183,6 +184,53 @@ func TestDependents(t *testing.T) {
 		} {
 			if test.got != test.want {
 				t.Errorf("%s: %q, want %q", what, test.got, test.want)
+			}
+		}
+	})
+}
+
+// TestSelectors: those that match are found, whether their selectors require a label or not, and only in the same namespace.
+func TestSelectors(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
+		var selectors controller.Selectors[*policyv1.PodDisruptionBudget]
+		b.start(controller.Definition{Name: "selectors", New: func(s *controller.Setup) (_ controller.Syncer, err error) {
+			selectors, err = controller.SelectorsOf(s, func(budget *policyv1.PodDisruptionBudget) (labels.Selector, error) {
+				return metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+			})
+			return &recordedEvents{}, err
+		}})
+		for _, budget := range []struct{ namespace, name, selector string }{
+			{"default", "web", "app=web"}, {"default", "both", "app=web,tier=front"}, {"default", "other", "app=db"},
+			{"default", "any-app", "app"}, {"default", "no-app", "!app"}, {"default", "one-of", "app in (web,db)"}, {"kube-system", "elsewhere", "app=web"},
+		} {
+			selector, err := metav1.ParseToLabelSelector(budget.selector)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.For[*policyv1.PodDisruptionBudget](b.client).Create(b.ctx, &policyv1.PodDisruptionBudget{
+				ObjectMeta: metav1.ObjectMeta{Namespace: budget.namespace, Name: budget.name}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: selector}}, client.WriteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(time.Second)
+		for _, test := range []struct {
+			labels map[string]string
+			want   string
+		}{
+			{map[string]string{"app": "web"}, "any-app one-of web"},
+			{map[string]string{"app": "web", "tier": "front"}, "any-app both one-of web"},
+			{map[string]string{"app": "db", "tier": "front"}, "any-app one-of other"},
+			{map[string]string{"app": "cache"}, "any-app"},
+			{map[string]string{"tier": "front"}, "no-app"},
+			{nil, "no-app"},
+		} {
+			var names []string
+			for _, budget := range selectors.Matching(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Labels: test.labels}}) {
+				names = append(names, budget.Name)
+			}
+			slices.Sort(names)
+			if got := strings.Join(names, " "); got != test.want {
+				t.Errorf("%v: %s, want %s", test.labels, got, test.want)
 			}
 		}
 	})

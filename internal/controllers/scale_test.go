@@ -375,7 +375,12 @@ func measure(w *world.World, definition controller.Definition) *measured {
 // work is the number of syncs, of objects read and of requests so far.
 func (m *measured) work(t *testing.T) int {
 	t.Helper()
-	total := m.informers.ObjectsRead() + m.server.work.Load()
+	return int(m.informers.ObjectsRead()+m.server.work.Load()) + m.syncs(t)
+}
+
+// syncs is the number of syncs so far.
+func (m *measured) syncs(t *testing.T) (total int) {
+	t.Helper()
 	families, err := m.registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -383,11 +388,11 @@ func (m *measured) work(t *testing.T) int {
 	for _, family := range families {
 		if family.GetName() == "controller_syncs_total" {
 			for _, metric := range family.Metric {
-				total += uint64(metric.GetCounter().GetValue())
+				total += int(metric.GetCounter().GetValue())
 			}
 		}
 	}
-	return int(total)
+	return total
 }
 
 // The time given to controllers after a change and after its reversal: longer than their delays, shorter than the periods of periodic work.

@@ -31,8 +31,12 @@ const (
 	orphanKey = "orphan" // orphan its dependents
 )
 
-// unknownKindDelay is the retry delay for objects whose owner has an unknown kind.
-const unknownKindDelay = 10 * time.Second
+// The delay until an object whose owner has an unknown kind is tried again. It doubles with each attempt; when discovery finds new
+// kinds, all of them are tried at once.
+const (
+	minUnknownKindDelay = 10 * time.Second
+	maxUnknownKindDelay = 1000 * time.Second
+)
 
 // maxConcurrentReleases is the maximum number of dependents of one owner that are orphaned concurrently.
 const maxConcurrentReleases = 20
@@ -50,7 +54,7 @@ var GarbageCollector = controller.Definition{
 		g := &garbageCollector{
 			metadataClient: metadataClient, graph: newGraph(), setup: s, synced: make(chan struct{}), rediscover: make(chan struct{}, 1),
 			mapper:   restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
-			monitors: map[schema.GroupVersionResource]*monitor{},
+			monitors: map[schema.GroupVersionResource]*monitor{}, unknownKinds: map[controller.Key]time.Duration{},
 		}
 		return g, nil
 	},
@@ -67,6 +71,10 @@ type garbageCollector struct {
 	// rediscover triggers discovery before the period is over.
 	rediscover chan struct{}
 	monitors   map[schema.GroupVersionResource]*monitor
+
+	unknownMu sync.Mutex
+	// unknownKinds are the keys that refer to unknown kinds, with the last delay until they were tried again.
+	unknownKinds map[controller.Key]time.Duration
 }
 
 // errNoMatch: the RESTMapper has no mapping, because the server does not serve the kind. A CRD may add it later, so the object is retried.
@@ -84,6 +92,7 @@ func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	}
 	node, ok := g.snapshot(types.UID(key.Name))
 	if !ok {
+		g.forgetUnknownKind(key)
 		return nil
 	}
 	var err error
@@ -96,15 +105,42 @@ func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	case errors.Is(err, errNoNamespace):
 		return nil
 	case errors.Is(err, errNoMatch):
-		g.setup.EnqueueAfter(key, unknownKindDelay)
+		g.setup.EnqueueAfter(key, g.unknownKindDelay(key))
 		return nil
 	case err != nil:
 		return fmt.Errorf("%s %v: %w", key.Namespace, node.identity, err)
 	}
+	g.forgetUnknownKind(key)
 	if delay, ok := g.virtualRetryDelay(node.uid); ok {
 		g.setup.EnqueueAfter(key, delay)
 	}
 	return nil
+}
+
+// unknownKindDelay notes that a key refers to an unknown kind, and returns the delay until it is tried again.
+func (g *garbageCollector) unknownKindDelay(key controller.Key) time.Duration {
+	g.unknownMu.Lock()
+	defer g.unknownMu.Unlock()
+	delay := max(minUnknownKindDelay, min(2*g.unknownKinds[key], maxUnknownKindDelay))
+	g.unknownKinds[key] = delay
+	return delay
+}
+
+// forgetUnknownKind notes that a key is gone or refers to no unknown kind.
+func (g *garbageCollector) forgetUnknownKind(key controller.Key) {
+	g.unknownMu.Lock()
+	defer g.unknownMu.Unlock()
+	delete(g.unknownKinds, key)
+}
+
+// enqueueUnknownKinds enqueues all keys that refer to unknown kinds.
+func (g *garbageCollector) enqueueUnknownKinds() {
+	g.unknownMu.Lock()
+	defer g.unknownMu.Unlock()
+	for key := range g.unknownKinds {
+		g.unknownKinds[key] = 0
+		g.setup.Enqueue(key)
+	}
 }
 
 // enqueueWork enqueues the work that results from a change of the graph.

@@ -85,6 +85,7 @@ func (g *garbageCollector) syncMonitors(ctx context.Context, running *sync.WaitG
 	}
 	if changed {
 		g.mapper.Reset()
+		g.enqueueUnknownKinds()
 	}
 }
 

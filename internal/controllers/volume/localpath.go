@@ -91,9 +91,15 @@ type localPath struct {
 	nodes    client.Informer[*corev1.Node]
 }
 
+// The delay until the creation of the storage class is tried again. It doubles with each failure.
+const (
+	minClassRetry = time.Second
+	maxClassRetry = 1000 * time.Second
+)
+
 // Run creates the storage class if it does not exist. It is the default class unless there is one already.
 func (c *localPath) Run(ctx context.Context) error {
-	for !c.settings.NoClass {
+	for delay := minClassRetry; !c.settings.NoClass; delay = min(2*delay, maxClassRetry) {
 		if _, there := c.classes.Get("", LocalPathClass); there {
 			break
 		}
@@ -104,7 +110,7 @@ func (c *localPath) Run(ctx context.Context) error {
 		c.setup.Log.Warn("failed to create storage class", "class", LocalPathClass, "error", err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(5 * time.Second):
+		case <-time.After(delay):
 		}
 	}
 	<-ctx.Done()
