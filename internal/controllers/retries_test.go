@@ -227,11 +227,7 @@ func TestOwnerOfUnknownKind(t *testing.T) {
 		child := &corev1.ConfigMap{ObjectMeta: meta("child")}
 		child.OwnerReferences = []metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Unknown", Name: "gone", UID: "1"}}
 		world.Create(w, child)
-		definitions, err := controllers.Select(controllers.All(allSettings()), []string{"garbagecollector"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := measure(w, definitions[0])
+		m := measureNamed(w, "garbagecollector")
 		defer m.stop()
 		w.Pass(time.Hour)
 		if n := m.syncs(t); n == 0 || n > 30 {

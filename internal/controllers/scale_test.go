@@ -473,12 +473,7 @@ func TestWorkPerChange(t *testing.T) {
 func TestNodesAreBatched(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		fillCluster(w, 10)
-		settings := clusterSettings()
-		definitions, err := controllers.Select(controllers.All(settings), []string{"service-lb-controller"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := measure(w, definitions[0])
+		m := measureNamed(w, "service-lb-controller")
 		defer m.stop()
 		w.Pass(time.Minute)
 		register := func(from, nodes int) int {
@@ -493,6 +488,74 @@ func TestNodesAreBatched(t *testing.T) {
 		one, many := register(0, 1), register(1, 50)
 		if many > 4*one {
 			t.Errorf("one node costs %d, 50 nodes in a second cost %d", one, many)
+		}
+	})
+}
+
+// measureNamed starts the controller of that name.
+func measureNamed(w *world.World, name string) *measured {
+	w.T.Helper()
+	definitions, err := controllers.Select(controllers.All(clusterSettings()), []string{name})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return measure(w, definitions[0])
+}
+
+// TestQuotaOfALargeNamespace: while many objects are deleted, their usage is not calculated for each of them.
+func TestQuotaOfALargeNamespace(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		const objects, deletions = 600, 40
+		world.Create(w, &corev1.ResourceQuota{ObjectMeta: meta("limits"), Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1000")}}})
+		for i := range objects {
+			world.Create(w, pod(fmt.Sprint("p", i)))
+		}
+		m := measureNamed(w, "resourcequota")
+		defer m.stop()
+		w.Pass(time.Minute)
+		before := m.syncs(t)
+		for i := range deletions {
+			w.Remove(world.Get[*corev1.Pod](w, "default", fmt.Sprint("p", i)))
+			w.Pass(60 * time.Millisecond)
+		}
+		w.Pass(time.Minute)
+		if n := m.syncs(t) - before; n > deletions/2 {
+			t.Errorf("%d syncs for %d deletions", n, deletions)
+		}
+		used := world.Get[*corev1.ResourceQuota](w, "default", "limits").Status.Used[corev1.ResourcePods]
+		if used.Value() != objects-deletions {
+			t.Errorf("%d pods are counted", used.Value())
+		}
+	})
+}
+
+// TestForegroundDeletionOfMany: an owner that waits for many dependents is not checked for each of them.
+func TestForegroundDeletionOfMany(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		const dependents = 400
+		owner := world.Create(w, &corev1.ConfigMap{ObjectMeta: meta("owner")})
+		for i := range dependents {
+			child := &corev1.ConfigMap{ObjectMeta: meta(fmt.Sprint("child", i))}
+			child.Finalizers = []string{"example.com/wait"}
+			child.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID, BlockOwnerDeletion: new(true)}}
+			world.Create(w, child)
+		}
+		m := measureNamed(w, "garbagecollector")
+		defer m.stop()
+		w.Pass(time.Minute)
+		before := m.syncs(t)
+		remove(w, owner, metav1.DeletePropagationForeground)
+		w.Pass(time.Second)
+		for i := range dependents {
+			world.Edit(w, "default", fmt.Sprint("child", i), func(c *corev1.ConfigMap) { c.Finalizers = nil })
+			w.Pass(10 * time.Millisecond)
+		}
+		w.Pass(time.Minute)
+		if n := m.syncs(t) - before; n > 50*dependents {
+			t.Errorf("%d syncs for %d dependents", n, dependents)
+		}
+		if !world.Gone[*corev1.ConfigMap](w, "default", "owner") {
+			t.Error("the owner is still there")
 		}
 	})
 }

@@ -93,8 +93,11 @@ func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	node, ok := g.snapshot(types.UID(key.Name))
 	if !ok {
 		g.forgetUnknownKind(key)
+		g.setup.SpaceSyncs(key, 0)
 		return nil
 	}
+	// An owner in foreground deletion is enqueued by each of its dependents.
+	g.setup.SpaceSyncs(key, len(node.dependents))
 	var err error
 	if key.Namespace == orphanKey {
 		err = g.releaseDependents(ctx, node)

@@ -123,6 +123,7 @@ func (q *quotas) enqueueQuotas(gr schema.GroupResource, namespace string, after 
 func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 	resourceQuota, ok := q.informer.Get(key.Namespace, key.Name)
 	if !ok {
+		q.setup.SpaceSyncs(key, 0)
 		return nil
 	}
 	for _, evaluator := range q.registry.Matching(quota.Names(resourceQuota.Spec.Hard)) {
@@ -134,8 +135,14 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 			}
 		}
 	}
-	list := func(gr schema.GroupResource) ([]runtime.Object, error) { return q.objects(ctx, gr, key.Namespace) }
+	counted := 0
+	list := func(gr schema.GroupResource) ([]runtime.Object, error) {
+		objects, err := q.objects(ctx, gr, key.Namespace)
+		counted += len(objects)
+		return objects, err
+	}
 	used, err := q.registry.Used(resourceQuota, list, time.Now())
+	q.setup.SpaceSyncs(key, counted)
 	if err != nil && isOnlyNoMatch(err) {
 		q.setup.EnqueueAfter(key, recalculateAfterNoMatch)
 		err = nil
