@@ -30,6 +30,7 @@ const (
 func (s *testServer) serveOver(protocol string) *httptest.Server {
 	server := httptest.NewUnstartedServer(s.Handler())
 	server.EnableHTTP2 = protocol != overHTTP1
+	server.Listener = smallBuffers{server.Listener}
 	if protocol == overHTTP2 {
 		http2.Configure(server.Config)
 		server.Listener = http2.Listener(server.Listener)
@@ -40,6 +41,17 @@ func (s *testServer) serveOver(protocol string) *httptest.Server {
 		server.Close()
 	})
 	return server
+}
+
+// smallBuffers accepts connections for which the kernel buffers little, so that the server soon waits for a client that does not read.
+type smallBuffers struct{ net.Listener }
+
+func (l smallBuffers) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		err = c.(*net.TCPConn).SetWriteBuffer(64 << 10)
+	}
+	return c, err
 }
 
 // slowClient sends requests and reads nothing: over HTTP/2 it grants no window, over HTTP/1.1 it lets the socket fill.
