@@ -50,6 +50,7 @@ func TestKubeletConfiguration(t *testing.T) {
 		{"field without effect", head + "featureGates: {A: true}\n", "featureGates: map[A:true] is not supported: skiff has no feature gates"},
 		{"nested field without effect", head + "authorization: {mode: AlwaysAllow}\n", "authorization.mode: AlwaysAllow is not supported"},
 		{"harmless field", head + "kubeAPIQPS: 10\n", ""},
+		{"OOM score", head + "oomScoreAdj: 1001\n", "oomScoreAdj: 1001 is not between -1000 and 1000, inclusive"},
 		{"DNS", head + "clusterDNS: [kube-dns]\n", "clusterDNS"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -238,6 +238,8 @@ func validateBounds(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 		{"imageGCHighThresholdPercent", int64(*s.ImageGCHighThresholdPercent), 0, 100},
 		{"imageGCLowThresholdPercent", int64(*s.ImageGCLowThresholdPercent), 0, 100},
 		{"nodeStatusMaxImages", int64(*s.NodeStatusMaxImages), -1, noMax},
+		{"oomScoreAdj", int64(ptr.Deref(s.OOMScoreAdj, 0)), -1000, 1000},
+		{"maxOpenFiles", s.MaxOpenFiles, 0, noMax},
 		{"maxPods", int64(s.MaxPods), 0, noMax},
 		{"podsPerCore", int64(s.PodsPerCore), 0, noMax},
 		{"registryBurst", int64(s.RegistryBurst), 0, noMax},

@@ -10,8 +10,6 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "authorization.mode", Accepted: []string{"Webhook"}, Reason: "requests to the kubelet are always authorized by the API server"},
 	{Path: "enableDebuggingHandlers", Accepted: []string{"true"}, Reason: "logs, exec, attach and port-forward are always served"},
 	{Path: "streamingConnectionIdleTimeout", Reason: "skiff does not close idle streaming connections"},
-	{Path: "oomScoreAdj", Reason: "skiff does not change the OOM score of its own process"},
-	{Path: "maxOpenFiles", Reason: "skiff does not change its limit of open files; set it where skiff is started"},
 
 	{Path: "kubeletCgroups", Reason: "skiff stays in the cgroup in which it is started"},
 	{Path: "systemCgroups", Reason: "skiff does not move other processes between cgroups"},

@@ -239,6 +239,9 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	for _, warning := range config.KubeletWarnings(n.settings) {
 		log.Warn("ignored a field of the KubeletConfiguration", "warning", warning)
 	}
+	if err := setUpProcess(n.settings); err != nil {
+		return nil, err
+	}
 	if n.name, err = n.NodeName(); err != nil {
 		return nil, err
 	}
