@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"time"
 	"unsafe"
 
@@ -134,17 +133,3 @@ func (e *Entry) readBack(evicted *body) ([]byte, error) {
 	}
 	return nil, &readBackError{fmt.Errorf("read %s at revision %d from the store: %w", e.key, evicted.at, err)}
 }
-
-// errNotMade is the error of a memo whose maker ended its goroutine.
-var errNotMade = errors.New("encoding was not completed")
-
-// recovered logs and counts a panic in code that derives a value from an object, and returns an error for the requests
-// that need the value.
-func (c *Cache) recovered(key string, cause any) error {
-	c.panics.Add(1)
-	c.log.Error("encoding an object panicked", "key", key, "cause", cause, "stack", string(debug.Stack()))
-	return fmt.Errorf("encoding %s caused a panic: %v", key, cause)
-}
-
-// Panics counts the panics in codecs and encoders, which became errors.
-func (c *Cache) Panics() int64 { return c.panics.Load() }

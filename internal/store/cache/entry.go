@@ -1,9 +1,11 @@
 package cache
 
 import (
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"reflect"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -211,12 +213,9 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 // no new encodings: hardly anybody else would use them, and sweeps do not find an entry that only lists reference. Nor are
 // encodings kept that exceed the budget.
 func (e *Entry) ListEncoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
-	if e.encrypted() {
-		return make(e)
-	}
 	found := e.findMemo(id)
 	if found == nil {
-		if e.table.cache.memoBytes.Load() > memoBudget || e.table.Get(e.key) != e {
+		if e.encrypted() || e.table.cache.memoBytes.Load() > memoBudget || e.table.Get(e.key) != e {
 			return make(e)
 		}
 		found = e.addMemo(id)
@@ -245,6 +244,20 @@ func (m *memo) complete(e *Entry) {
 		m.outdated.Store(true)
 	}
 }
+
+// errNotMade is the error of a memo whose maker ended its goroutine.
+var errNotMade = errors.New("encoding was not completed")
+
+// recovered logs and counts a panic in code that derives a value from an object, and returns an error for the requests
+// that need the value.
+func (c *Cache) recovered(key string, cause any) error {
+	c.panics.Add(1)
+	c.log.Error("encoding an object panicked", "key", key, "cause", cause, "stack", string(debug.Stack()))
+	return fmt.Errorf("encoding %s caused a panic: %v", key, cause)
+}
+
+// Panics counts the panics in codecs and encoders, which became errors.
+func (c *Cache) Panics() int64 { return c.panics.Load() }
 
 // findMemo returns the memo with the id, nil when there is none.
 func (e *Entry) findMemo(id EncodingID) *memo {
