@@ -30,13 +30,13 @@ func (s *Server) runAction(req *request, w *write, obj kind.Object, options *met
 	if err != nil {
 		return err
 	}
+	done := false
+	defer undoUnless(&done, undo)
 	result, err := w.res.kind.Action(w.ctx, s.KindClient(), &w.rules, obj)
-	if err != nil || w.rules.DryRun {
-		undo()
-	}
 	if err != nil {
 		return err
 	}
+	done = !w.rules.DryRun
 	return s.respondCreated(req, result)
 }
 

@@ -403,7 +403,7 @@ func (s *Server) finish(req *request) {
 		if req.w.code != 0 {
 			panic(http.ErrAbortHandler) // the client must not take a partial response for a complete one
 		}
-		s.respondError(req, errPanicked())
+		http.Error(req.w, textPanicked, http.StatusInternalServerError)
 	}
 	s.metrics.record(req)
 	s.finishAudit(req)

@@ -63,12 +63,14 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestPanicBecomesAStatus(t *testing.T) {
+func TestPanicInPath(t *testing.T) {
 	s := newTestServer(t, func(c *Config) {
 		c.Paths = map[string]http.Handler{"/boom": http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("boom") })}
 	})
 	got := s.get("/boom")
-	got.status(500, "InternalError", "Internal error occurred: this request caused the server to panic; its log says why")
+	if got.code != 500 || string(got.body) != textPanicked+"\n" {
+		t.Errorf("%d %s", got.code, got.body)
+	}
 }
 
 // guard is an authorizer that tests can look through and stop at.

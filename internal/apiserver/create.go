@@ -93,6 +93,9 @@ const textInvalidManagedFields = ".metadata.managedFields was in an invalid stat
 
 // mutate runs the mutating admission plugins and returns the resulting object.
 func (w *write) mutate(operation admission.Operation, obj, old kind.Object, options runtime.Object) (kind.Object, error) {
+	if err := w.ctx.Err(); err != nil {
+		return nil, err
+	}
 	if len(w.chain) == 0 {
 		dropDuplicateOwners(obj, w.warn, textDuplicateOwners)
 		return obj, nil
@@ -122,6 +125,9 @@ func (w *write) mutate(operation admission.Operation, obj, old kind.Object, opti
 
 // admit runs the validating admission plugins. undo releases what they reserved; it is called when the write fails.
 func (w *write) admit(operation admission.Operation, obj, old runtime.Object, options runtime.Object) (undo func(), err error) {
+	if err := w.ctx.Err(); err != nil {
+		return nil, err
+	}
 	if len(w.chain) == 0 {
 		return func() {}, nil
 	}
@@ -130,6 +136,13 @@ func (w *write) admit(operation admission.Operation, obj, old runtime.Object, op
 		return nil, err
 	}
 	return func() { w.chain.Undo(context.WithoutCancel(w.ctx), a) }, nil
+}
+
+// undoUnless releases what a write has reserved unless it was stored. It is deferred, so that a panic leaves nothing reserved.
+func undoUnless(stored *bool, undo func()) {
+	if !*stored {
+		undo()
+	}
 }
 
 // outcome is the result of a write: a cache entry, or an object that is not (or no longer) in the store.
@@ -200,6 +213,9 @@ func (s *Server) create(req *request) error {
 
 // setManagedFields records the manager of the changes from live to obj.
 func (w *write) setManagedFields(live, obj kind.Object) error {
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
 	m, err := w.res.managers.Manager(w.sub)
 	if err != nil {
 		return err
@@ -241,10 +257,10 @@ func (w *write) createOnce(obj kind.Object, options runtime.Object) (outcome, er
 	if err != nil {
 		return outcome{}, err
 	}
+	stored := false
+	defer undoUnless(&stored, undoHook)
 	made, err := w.createPrepared(obj, options)
-	if err != nil || w.rules.DryRun {
-		undoHook()
-	}
+	stored = err == nil && !w.rules.DryRun
 	return made, err
 }
 
@@ -269,15 +285,18 @@ func (w *write) createPrepared(obj kind.Object, options runtime.Object) (outcome
 	if err != nil {
 		return outcome{}, err
 	}
+	stored := false
+	defer undoUnless(&stored, undo)
 	made, err := w.insert(obj)
-	if err != nil || w.rules.DryRun {
-		undo()
-	}
+	stored = err == nil && !w.rules.DryRun
 	return made, err
 }
 
 // prepareNew prepares and validates a new object for the store.
 func (w *write) prepareNew(obj kind.Object) error {
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
 	k := w.res.kind
 	if k.CopyStatus != nil && !k.StatusOnCreate {
 		k.CopyStatus(obj, k.New())

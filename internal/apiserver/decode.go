@@ -353,6 +353,9 @@ func unmarshalStrict(data []byte, obj kind.Object, directive fieldValidation) (s
 		unstructured.SetUnstructuredContent(content)
 		return strictErrs, err
 	}
+	if err := checkJSONQuantities(data, obj); err != nil {
+		return nil, err
+	}
 	if directive.enabled() {
 		return kjson.UnmarshalStrict(data, obj)
 	}
@@ -370,6 +373,9 @@ func (s *Server) decodeProtobuf(obj kind.Object, body []byte, want schema.GroupV
 	}
 	if err := s.checkKind(gv.WithKind(e.kind), want); err != nil {
 		return err
+	}
+	if err := checkProtobufQuantities(e.raw, obj); err != nil {
+		return errCannotHandle(want, want.Kind, err)
 	}
 	if _, err := unmarshalMessage(e.raw, obj); err != nil {
 		return errCannotHandle(want, want.Kind, err)

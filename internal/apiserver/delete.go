@@ -76,6 +76,9 @@ func (w *write) delete(options *metav1.DeleteOptions) (deletion, error) {
 }
 
 func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (deletion, error) {
+	if err := w.ctx.Err(); err != nil {
+		return deletion{}, err
+	}
 	k := w.res.kind
 	live, err := entry.Object()
 	if err != nil {
@@ -103,15 +106,15 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 	if err != nil {
 		return deletion{}, err
 	}
+	stored := false
+	defer undoUnless(&stored, undo)
 	if k.Delete.Warn != nil {
 		for _, text := range k.Delete.Warn(live, options) {
 			w.warn(text)
 		}
 	}
 	done, err := w.deleteOrMark(entry, live, options, grace)
-	if err != nil || w.rules.DryRun {
-		undo()
-	}
+	stored = err == nil && !w.rules.DryRun
 	return done, err
 }
 
@@ -317,6 +320,8 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 	if err != nil {
 		return deletion{}, err
 	}
+	stored := false
+	defer undoUnless(&stored, undo)
 	obj := live.DeepCopyObject().(kind.Object)
 	at := w.rules.Now
 	obj.SetDeletionTimestamp(&at)
@@ -327,14 +332,13 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 		begin(obj)
 	}
 	if w.rules.DryRun {
-		undo()
 		return deletion{obj: obj}, nil
 	}
 	marked, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
 	if err != nil {
-		undo()
 		return deletion{}, err
 	}
+	stored = true
 	return deletion{entry: marked}, nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 // Messages of upstream's that clients match or show.
 const (
+	textPanicked        = "This request caused apiserver to panic. Look in the logs for details."
 	textModified        = "the object has been modified; please apply your changes to the latest version and try again"
 	textListExpired     = "The resourceVersion for the provided list is too old."
 	textWatchExpired    = "The resourceVersion for the provided watch is too old."
@@ -122,7 +123,7 @@ func statusOf(err error, res schema.GroupResource, name string) *metav1.Status {
 
 // errPanicked: the request ended in a panic, which was logged.
 func errPanicked() error {
-	return apierrors.NewInternalError(errors.New("this request caused the server to panic; its log says why"))
+	return apierrors.NewInternalError(errors.New(textPanicked))
 }
 
 // errTooLarge: the requested resourceVersion is newer than the server's.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -285,6 +286,9 @@ func (p *patcher) strategic(obj kind.Object, empty func() kind.Object) (kind.Obj
 		})
 	}
 	out := empty()
+	if err := checkQuantities(reflect.TypeOf(out), merged); err != nil {
+		return nil, invalid(err)
+	}
 	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(merged, out, p.directive.enabled())
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		found = append(found, strict.Errors()...)

@@ -246,12 +246,12 @@ func (s *Server) createSub(req *request) error {
 	if err != nil {
 		return err
 	}
+	done := false
+	defer undoUnless(&done, undo)
 	created, err := req.sub.Create(w.ctx, s.KindClient(), &w.rules, types.NamespacedName{Namespace: w.namespace, Name: w.name}, obj)
-	if err != nil || w.rules.DryRun {
-		undo()
-	}
 	if err != nil {
 		return err
 	}
+	done = !w.rules.DryRun
 	return s.respondCreated(req, created)
 }

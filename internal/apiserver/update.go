@@ -191,6 +191,9 @@ func (w *write) current() (*cache.Entry, error) {
 }
 
 func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
+	if err := w.ctx.Err(); err != nil {
+		return outcome{}, err
+	}
 	if entry == nil {
 		return w.createByChange(c)
 	}
@@ -232,10 +235,11 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 			undoHook = undo
 		}
 	}
+	stored := false
+	defer undoUnless(&stored, undoHook)
 	done, err := w.changePrepared(c, obj, live, entry)
-	if err != nil || w.rules.DryRun {
-		undoHook()
-	} else if hooks.AfterUpdate != nil && done.entry != nil {
+	stored = err == nil && !w.rules.DryRun
+	if stored && hooks.AfterUpdate != nil && done.entry != nil {
 		hooks.AfterUpdate(context.WithoutCancel(w.ctx), w.s.KindClient(), obj, live)
 	}
 	return done, err
@@ -256,10 +260,10 @@ func (w *write) changePrepared(c *change, obj, live kind.Object, entry *cache.En
 	if err != nil {
 		return outcome{}, err
 	}
+	stored := false
+	defer undoUnless(&stored, undo)
 	done, err := w.replace(obj, live, entry)
-	if err != nil || w.rules.DryRun {
-		undo()
-	}
+	stored = err == nil && !w.rules.DryRun
 	return done, err
 }
 
@@ -312,6 +316,9 @@ func (w *write) checkVersion(obj, live kind.Object, entry *cache.Entry) error {
 
 // prepareChanged prepares and validates a changed object for the store.
 func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
 	k := w.res.kind
 	obj.SetGeneration(live.GetGeneration())
 	part := w.part()

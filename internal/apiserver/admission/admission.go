@@ -93,6 +93,9 @@ type Chain []Plugin
 func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
 	for _, p := range c {
 		if m, ok := p.(Mutator); ok && p.Handles(a) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			if err := m.Mutate(ctx, a); err != nil {
 				return err
 			}
@@ -105,8 +108,12 @@ func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
 func (c Chain) Validate(ctx context.Context, a *Attributes) error {
 	for i, p := range c {
 		if v, ok := p.(Validator); ok && p.Handles(a) {
-			if err := v.Validate(ctx, a); err != nil {
-				c[:i].Undo(ctx, a)
+			err := ctx.Err()
+			if err == nil {
+				err = v.Validate(ctx, a)
+			}
+			if err != nil {
+				c[:i].Undo(context.WithoutCancel(ctx), a)
 				return err
 			}
 		}
