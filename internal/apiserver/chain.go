@@ -37,6 +37,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor == 1 && s.shutdown.begun.Load() {
 		header["Connection"] = closeConnection
 	}
+	s.setResponseHeaders(req) // WithHSTS, WithProbabilisticGoaway
 	if r.URL.RawQuery != "" {
 		req.query = r.URL.Query()
 	}
@@ -49,6 +50,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 // handle is the filter chain: every step may end the request. It ends in dispatch.
 func (s *Server) handle(req *request) error {
+	// WithCORS.
+	if s.servePreflight(req) {
+		return nil
+	}
 	if err := s.waitForCache(req); err != nil {
 		return err
 	}

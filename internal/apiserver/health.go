@@ -20,6 +20,9 @@ type HealthCheck = health.Check
 // healthChecks serves /healthz, /livez and /readyz.
 type healthChecks struct {
 	live, ready health.Checks
+	// byRoot are the checks of each path, with their results counted by slis.
+	byRoot map[string]health.Checks
+	slis   *slis
 }
 
 func newHealth(s *Server, checks []HealthCheck) *healthChecks {
@@ -32,16 +35,16 @@ func newHealth(s *Server, checks []HealthCheck) *healthChecks {
 		}
 	}}}, checks...)
 	ready = append(ready, HealthCheck{Name: "shutdown", ReadinessOnly: true, Check: s.shutdown.check})
-	return &healthChecks{live: health.Live(ready), ready: ready}
+	h := &healthChecks{live: health.Live(ready), ready: ready, slis: newSLIs()}
+	h.byRoot = map[string]health.Checks{
+		"healthz": h.slis.observe(h.live, "healthz"), "livez": h.slis.observe(h.live, "livez"), "readyz": h.slis.observe(h.ready, "readyz"),
+	}
+	return h
 }
 
 // serve serves a path below one of the three roots. ok is false when there is no such check.
 func (h *healthChecks) serve(req *request, root, name string) (ok bool) {
-	checks := h.live
-	if root == "readyz" {
-		checks = h.ready
-	}
-	return checks.Serve(req.ctx, req.w, req.query, root, name)
+	return h.byRoot[root].Serve(req.ctx, req.w, req.query, root, name)
 }
 
 // dispatchPath serves paths that are not resources.
@@ -60,9 +63,17 @@ func (s *Server) dispatchPath(req *request) error {
 			return writeRawJSON(req, s.config.Version)
 		}
 	case "metrics":
-		if rest == "" {
+		switch rest {
+		case "":
 			s.metrics.handler.ServeHTTP(req.w, req.Request)
 			return nil
+		case "slis":
+			s.health.slis.handler.ServeHTTP(req.w, req.Request)
+			return nil
+		}
+	case "statusz", "flagz":
+		if page := s.zPageOf(root); page != nil && rest == "" {
+			return s.serveZPage(req, page)
 		}
 	case "openapi":
 		if s.config.OpenAPI != nil {
@@ -118,7 +129,12 @@ func writeRawJSON(req *request, value any) error {
 
 // paths lists all paths, for /.
 func (s *Server) paths() []string {
-	paths := []string{"/api", "/apis", "/healthz", "/livez", "/readyz", "/metrics", "/version"}
+	paths := []string{"/api", "/apis", "/healthz", "/livez", "/readyz", "/metrics", "/metrics/slis", "/version"}
+	for _, root := range []string{"statusz", "flagz"} {
+		if s.zPageOf(root) != nil {
+			paths = append(paths, "/"+root)
+		}
+	}
 	for _, check := range s.health.live {
 		paths = append(paths, "/healthz/"+check.Name, "/livez/"+check.Name)
 	}

@@ -51,6 +51,9 @@ type Config struct {
 	// Fairness is API priority and fairness; nil: requests are limited by Limits only.
 	Fairness *fairness.Fairness
 	Log      *slog.Logger
+	// Headers are headers of all responses.
+	Headers ResponseHeaders
+	ZPages  ZPages
 	// Checks are further checks of /healthz, /livez and /readyz.
 	Checks []HealthCheck
 

@@ -215,7 +215,7 @@ func (r *fieldReads) addFlagCalls(files *token.FileSet, file *ast.File, info *ty
 			if !ok || info.Selections[selector] == nil || !definesFlag.MatchString(selector.Sel.Name) {
 				return true
 			}
-			if method := info.Selections[selector].Obj(); method.Pkg() != nil && method.Pkg().Path() == "github.com/spf13/pflag" && !strings.HasSuffix(types.TypeString(info.Selections[selector].Recv(), nil), "pflag.Flag") {
+			if method := info.Selections[selector].Obj(); method.Pkg() != nil && method.Pkg().Path() == "github.com/spf13/pflag" && strings.HasSuffix(types.TypeString(info.Selections[selector].Recv(), nil), "pflag.FlagSet") {
 				position := files.Position(n.Pos())
 				r.flagsElsewhere = append(r.flagsElsewhere, filepath.Base(position.Filename)+" "+selector.Sel.Name)
 			}

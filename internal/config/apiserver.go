@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -20,6 +21,10 @@ type APIServer struct {
 	BindAddress      string
 	SecurePort       int
 	AdvertiseAddress string
+	TLS              TLS
+	HTTP             HTTP
+	FeatureGates     FeatureGates
+	KubeletClient    KubeletClient
 	WriteKubeconfig  string
 	// Token authenticates as cluster administrator; empty: there is no such token.
 	Token         string
@@ -42,7 +47,8 @@ type APIServer struct {
 	Audit           Audit
 	Encryption      Encryption
 	LogLevel        string
-	Profiling       bool
+	// Profiling serves profiles and the log level below /debug; ContentionProfiling records where goroutines block.
+	Profiling, ContentionProfiling bool
 }
 
 // minQuotaBytes is enough for the objects that every cluster has.
@@ -81,6 +87,9 @@ type Authorization struct {
 	Modes             []string
 	PolicyFile        string
 	WebhookConfigFile string
+	// WebhookVersion is the API version of the SubjectAccessReviews that are sent. The TTLs are how long responses are cached.
+	WebhookVersion                               string
+	WebhookAuthorizedTTL, WebhookUnauthorizedTTL time.Duration
 	// File is an AuthorizationConfiguration, which replaces the other fields.
 	File string
 }
@@ -127,10 +136,18 @@ func DefaultAPIServer() APIServer {
 		HTTP2Server:     HTTP2Skiff,
 		HTTP2MaxStreams: 100,
 		Authentication:  defaultAuthentication(),
-		Authorization:   Authorization{Modes: []string{"Node", "RBAC"}},
+		Authorization:   defaultAuthorization(),
 		Admission:       Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
 		Audit:           defaultAudit(),
+		HTTP:            HTTP{MinRequestTimeout: 1800},
 		LogLevel:        "info",
+		Profiling:       true,
+	}
+}
+
+func defaultAuthorization() Authorization {
+	return Authorization{
+		Modes: []string{"Node", "RBAC"}, WebhookVersion: "v1beta1", WebhookAuthorizedTTL: 5 * time.Minute, WebhookUnauthorizedTTL: 30 * time.Second,
 	}
 }
 
@@ -149,10 +166,14 @@ func (c *APIServer) genericFlags(groups *FlagGroups) {
 	dataDirFlag(fs, &c.DataDir)
 	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "Path to which to write the admin kubeconfig, besides the one in --data-dir.")
 	fs.StringVar(&c.Token, "token", c.Token, "Bearer token that authenticates as cluster administrator, besides the certificate in the admin kubeconfig.")
+	_ = fs.SetAnnotation("token", classified, []string{"true"}) // fails only for an unknown flag
 	logLevelFlag(fs, &c.LogLevel)
 	fs = groups.Advanced(groupGeneric)
 	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "Time to keep events.")
-	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/ to users who are authorized for these paths.")
+	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/, and the log level at /debug/flags/v, to users who are authorized for these paths.")
+	fs.Var(&c.FeatureGates, "feature-gates",
+		"Feature gates of kube-apiserver, as Name=true or Name=false, separated by commas. Except for "+strings.Join(switchableGates, " and ")+", only the defaults are supported.")
+	fs.BoolVar(&c.ContentionProfiling, "contention-profiling", c.ContentionProfiling, "Record where goroutines block, if profiling is enabled.")
 }
 
 func (c *APIServer) servingFlags(groups *FlagGroups) {
@@ -172,6 +193,9 @@ func (c *APIServer) servingFlags(groups *FlagGroups) {
 		"Implementation of HTTP/2 to serve the API with: skiff, or go for that of Go's net/http.")
 	fs.IntVar(&c.HTTP2MaxStreams, "http2-max-streams-per-connection", c.HTTP2MaxStreams,
 		"Maximum number of streams of a client in an HTTP/2 connection. 0 means the default.")
+	c.TLS.flags(groups.Advanced(groupServing))
+	c.HTTP.flags(groups.Advanced(groupServing))
+	c.KubeletClient.flags(groups.Advanced(groupServing))
 }
 
 // networkingFlags binds the configuration of services. Upstream's API server calls the service CIDR --service-cluster-ip-range.
@@ -218,6 +242,9 @@ func (c *Authorization) flags(groups *FlagGroups) {
 	fs = groups.Advanced(groupAuthorization)
 	fs.StringVar(&c.PolicyFile, "authorization-policy-file", c.PolicyFile, "Path to the policy file of mode ABAC.")
 	fs.StringVar(&c.WebhookConfigFile, "authorization-webhook-config-file", c.WebhookConfigFile, "Path to the kubeconfig file of mode Webhook.")
+	fs.StringVar(&c.WebhookVersion, "authorization-webhook-version", c.WebhookVersion, "API version of the SubjectAccessReviews that are sent to the webhook: v1 or v1beta1.")
+	fs.DurationVar(&c.WebhookAuthorizedTTL, "authorization-webhook-cache-authorized-ttl", c.WebhookAuthorizedTTL, "Time to cache responses of the webhook that allow a request.")
+	fs.DurationVar(&c.WebhookUnauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", c.WebhookUnauthorizedTTL, "Time to cache responses of the webhook that deny a request.")
 }
 
 func (c *Admission) flags(groups *FlagGroups) {
@@ -301,7 +328,7 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	if c.Encryption.Reload && c.Encryption.File == "" {
 		fail("encryption-provider-config-automatic-reload", "requires --encryption-provider-config")
 	}
-	errs = append(errs, c.Authentication.validate(), c.Audit.validate())
+	errs = append(errs, c.TLS.validate(), c.HTTP.validate(), c.KubeletClient.validate(), c.Authentication.validate(), c.Audit.validate())
 	return errors.Join(errs...)
 }
 

@@ -15,13 +15,19 @@ import (
 // Authentication configures the credentials that are accepted, with upstream's meanings.
 type Authentication struct {
 	// ServiceAccounts are the tokens of service accounts. Audiences are the server's own names and default to the issuers.
-	ServiceAccounts   ServiceAccountTokens
-	Audiences         []string
+	ServiceAccounts ServiceAccountTokens
+	Audiences       []string
+	// ClientCAFile has CAs of client certificates, besides the cluster's own CA.
+	ClientCAFile      string
+	RequestHeader     RequestHeader
 	OIDC              OIDC
 	TokenFile         string
 	PasswordFile      string
 	BootstrapTokens   bool
 	WebhookConfigFile string
+	// WebhookVersion is the API version of the TokenReviews that are sent. WebhookCacheTTL is how long responses are cached.
+	WebhookVersion  string
+	WebhookCacheTTL time.Duration
 	// File is an AuthenticationConfiguration.
 	File      string
 	Anonymous bool
@@ -59,7 +65,10 @@ func defaultAuthentication() Authentication {
 	return Authentication{
 		ServiceAccounts: ServiceAccountTokens{Issuers: []string{"https://kubernetes.default.svc.cluster.local"}, Lookup: true, Extend: true},
 		OIDC:            OIDC{UsernameClaim: "sub", SigningAlgs: []string{"RS256"}},
+		RequestHeader:   defaultRequestHeader(),
 		BootstrapTokens: true,
+		WebhookVersion:  "v1beta1",
+		WebhookCacheTTL: 2 * time.Minute,
 		Anonymous:       true,
 	}
 }
@@ -72,10 +81,15 @@ func (c *Authentication) flags(groups *FlagGroups) {
 	fs.StringVar(&c.WebhookConfigFile, "authentication-token-webhook-config-file", c.WebhookConfigFile,
 		"Path to a kubeconfig file for the webhook that reviews bearer tokens.")
 	fs = groups.Advanced(groupAuthentication)
+	fs.StringVar(&c.WebhookVersion, "authentication-token-webhook-version", c.WebhookVersion, "API version of the TokenReviews that are sent to the webhook: v1 or v1beta1.")
+	fs.DurationVar(&c.WebhookCacheTTL, "authentication-token-webhook-cache-ttl", c.WebhookCacheTTL, "Time to cache responses of the webhook.")
 	fs.StringVar(&c.TokenFile, "token-auth-file", c.TokenFile, "Path to a CSV file of static bearer tokens: token,user,uid,\"groups\".")
 	fs.StringVar(&c.PasswordFile, "basic-auth-file", c.PasswordFile, "Path to a file of users and bcrypt passwords. Without it basic authentication is disabled.")
 	fs.BoolVar(&c.BootstrapTokens, "enable-bootstrap-token-auth", c.BootstrapTokens, "Accept bootstrap tokens, with which new nodes join.")
 	listVar(fs, &c.Audiences, "api-audiences", "Audiences of tokens that this API server accepts, separated by commas. Defaults to --service-account-issuer.")
+	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile,
+		"Path to CA certificates that sign the client certificates of users, besides the cluster's own CA. It is reloaded when it changes.")
+	c.RequestHeader.flags(fs)
 	c.ServiceAccounts.flags(fs)
 	c.OIDC.flags(fs)
 }
@@ -116,12 +130,15 @@ func (c *OIDC) flags(fs *pflag.FlagSet) {
 
 // validate checks what can be checked without reading files.
 func (c *Authentication) validate() error {
-	errs := []error{c.ServiceAccounts.validate()}
+	errs := []error{c.ServiceAccounts.validate(), c.RequestHeader.validate()}
 	switch {
 	case c.OIDC.Given && c.File != "":
 		errs = append(errs, errors.New("authentication-config file and oidc-* flags are mutually exclusive"))
 	case c.OIDC.Given && (c.OIDC.IssuerURL == "" || c.OIDC.ClientID == ""):
 		errs = append(errs, errors.New("oidc-issuer-url and oidc-client-id must be specified together when any oidc-* flags are set"))
+	}
+	if c.WebhookCacheTTL <= 0 {
+		errs = append(errs, errors.New("--authentication-token-webhook-cache-ttl: must be positive"))
 	}
 	return errors.Join(errs...)
 }

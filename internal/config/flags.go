@@ -56,6 +56,25 @@ func (g *FlagGroups) AddTo(fs *pflag.FlagSet) {
 	}
 }
 
+// classified marks flags whose values are secret.
+const classified = "classified"
+
+// FlagValues returns the values of all flags of a configuration, for /flagz. Secret values are replaced by CLASSIFIED.
+func FlagValues(c interface{ Flags(*FlagGroups) }) map[string]string {
+	var groups FlagGroups
+	c.Flags(&groups)
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	groups.AddTo(fs)
+	values := map[string]string{}
+	fs.VisitAll(func(f *pflag.Flag) {
+		values[f.Name] = f.Value.String()
+		if len(f.Annotations[classified]) > 0 {
+			values[f.Name] = "CLASSIFIED"
+		}
+	})
+	return values
+}
+
 // The groups of flags that several commands have.
 const (
 	groupGeneric        = "Generic"

@@ -102,6 +102,11 @@ func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
 // Pool returns the certificates of the CA's file as a pool to verify with. Every call returns the same pool.
 func (ca *CA) Pool() *x509.CertPool { return ca.pool }
 
+func (ca *CA) certificates() []*x509.Certificate {
+	certs, _ := ParseCertificates(ca.Cert) // parseCA has parsed them
+	return certs
+}
+
 // Issue signs a new certificate with a fresh key.
 func (ca *CA) Issue(leaf Leaf, now time.Time) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

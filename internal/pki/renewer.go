@@ -160,22 +160,3 @@ func (r Renewers) Run(ctx context.Context, log *slog.Logger) error {
 	all.Wait()
 	return nil
 }
-
-// ServerTLS returns the TLS configuration of a server whose certificate is renewed and sent with its CA. It requests
-// client certificates, naming the given CAs as a hint, but does not verify them: the authenticators do, so that a client
-// with an expired certificate gets a readable response.
-func ServerTLS(serving *Renewer, clients ...*CA) *tls.Config {
-	hint := x509.NewCertPool()
-	for _, ca := range clients {
-		for rest, err := ParseCertificates(ca.Cert); err == nil && len(rest) > 0; rest = rest[1:] {
-			hint.AddCert(rest[0])
-		}
-	}
-	return &tls.Config{
-		MinVersion:     tls.VersionTLS12,
-		GetCertificate: serving.GetChain,
-		ClientAuth:     tls.RequestClientCert,
-		ClientCAs:      hint,
-		NextProtos:     []string{"h2", "http/1.1"},
-	}
-}

@@ -74,7 +74,7 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 		stopped := make(chan error, 1)
 		go func() { stopped <- Renewers{serving, client}.Run(ctx, discard) }()
 
-		serverTLS := ServerTLS(serving, ca)
+		serverTLS := ServerTLS(serving.GetChain, ca)
 		clientTLS := &tls.Config{RootCAs: ca.Pool(), ServerName: "kubernetes", GetClientCertificate: client.GetClientCertificate}
 		oldServer, oldClient := dial(t, serverTLS, clientTLS)
 		first := oldClient.ConnectionState().PeerCertificates[0]

@@ -89,8 +89,8 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 	}
 	settings := authn.Config{
 		Audiences:    audiences,
-		FrontProxy:   &authn.FrontProxyConfig{CAs: certs.frontProxyCA.Pool, AllowedNames: []string{frontProxyName}},
-		ClientCAs:    certs.ca.Pool,
+		FrontProxy:   frontProxyConfig(options.RequestHeader, certs),
+		ClientCAs:    certs.clientCAs.Pool,
 		TokenFile:    options.TokenFile,
 		PasswordFile: options.PasswordFile,
 	}
@@ -105,7 +105,9 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 		settings.Tokens = authn.NewTokens(map[string]authn.User{c.Token: {Username: "admin", Groups: []string{authn.GroupMasters}}})
 	}
 	if options.WebhookConfigFile != "" {
-		settings.Webhook = &authn.WebhookConfig{Kubeconfig: options.WebhookConfigFile, Audiences: audiences}
+		settings.Webhook = &authn.WebhookConfig{
+			Kubeconfig: options.WebhookConfigFile, Version: options.WebhookVersion, CacheTTL: options.WebhookCacheTTL, Audiences: audiences,
+		}
 	}
 	configuration, err := a.setIdentityProviders(options)
 	if err != nil {
@@ -115,6 +117,14 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 	settings.Anonymous = authn.AnonymousFrom(configuration, options.Anonymous)
 	a.authenticator, err = authn.New(settings)
 	return err
+}
+
+// frontProxyConfig is the authentication of users that front proxies send.
+func frontProxyConfig(c config.RequestHeader, certs *certificates) *authn.FrontProxyConfig {
+	return &authn.FrontProxyConfig{
+		CAs: certs.frontProxyCAs.Pool, AllowedNames: certs.frontProxyNames,
+		Headers: authn.ProxyHeaders{User: c.UsernameHeaders, UID: c.UIDHeaders, Group: c.GroupHeaders, ExtraPrefix: c.ExtraHeaderPrefixes},
+	}
 }
 
 // newServiceAccounts makes the issuer of service account tokens, its discovery documents and the authenticator of the tokens.
@@ -129,8 +139,12 @@ func (a *accessControl) newServiceAccounts(c config.APIServer, certs *certificat
 	}); err != nil {
 		return nil, err
 	}
-	server := net.JoinHostPort(advertisedAddress(c).String(), strconv.Itoa(c.SecurePort))
-	if a.discovery, err = authn.NewDiscovery(options.Issuers[0], options.JWKSURI, server, keys); err != nil {
+	host := c.HTTP.ExternalHostname
+	if host == "" {
+		host = advertisedAddress(c).String()
+	}
+	address := net.JoinHostPort(host, strconv.Itoa(c.SecurePort))
+	if a.discovery, err = authn.NewDiscovery(options.Issuers[0], options.JWKSURI, address, keys); err != nil {
 		return nil, err
 	}
 	return authn.NewServiceAccounts(authn.ServiceAccountsConfig{
@@ -171,7 +185,8 @@ func (a *accessControl) setIdentityProviders(options *config.Authentication) (fi
 // setAuthorization makes the authorizers, and what checks the rights of users beyond single requests.
 func (a *accessControl) setAuthorization(c config.Authorization) error {
 	settings := authz.DefaultConfig()
-	settings.PolicyFile, settings.WebhookConfigFile = c.PolicyFile, c.WebhookConfigFile
+	settings.PolicyFile, settings.WebhookConfigFile, settings.WebhookVersion = c.PolicyFile, c.WebhookConfigFile, c.WebhookVersion
+	settings.WebhookAuthorizedTTL, settings.WebhookUnauthorizedTTL = c.WebhookAuthorizedTTL, c.WebhookUnauthorizedTTL
 	if settings.File = c.File; settings.File == "" {
 		settings.Modes = c.Modes
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"net/http"
-	"net/http/pprof"
 	"sync"
 	"time"
 
@@ -36,6 +35,10 @@ type apiServerOptions struct {
 	// paths are served besides the API.
 	paths    map[string]http.Handler
 	registry *prometheus.Registry
+	// flags are shown by /flagz.
+	flags map[string]string
+	// logLevel can be changed at /debug/flags/v; nil: it cannot.
+	logLevel *slog.LevelVar
 }
 
 // newAPIServer makes the API server with all built-in kinds.
@@ -51,8 +54,15 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	for path, handler := range o.paths {
 		paths[path] = handler
 	}
-	if c.Profiling {
-		addProfiling(paths)
+	addDebugging(paths, c, o.logLevel)
+	addFairnessDumps(paths, o.access.fairness)
+	origins, err := c.HTTP.CORSOrigins()
+	if err != nil {
+		return nil, err
+	}
+	pages := apiserver.ZPages{Statusz: c.FeatureGates.Enabled(config.GateComponentStatusz)}
+	if c.FeatureGates.Enabled(config.GateComponentFlagz) {
+		pages.Flags = o.flags
 	}
 	server, err := apiserver.New(apiserver.Config{
 		Kinds:         kinds,
@@ -75,7 +85,10 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Version:       version.Info(),
 		Limits: apiserver.Limits{
 			ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight), Timeout: c.RequestTimeout,
+			WatchTimeout: time.Duration(c.HTTP.MinRequestTimeout) * time.Second,
 		},
+		Headers:  apiserver.ResponseHeaders{AllowedOrigins: origins, HSTS: c.HTTP.HSTSDirectives, GoawayChance: c.HTTP.GoawayChance},
+		ZPages:   pages,
 		Fairness: o.access.fairness,
 		Audit:    o.access.auditor,
 		Checks:   o.checks,
@@ -97,23 +110,11 @@ func unlimited(limit int) int {
 	return limit
 }
 
-// addProfiling adds the paths of net/http/pprof, which are authorized like all others. The package also registers them with
-// http.DefaultServeMux, which nothing serves.
-func addProfiling(paths map[string]http.Handler) {
-	paths["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
-	paths["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
-	paths["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
-	paths["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
-	paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
-}
-
 // defaultMaxStreams is the limit of streams of an HTTP/2 connection that upstream uses when none is set.
 const defaultMaxStreams = 100
 
 // newHTTPServer is the HTTP server of the API.
 func newHTTPServer(handler http.Handler, secure *tls.Config, maxStreams int) *http.Server {
-	// Small first records let a browser show something sooner. API clients only pay for more records.
-	secure.DynamicRecordSizingDisabled = true
 	return &http.Server{
 		Handler:           handler,
 		TLSConfig:         secure,

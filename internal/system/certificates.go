@@ -1,13 +1,18 @@
 package system
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -27,20 +32,26 @@ const frontProxyName = pki.FrontProxyClientName
 
 // certificates are the keys and certificates of the server.
 type certificates struct {
-	ca           *pki.CA
-	frontProxyCA *pki.CA
+	ca *pki.CA
+	// rootCAs verify the serving certificate.
+	rootCAs []byte
+	// clientCAs sign the client certificates of users: the cluster's CA and those of --client-ca-file.
+	clientCAs *pki.CABundle
+	// frontProxyCAs sign the client certificates of front proxies, which have one of frontProxyNames; without names, any.
+	frontProxyCAs   *pki.CABundle
+	frontProxyNames []string
 	// signingKey signs service account tokens, verifyingKeys verify them.
 	signingKey    crypto.Signer
 	verifyingKeys []any
 	serving       *tls.Config
-	// kubeletClient is the client certificate that the server presents to kubelets.
-	kubeletClient *pki.Renewer
+	// kubelet is the TLS configuration of connections to kubelets.
+	kubelet *tls.Config
 	// renewers renew the certificates while the server runs.
 	renewers pki.Renewers
 }
 
 // newCertificates loads the keys and certificates in the data directory, creates those that are missing, and writes the admin kubeconfig.
-func newCertificates(c config.APIServer, now time.Time) (*certificates, error) {
+func newCertificates(c config.APIServer, now time.Time, log *slog.Logger) (*certificates, error) {
 	dir := pki.Dir(filepath.Join(c.DataDir, "pki"))
 	ca, err := dir.CA("ca", "skiff-ca", now)
 	if err != nil {
@@ -52,6 +63,10 @@ func newCertificates(c config.APIServer, now time.Time) (*certificates, error) {
 	}
 	signingKey, verifyingKeys, err := serviceAccountKeys(c.Authentication.ServiceAccounts, dir)
 	if err != nil {
+		return nil, err
+	}
+	certs := &certificates{ca: ca, signingKey: signingKey, verifyingKeys: verifyingKeys}
+	if err := certs.setClientCAs(c.Authentication, frontProxyCA, log); err != nil {
 		return nil, err
 	}
 	leaf, err := servingLeaf(c)
@@ -78,18 +93,106 @@ func newCertificates(c config.APIServer, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, ca, pair) }); err != nil {
+	if err := certs.setServing(c.TLS, serving, log); err != nil {
 		return nil, err
 	}
-	return &certificates{
-		ca:            ca,
-		frontProxyCA:  frontProxyCA,
-		signingKey:    signingKey,
-		verifyingKeys: verifyingKeys,
-		serving:       pki.ServerTLS(serving, ca, frontProxyCA),
-		kubeletClient: kubeletClient,
-		renewers:      append(etcd, serving, admin, kubeletClient, proxyClient),
-	}, nil
+	if c.HTTP.DisableHTTP2 {
+		certs.serving.NextProtos = []string{"http/1.1"}
+	}
+	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, certs.rootCAs, pair) }); err != nil {
+		return nil, err
+	}
+	certs.renewers = append(etcd, serving, admin, kubeletClient, proxyClient)
+	return certs, certs.setKubelet(c.KubeletClient, kubeletClient, log)
+}
+
+// setKubelet makes the TLS configuration of connections to kubelets: they present certificates of the cluster's CA or of those in a file, and
+// the server its own client certificate or that of a file.
+func (s *certificates) setKubelet(c config.KubeletClient, own *pki.Renewer, log *slog.Logger) error {
+	cas, err := pki.ReadCABundle(c.CAFile, log, s.ca)
+	if err != nil {
+		return fmt.Errorf("--kubelet-certificate-authority: %w", err)
+	}
+	s.kubelet = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cas.Pool(), GetClientCertificate: own.GetClientCertificate}
+	if c.CertFile != "" {
+		files, err := pki.ReadCertFiles(c.CertFile, c.KeyFile, log)
+		if err != nil {
+			return fmt.Errorf("--kubelet-client-certificate: %w", err)
+		}
+		s.kubelet.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return files.GetCertificate(nil) }
+	}
+	return nil
+}
+
+// setClientCAs reads the CAs of client certificates.
+func (s *certificates) setClientCAs(c config.Authentication, frontProxyCA *pki.CA, log *slog.Logger) (err error) {
+	if s.clientCAs, err = pki.ReadCABundle(c.ClientCAFile, log, s.ca); err != nil {
+		return fmt.Errorf("--client-ca-file: %w", err)
+	}
+	s.frontProxyNames = c.RequestHeader.AllowedNames
+	if c.RequestHeader.CAFile == "" {
+		if len(s.frontProxyNames) == 0 {
+			s.frontProxyNames = []string{frontProxyName}
+		}
+		s.frontProxyCAs, err = pki.ReadCABundle("", log, frontProxyCA)
+		return err
+	}
+	if s.frontProxyCAs, err = pki.ReadCABundle(c.RequestHeader.CAFile, log); err != nil {
+		return fmt.Errorf("--requestheader-client-ca-file: %w", err)
+	}
+	if len(s.frontProxyNames) == 0 && s.frontProxyCAs.Overlaps(s.clientCAs) {
+		return errors.New("--requestheader-client-ca-file and --client-ca-file contain overlapping certificates; --requestheader-allowed-names must be specified to ensure regular client certificates cannot set authenticating proxy headers for arbitrary users")
+	}
+	return nil
+}
+
+// setServing makes the TLS configuration of the API: with the certificates of the flags, or the one that the cluster's CA issues.
+func (s *certificates) setServing(c config.TLS, own *pki.Renewer, log *slog.Logger) error {
+	s.rootCAs = s.ca.Cert
+	serving := own.GetChain
+	if c.CertFile != "" {
+		files, err := pki.ReadCertFiles(c.CertFile, c.KeyFile, log)
+		if err != nil {
+			return fmt.Errorf("--tls-cert-file: %w", err)
+		}
+		chain, err := files.Chain()
+		if err != nil {
+			return fmt.Errorf("--tls-cert-file: %w", err)
+		}
+		serving, s.rootCAs = files.GetCertificate, appendRoots(s.rootCAs, chain)
+	}
+	var named []pki.SNICert
+	for _, cert := range c.SNI {
+		files, err := pki.ReadCertFiles(cert.CertFile, cert.KeyFile, log)
+		if err != nil {
+			return fmt.Errorf("--tls-sni-cert-key: %w", err)
+		}
+		named = append(named, pki.SNICert{Names: cert.Names, Files: files})
+	}
+	s.serving = pki.ServerTLS(pki.SelectCertificate(named, serving), s.clientCAs, s.frontProxyCAs)
+	var err error
+	if s.serving.MinVersion, err = c.Version(); err != nil {
+		return err
+	}
+	if s.serving.CipherSuites, err = c.Suites(); err != nil {
+		return err
+	}
+	if insecure := c.InsecureSuites(); len(insecure) > 0 {
+		log.Warn("insecure cipher suites are enabled", "suites", insecure)
+	}
+	s.serving.CurvePreferences, err = c.CurveIDs()
+	return err
+}
+
+// appendRoots appends the certificates of a chain that can be roots: CAs, and a certificate that signed itself.
+func appendRoots(roots []byte, chain []*x509.Certificate) []byte {
+	roots = slices.Clone(roots)
+	for _, cert := range chain {
+		if cert.IsCA || bytes.Equal(cert.RawIssuer, cert.RawSubject) {
+			roots = append(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
+		}
+	}
+	return roots
 }
 
 // serviceAccountKeys are the key that signs service account tokens and the keys that verify them, the signing key first.
@@ -201,7 +304,7 @@ func advertisedAddress(c config.APIServer) net.IP {
 	return net.IPv4(127, 0, 0, 1)
 }
 
-func writeAdminKubeconfig(c config.APIServer, ca *pki.CA, admin pki.Pair) error {
+func writeAdminKubeconfig(c config.APIServer, rootCAs []byte, admin pki.Pair) error {
 	host := c.BindAddress
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
 		host = "127.0.0.1"
@@ -209,7 +312,7 @@ func writeAdminKubeconfig(c config.APIServer, ca *pki.CA, admin pki.Pair) error 
 	k := clientcmdapi.NewConfig()
 	k.Clusters["skiff"] = &clientcmdapi.Cluster{
 		Server:                   "https://" + net.JoinHostPort(host, strconv.Itoa(c.SecurePort)),
-		CertificateAuthorityData: ca.Cert,
+		CertificateAuthorityData: rootCAs,
 	}
 	k.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: admin.Cert, ClientKeyData: admin.Key}
 	k.Contexts["skiff"] = &clientcmdapi.Context{Cluster: "skiff", AuthInfo: "admin"}

@@ -136,10 +136,14 @@ type (
 	}
 )
 
-// certificate is the serving certificate: that of the files, reloaded after a minute, or a self-signed one.
+// certificate is the serving certificate: that of the files, or a self-signed one.
 func (s *componentServer) certificate(now time.Time) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if s.config.CertFile != "" {
-		return certificateFiles(s.config.CertFile, s.config.KeyFile)
+		files, err := pki.ReadCertFiles(s.config.CertFile, s.config.KeyFile, s.log)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert-file: %w", err)
+		}
+		return files.GetCertificate, nil
 	}
 	host, err := os.Hostname()
 	if err != nil {
@@ -160,38 +164,6 @@ func (s *componentServer) certificate(now time.Time) (func(*tls.ClientHelloInfo)
 	made, err := tls.X509KeyPair(pair.Cert, pair.Key)
 	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &made, nil }, err
 }
-
-// certificateFiles reads a certificate, and reloads it once a minute because it may have been renewed. If reloading fails, the certificate
-// that was read before is kept.
-func certificateFiles(certFile, keyFile string) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-	type loaded struct {
-		certificate tls.Certificate
-		at          time.Time
-	}
-	first, err := tls.LoadX509KeyPair(certFile, keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("--tls-cert-file: %w", err)
-	}
-	var last atomic.Pointer[loaded]
-	last.Store(&loaded{first, time.Now()})
-	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		current := last.Load()
-		if time.Since(current.at) > time.Minute {
-			if fresh, err := tls.LoadX509KeyPair(certFile, keyFile); err == nil {
-				current = &loaded{fresh, time.Now()}
-				last.Store(current)
-			}
-		}
-		return &current.certificate, nil
-	}, nil
-}
-
-// The ConfigMap in which the API server publishes its client CAs.
-const (
-	publishedNamespace = "kube-system"
-	publishedName      = "extension-apiserver-authentication"
-	publishedKey       = "client-ca-file"
-)
 
 // loadClientCAs reads the CAs of client certificates. Without any, clients need tokens.
 func (s *componentServer) loadClientCAs(ctx context.Context) error {
@@ -224,5 +196,5 @@ func (s *componentServer) clientCABundle(ctx context.Context) ([]byte, error) {
 		s.log.Warn("failed to read client CAs from the API server, client certificates are not accepted", "error", err)
 		return nil, nil
 	}
-	return []byte(published.Data[publishedKey]), nil
+	return []byte(published.Data[publishedClientCA]), nil
 }

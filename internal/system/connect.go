@@ -2,7 +2,6 @@ package system
 
 import (
 	"context"
-	"crypto/tls"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -23,15 +22,10 @@ func (o proxiedObjects) List(ctx context.Context, resource schema.GroupResource,
 	return o.client.List(ctx, resource, namespace)
 }
 
-// proxyConfig is how the API server reaches kubelets, pods and services. Kubelets present certificates of the cluster's CA, and the server
-// its own client certificate.
+// proxyConfig is how the API server reaches kubelets, pods and services.
 func proxyConfig(a *accessControl, certs *certificates) streams.Config {
 	return streams.Config{
 		Objects: proxiedObjects{a},
-		Kubelet: &tls.Config{
-			MinVersion:           tls.VersionTLS12,
-			RootCAs:              certs.ca.Pool(),
-			GetClientCertificate: certs.kubeletClient.GetClientCertificate,
-		},
+		Kubelet: certs.kubelet,
 	}
 }

@@ -25,7 +25,7 @@ import (
 func startAPIServer(t testing.TB, c config.Server) (*apiserver.Server, *accessControl) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	certs, err := newCertificates(c.APIServer, time.Now())
+	certs, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,13 +11,18 @@ import (
 
 // newLogger returns the logger to standard error, which libraries use too.
 func newLogger(level string) (*slog.Logger, error) {
-	var l slog.Level
+	l := &slog.LevelVar{}
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("--log-level: %w", err)
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+	return newLoggerAt(l), nil
+}
+
+// newLoggerAt is newLogger with a level that can be changed.
+func newLoggerAt(level *slog.LevelVar) *slog.Logger {
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler()}).With("component", "library"))
-	return log, nil
+	return log
 }
 
 // libraryHandler handles the log messages of libraries: their info messages become debug messages.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,34 +35,42 @@ import (
 
 // The post-start hooks, with upstream's names.
 const (
-	hookSystemNamespaces   = "start-system-namespaces-controller"
-	hookBootstrapRoles     = "rbac/bootstrap-roles"
-	hookNodeAuthorizer     = "node-authorizer"
-	hookFlowControlObjects = "priority-and-fairness-config-producer"
-	hookFlowControlConfig  = "priority-and-fairness-config-consumer"
+	hookSystemNamespaces      = "start-system-namespaces-controller"
+	hookBootstrapRoles        = "rbac/bootstrap-roles"
+	hookNodeAuthorizer        = "node-authorizer"
+	hookFlowControlObjects    = "priority-and-fairness-config-producer"
+	hookFlowControlConfig     = "priority-and-fairness-config-consumer"
+	hookClusterAuthentication = "start-cluster-authentication-info-controller"
 )
 
 // RunAPIServer runs the API server without the other components until ctx is done.
 func RunAPIServer(ctx context.Context, c config.APIServer) error {
-	return RunServer(ctx, config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}})
+	server := config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}}
+	return runServer(ctx, server, config.FlagValues(&c))
 }
 
 // RunServer runs a cluster until ctx is done: API server, controllers, scheduler and a node, as configured. It returns after the requests
 // in flight have finished and everything it started has ended.
 func RunServer(ctx context.Context, c config.Server) error {
-	log, err := newLogger(c.LogLevel)
-	if err != nil {
-		return err
+	return runServer(ctx, c, config.FlagValues(&c))
+}
+
+// runServer is RunServer with the flags that /flagz shows.
+func runServer(ctx context.Context, c config.Server, flags map[string]string) error {
+	level := &slog.LevelVar{}
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return fmt.Errorf("--log-level: %w", err)
 	}
+	log := newLoggerAt(level)
 	unlock, err := openDataDir(c.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	started := time.Now()
-	s, err := newServer(ctx, c, log)
+	s := &server{config: c, registry: newRegistry(), queries: &deferredHandler{}, flags: flags, logLevel: level, log: log}
 	defer s.close()
-	if err != nil {
+	if err := s.open(ctx); err != nil {
 		return err
 	}
 	return s.run(ctx, started)
@@ -83,37 +90,39 @@ type server struct {
 	// queries serves the queries to the scheduler once it has started.
 	queries *deferredHandler
 	api     *apiserver.Server
-	log     *slog.Logger
+	// flags are shown by /flagz, and logLevel can be changed at /debug/flags/v.
+	flags    map[string]string
+	logLevel *slog.LevelVar
+	log      *slog.Logger
 }
 
-// newServer makes the server and opens its listener and store. It starts nothing. The result must be closed, also after an error.
-func newServer(ctx context.Context, c config.Server, log *slog.Logger) (s *server, err error) {
-	s = &server{config: c, registry: newRegistry(), queries: &deferredHandler{}, log: log}
-	if s.listener, err = net.Listen("tcp", net.JoinHostPort(c.BindAddress, strconv.Itoa(c.SecurePort))); err != nil {
-		return s, fmt.Errorf("listen for the API: %w", err)
+// open opens the listener and the store and makes the API server. It starts nothing. The server must be closed, also after an error.
+func (s *server) open(ctx context.Context) (err error) {
+	if s.listener, err = listenAPI(ctx, s.config.APIServer); err != nil {
+		return fmt.Errorf("listen for the API: %w", err)
 	}
 	// Port 0 chooses a free port; everything from here on uses the one that was chosen.
 	s.config.SecurePort = s.listener.Addr().(*net.TCPAddr).Port
-	if s.certs, err = newCertificates(s.config.APIServer, time.Now()); err != nil {
-		return s, err
+	if s.certs, err = newCertificates(s.config.APIServer, time.Now(), s.log.With("component", "certificates")); err != nil {
+		return err
 	}
-	if s.encryption, err = newEncryption(c.Encryption, log); err != nil {
-		return s, err
+	if s.encryption, err = newEncryption(s.config.Encryption, s.log); err != nil {
+		return err
 	}
-	if s.store, err = openStore(ctx, s.config.APIServer, s.encryption, s.registry, log); err != nil {
-		return s, err
+	if s.store, err = openStore(ctx, s.config.APIServer, s.encryption, s.registry, s.log); err != nil {
+		return err
 	}
-	s.cache = cache.New(s.store, log.With("component", "cache"))
-	if s.access, err = newAccessControl(s.config.APIServer, s.certs, log); err != nil {
-		return s, err
+	s.cache = cache.New(s.store, s.log.With("component", "cache"))
+	if s.access, err = newAccessControl(s.config.APIServer, s.certs, s.log); err != nil {
+		return err
 	}
 	hooks := []string{hookFlowControlObjects}
 	if s.access.fairness != nil {
 		hooks = append(hooks, hookFlowControlConfig)
 	}
-	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer)...)
-	s.api, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), log)
-	return s, err
+	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer, hookClusterAuthentication)...)
+	s.api, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), s.log)
+	return err
 }
 
 func (s *server) apiServerOptions() apiServerOptions {
@@ -127,10 +136,11 @@ func (s *server) apiServerOptions() apiServerOptions {
 	}
 	return apiServerOptions{
 		cache: s.cache, access: s.access, proxy: proxyConfig(s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
+		flags: s.flags, logLevel: s.logLevel,
 	}
 }
 
-// close releases what newServer has opened.
+// close releases what open has opened.
 func (s *server) close() {
 	if s.listener != nil {
 		s.listener.Close()
@@ -227,6 +237,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err
 		}
+		start("authentication info", s.runAuthenticationInfo)
 		start("service repair", s.runServiceRepair)
 		start("controllers and scheduler", s.runComponents)
 		if !s.config.NoNode {
@@ -321,7 +332,7 @@ func (s *server) runFlowControl(ctx context.Context) error {
 // controllerSettings are the settings of the controllers inside the server.
 func (s *server) controllerSettings() (settings controllers.Settings, err error) {
 	settings = controllers.Settings{
-		RootCA: s.certs.ca.Cert, TokenSigner: s.access.issuer, Signing: signingCAs(s.certs.ca),
+		RootCA: s.certs.rootCAs, TokenSigner: s.access.issuer, Signing: signingCAs(s.certs.ca),
 		NodeLifecycle: nodeLifecycle(s.config.NodeLifecycle),
 		LocalPath:     &volume.LocalPathSettings{Dir: filepath.Join(s.config.DataDir, "volumes")},
 	}

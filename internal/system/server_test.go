@@ -2,6 +2,7 @@ package system
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -18,20 +19,29 @@ import (
 // get requests a path of the API server as administrator.
 func get(t *testing.T, dataDir, path string) (status int, err error) {
 	t.Helper()
+	status, _, err = getText(t, dataDir, path)
+	return status, err
+}
+
+// getText is get that also returns the response.
+func getText(t *testing.T, dataDir, path string) (status int, text string, err error) {
+	t.Helper()
 	connection, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dataDir, adminKubeconfig))
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	client, err := rest.HTTPClientFor(connection)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	defer client.CloseIdleConnections()
 	response, err := client.Get(connection.Host + path)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
-	return response.StatusCode, response.Body.Close()
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
 }
 
 // TestRunAPIServer runs an API server on an embedded etcd until it is ready, and stops it.
@@ -53,12 +63,21 @@ func TestRunAPIServer(t *testing.T) {
 		default:
 		}
 		if time.Now().After(end) {
-			t.Fatalf("not ready: status %d, error %v", status, err)
+			_, text, _ := getText(t, c.DataDir, "/readyz?verbose")
+			t.Fatalf("not ready: status %d, error %v, checks:\n%s", status, err, text)
 		}
 	}
 	// A second server must not use the same data directory.
 	if err := RunAPIServer(ctx, c); err == nil || !strings.Contains(err.Error(), "used by another skiff") {
 		t.Errorf("second server: error %v", err)
+	}
+	for path, want := range map[string]string{
+		"/statusz": "apiserver statusz", "/flagz": "token", "/metrics/slis": `kubernetes_healthcheck{name="ping",type="readyz"} 1`,
+		"/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication": "requestheader-allowed-names",
+	} {
+		if status, text, err := getText(t, c.DataDir, path); err != nil || status != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%s: status %d, error %v, %s", path, status, err, text)
+		}
 	}
 	if status, err := get(t, c.DataDir, "/apis/apps/v1/deployments"); err != nil || status != http.StatusOK {
 		t.Errorf("list of deployments: status %d, error %v", status, err)

@@ -126,7 +126,7 @@ func TestOIDCFlags(t *testing.T) {
 		t.Fatal("there is no identity provider")
 	}
 	c.Authentication.OIDC.SigningAlgs = []string{"HS256"}
-	certs, err := newCertificates(c.APIServer, time.Now())
+	certs, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

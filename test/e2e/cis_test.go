@@ -68,9 +68,9 @@ var controls = []control{
 		b.plain.admin.refused(t, 404, "POST", "/api/v1/namespaces/none/configmaps", `{"metadata":{"name":"x"}}`)
 	}},
 	{"1.2.14", "NodeRestriction is on", "default", nodeRestriction},
-	{"1.2.15", "profiling is off", "default: no --profiling", func(t *testing.T, b *benchmark) {
-		b.plain.admin.refused(t, 404, "GET", "/debug/pprof/", "")
-		b.plain.admin.refused(t, 404, "GET", "/debug/pprof/heap", "")
+	{"1.2.15", "profiling is off", "--profiling=false", func(t *testing.T, b *benchmark) {
+		b.strict.admin.refused(t, 404, "GET", "/debug/pprof/", "")
+		b.strict.admin.refused(t, 404, "GET", "/debug/pprof/heap", "")
 	}},
 	{"1.2.16", "there is an audit log", "--audit-log-path with --audit-policy-file", auditLog},
 	{"1.2.17", "audit logs are kept 30 days or more", "default 366, here --audit-log-maxage=30", flagSet("--audit-log-maxage=30")},
@@ -92,11 +92,11 @@ var controls = []control{
 	{"1.2.29", "only strong ciphers are used", "always: Go's, from TLS 1.2 on", func(t *testing.T, b *benchmark) { strongTLS(t, b.plain.cluster.URL, &tls.Config{}) }},
 	{"1.2.30", "tokens of pods are not extended", "--service-account-extend-token-expiration=false", tokensExpire},
 
-	{"1.3.2", "the controllers' profiling is off", "default", func(t *testing.T, b *benchmark) { b.components.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
+	{"1.3.2", "the controllers' profiling is off", "--profiling=false", func(t *testing.T, b *benchmark) { b.components.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
 	{"1.3.7", "the controllers listen on loopback only", "inside the server they listen nowhere", func(t *testing.T, b *benchmark) {
 		checkListeners(t, b.components.cluster, b.components.port(t))
 	}},
-	{"1.4.1", "the scheduler's profiling is off", "default", func(t *testing.T, b *benchmark) { b.components.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
+	{"1.4.1", "the scheduler's profiling is off", "--profiling=false", func(t *testing.T, b *benchmark) { b.components.admin.refused(t, 404, "GET", "/debug/pprof/", "") }},
 	{"1.4.2", "the scheduler listens on loopback only", "inside the server it listens nowhere", func(t *testing.T, b *benchmark) {
 		checkListeners(t, b.components.cluster, b.components.port(t))
 	}},
@@ -167,7 +167,7 @@ func newBenchmark(t *testing.T) *benchmark {
 		t.Fatal(err)
 	}
 	b := &benchmark{etcd: "127.0.0.1:" + strconv.Itoa(port), log: filepath.Join(dir, "audit.log")}
-	strict := start("strict", "--anonymous-auth=false", "--service-account-extend-token-expiration=false", "--etcd-listen-client-url=https://"+b.etcd,
+	strict := start("strict", "--anonymous-auth=false", "--profiling=false", "--service-account-extend-token-expiration=false", "--etcd-listen-client-url=https://"+b.etcd,
 		"--audit-policy-file="+write("audit.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: RequestResponse}]\n"), "--audit-log-path="+b.log,
 		"--audit-log-maxage=30", "--audit-log-maxbackup=10", "--audit-log-maxsize=100",
 		"--encryption-provider-config="+write("encryption.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources: [{resources: [secrets], providers: [{secretbox: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZmdoaWprbG1ub3BxcnN0dXY=}]}}]}]\n"),
@@ -175,7 +175,7 @@ func newBenchmark(t *testing.T) *benchmark {
 		"--admission-control-config-file="+write("admission.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: EventRateLimit, configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration, limits: [{type: User, qps: 1, burst: 2}]}}]\n"))
 	b.plain, b.strict = newTarget(t, start("plain")), newTarget(t, strict)
 	// The controllers create the service accounts that newTarget would: only its clients are needed here.
-	components := start("components", "--without=")
+	components := start("components", "--without=", "--profiling=false")
 	ca, err := pki.ReadCA(filepath.Join(components.Dir, "data/pki/ca.crt"), filepath.Join(components.Dir, "data/pki/ca.key"))
 	if err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ func TestOverTLS(t *testing.T) {
 		}
 		fmt.Fprintf(w, "%s %s %d", r.Proto, user.Username, len(r.Header["X-Remote-User"]))
 	}))
-	server.TLS = pki.ServerTLS(serving, cluster, front)
+	server.TLS = pki.ServerTLS(serving.GetChain, cluster, front)
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	defer server.Close()

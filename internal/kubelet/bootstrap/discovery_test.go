@@ -79,7 +79,7 @@ func TestDiscoverCA(t *testing.T) {
 		want   Hash
 		good   bool
 	}{
-		{"the API server's own configuration", pki.ServerTLS(keeper, ours), HashOf(ours.Certificate()), true},
+		{"the API server's own configuration", pki.ServerTLS(keeper.GetChain, ours), HashOf(ours.Certificate()), true},
 		{"the right server", pair(t, ours, here, ours), HashOf(ours.Certificate()), true},
 		{"another server", pair(t, theirs, here, theirs), HashOf(ours.Certificate()), false},
 		{"another server that presents our CA", pair(t, theirs, here, theirs, ours), HashOf(ours.Certificate()), false},
@@ -128,7 +128,7 @@ func TestRefreshCAs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return serve(t, pki.ServerTLS(keeper, a))
+		return serve(t, pki.ServerTLS(keeper.GetChain, a))
 	}
 	if known, err := RefreshCAs(t.Context(), server(first), first.Cert); err != nil || string(known) != string(first.Cert) {
 		t.Errorf("nothing has changed, but %q, %v", known, err)

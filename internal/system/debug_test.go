@@ -1,0 +1,140 @@
+package system
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"skiff/internal/config"
+)
+
+// A PUT of a verbosity or of a level's name changes the log level.
+func TestVerbosity(t *testing.T) {
+	var level slog.LevelVar
+	for _, test := range []struct {
+		method, body string
+		code         int
+		level        slog.Level
+	}{
+		{"PUT", "4", 200, slog.LevelDebug},
+		{"GET", "", 406, slog.LevelDebug},
+		{"PUT", "2", 200, slog.LevelInfo},
+		{"PUT", "warn", 200, slog.LevelWarn},
+		{"PUT", "-1", 400, slog.LevelWarn},
+		{"PUT", strings.Repeat("9", 100), 400, slog.LevelWarn},
+	} {
+		w := httptest.NewRecorder()
+		verbosityHandler{&level}.ServeHTTP(w, httptest.NewRequest(test.method, "/debug/flags/v", strings.NewReader(test.body)))
+		if w.Code != test.code || level.Level() != test.level {
+			t.Errorf("%+v: status %d, level %v, %s", test, w.Code, level.Level(), w.Body)
+		}
+	}
+}
+
+// The endpoints for debugging need authorization, as every other path does.
+func TestDebugEndpoints(t *testing.T) {
+	server, _ := startAPIServer(t, testConfig(t))
+	handler := server.Handler()
+	for path, authorized := range map[string]int{
+		"/debug/pprof/cmdline": 200, "/statusz": 200, "/metrics/slis": 200,
+		"/debug/api_priority_and_fairness/dump_priority_levels": 200, "/debug/api_priority_and_fairness/dump_queues": 200,
+		"/flagz": 404, "/debug/flags/v": 404, "/configz": 404, // this server has no flags and no log level to change
+	} {
+		if w := do(handler, "admin", "GET", path, ""); w.Code != authorized {
+			t.Errorf("%s: status %d, want %d", path, w.Code, authorized)
+		}
+		if w := do(handler, "", "GET", path, ""); w.Code != http.StatusForbidden {
+			t.Errorf("%s as anonymous: status %d", path, w.Code)
+		}
+	}
+	c := testConfig(t)
+	c.Profiling, c.FeatureGates = false, config.FeatureGates{config.GateComponentStatusz: false}
+	server, _ = startAPIServer(t, c)
+	for _, path := range []string{"/debug/pprof/cmdline", "/statusz"} {
+		if w := do(server.Handler(), "admin", "GET", path, ""); w.Code != http.StatusNotFound {
+			t.Errorf("%s, which is disabled: status %d", path, w.Code)
+		}
+	}
+}
+
+func TestStatuszObject(t *testing.T) {
+	server, _ := startAPIServer(t, testConfig(t))
+	r := httptest.NewRequest(http.MethodGet, "/statusz", nil)
+	r.Header.Set("Authorization", "Bearer admin")
+	r.Header.Set("Accept", "application/json;as=Statusz;v=v1alpha1;g=config.k8s.io")
+	w := httptest.NewRecorder()
+	server.Handler().ServeHTTP(w, r)
+	var object struct {
+		Kind, APIVersion, EmulationVersion string
+		Paths                              []string
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &object); err != nil {
+		t.Fatalf("%v: %s", err, w.Body)
+	}
+	if object.Kind != "Statusz" || object.APIVersion != "config.k8s.io/v1alpha1" || object.EmulationVersion != "1.37" || !strings.Contains(w.Header().Get("Warning"), "deprecated") {
+		t.Errorf("%s, warning %q", w.Body, w.Header().Get("Warning"))
+	}
+	if w := do(server.Handler(), "admin", "GET", "/statusz", ""); !strings.HasPrefix(w.Body.String(), "\napiserver statusz\nWarning: ") {
+		t.Errorf("text %q", w.Body)
+	}
+}
+
+// /flagz shows the flags of the command, without secrets.
+func TestFlagValues(t *testing.T) {
+	c := config.DefaultAPIServer()
+	c.Token, c.SecurePort = "secret", 7443
+	values := config.FlagValues(&c)
+	if values["token"] != "CLASSIFIED" || values["secure-port"] != "7443" || values["service-cluster-ip-range"] != "10.96.0.0/12" {
+		t.Errorf("token %q, port %q, service CIDR %q", values["token"], values["secure-port"], values["service-cluster-ip-range"])
+	}
+}
+
+// A preflight request of an allowed origin needs no credentials.
+func TestCORS(t *testing.T) {
+	c := testConfig(t)
+	c.HTTP.CORSAllowedOrigins, c.Authentication.Anonymous = []string{`^https://example\.org$`}, false
+	server, _ := startAPIServer(t, c)
+	for _, test := range []struct {
+		method, origin string
+		code           int
+		allowed        string
+	}{
+		{"OPTIONS", "https://example.org", 204, "https://example.org"},
+		{"OPTIONS", "https://evil.org", 401, ""},
+		{"GET", "https://example.org", 401, "https://example.org"},
+	} {
+		r := httptest.NewRequest(test.method, "/api", nil)
+		r.Header.Set("Origin", test.origin)
+		w := httptest.NewRecorder()
+		server.Handler().ServeHTTP(w, r)
+		if w.Code != test.code || w.Header().Get("Access-Control-Allow-Origin") != test.allowed {
+			t.Errorf("%+v: status %d, headers %v", test, w.Code, w.Header())
+		}
+	}
+}
+
+// With --permit-port-sharing two servers listen on the same port.
+func TestPortSharing(t *testing.T) {
+	c := config.DefaultAPIServer()
+	c.BindAddress, c.SecurePort, c.HTTP.PermitPortSharing, c.HTTP.PermitAddressSharing = "127.0.0.1", 0, true, true
+	first, err := listenAPI(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	c.SecurePort = first.Addr().(*net.TCPAddr).Port
+	second, err := listenAPI(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	c.HTTP.PermitPortSharing = false
+	if third, err := listenAPI(t.Context(), c); err == nil {
+		third.Close()
+		t.Error("a server without port sharing listens on the same port")
+	}
+}
