@@ -62,10 +62,10 @@ type aggregated struct {
 func (s *Server) newDocuments(c *catalog) *documents {
 	d := &documents{resources: make(map[schema.GroupVersion]*metav1.APIResourceList)}
 	for _, served := range c.kinds {
-		if len(served.kind.Verbs) == 0 {
-			continue // internal: not served to clients
-		}
 		for _, res := range served.resources {
+			if !c.serves(res) {
+				continue
+			}
 			gv := res.gvr.GroupVersion()
 			list := d.resources[gv]
 			if list == nil {

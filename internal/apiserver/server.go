@@ -51,6 +51,8 @@ type Config struct {
 	// Fairness is API priority and fairness; nil: requests are limited by Limits only.
 	Fairness *fairness.Fairness
 	Log      *slog.Logger
+	// DisabledVersions are versions of the kinds that are not served.
+	DisabledVersions map[schema.GroupVersion]bool
 	// Headers are headers of all responses.
 	Headers ResponseHeaders
 	ZPages  ZPages
@@ -190,6 +192,7 @@ func (s *Server) RemoveKind(k *kind.Kind) error {
 func (s *Server) setKinds(kinds []*kind.Kind) error {
 	old := s.catalog.Load()
 	next := &catalog{
+		disabled:   s.config.DisabledVersions,
 		byVersion:  make(map[schema.GroupVersionResource]*resource),
 		byResource: make(map[schema.GroupResource]*resource),
 		versions:   make(map[schema.GroupVersion]bool),
@@ -235,6 +238,7 @@ func (s *Server) resource(gr schema.GroupResource) *resource {
 
 // catalog is the set of served resources. It is immutable; a change makes a new one.
 type catalog struct {
+	disabled   map[schema.GroupVersion]bool
 	kinds      []*servedKind
 	byVersion  map[schema.GroupVersionResource]*resource
 	byResource map[schema.GroupResource]*resource
@@ -250,8 +254,8 @@ func (c *catalog) add(served *servedKind) error {
 		if c.byResource[gr] == nil || res.stored() {
 			c.byResource[gr] = res
 		}
-		if len(served.kind.Verbs) == 0 {
-			continue // internal: used by other kinds, not served to clients
+		if !c.serves(res) {
+			continue // used by other kinds
 		}
 		if c.byVersion[res.gvr] != nil {
 			return fmt.Errorf("apiserver: %s is served twice", res.gvr)
@@ -261,6 +265,11 @@ func (c *catalog) add(served *servedKind) error {
 		c.groups[res.gvr.Group] = true
 	}
 	return nil
+}
+
+// serves reports whether a resource is served to clients.
+func (c *catalog) serves(res *resource) bool {
+	return len(res.kind.Verbs) > 0 && !c.disabled[res.gvr.GroupVersion()]
 }
 
 // servedKind is a kind with its table, and the resources it is served as: one for each version.

@@ -24,6 +24,7 @@ type APIServer struct {
 	TLS              TLS
 	HTTP             HTTP
 	FeatureGates     FeatureGates
+	RuntimeConfig    RuntimeConfig
 	KubeletClient    KubeletClient
 	WriteKubeconfig  string
 	// Token authenticates as cluster administrator; empty: there is no such token.
@@ -173,6 +174,8 @@ func (c *APIServer) genericFlags(groups *FlagGroups) {
 	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/, and the log level at /debug/flags/v, to users who are authorized for these paths.")
 	fs.Var(&c.FeatureGates, "feature-gates",
 		"Feature gates of kube-apiserver, as Name=true or Name=false, separated by commas. Except for "+strings.Join(switchableGates, " and ")+", only the defaults are supported.")
+	fs.Var(&c.RuntimeConfig, "runtime-config",
+		"API versions to serve or not, as group/version=true or false, separated by commas. api/all, api/ga, api/beta and api/alpha stand for all such versions.")
 	fs.BoolVar(&c.ContentionProfiling, "contention-profiling", c.ContentionProfiling, "Record where goroutines block, if profiling is enabled.")
 }
 

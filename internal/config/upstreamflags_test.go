@@ -71,7 +71,6 @@ var absentFlags = map[string]string{
 	"peer-ca-file":                                onePeer,
 	"proxy-client-cert-file":                      noAggregation,
 	"proxy-client-key-file":                       noAggregation,
-	"runtime-config":                              "every version of an API that skiff has is served",
 	"runtime-config-emulation-forward-compatible": noEmulation,
 	"service-account-signing-endpoint":            "tokens are signed with a key file only",
 	"show-hidden-metrics-for-version":             allMetrics,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"skiff/internal/api"
@@ -60,6 +61,10 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	if err != nil {
 		return nil, err
 	}
+	documents, disabled, err := apiVersions(c.RuntimeConfig, kinds)
+	if err != nil {
+		return nil, err
+	}
 	pages := apiserver.ZPages{Statusz: c.FeatureGates.Enabled(config.GateComponentStatusz)}
 	if c.FeatureGates.Enabled(config.GateComponentFlagz) {
 		pages.Flags = o.flags
@@ -77,12 +82,13 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: o.storeHealthy(ctx)}}
 		},
-		Connectors:    streams.New(o.proxy),
-		Paths:         paths,
-		Admission:     o.access.admission,
-		OpenAPI:       openapi.New(kinds, version.Info().GitVersion),
-		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
-		Version:       version.Info(),
+		Connectors:       streams.New(o.proxy),
+		Paths:            paths,
+		Admission:        o.access.admission,
+		OpenAPI:          documents,
+		DisabledVersions: disabled,
+		TypeConverter:    sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
+		Version:          version.Info(),
 		Limits: apiserver.Limits{
 			ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight), Timeout: c.RequestTimeout,
 			WatchTimeout: time.Duration(c.HTTP.MinRequestTimeout) * time.Second,
@@ -100,6 +106,25 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	}
 	o.access.attach(server, kinds)
 	return server, nil
+}
+
+// apiVersions are the OpenAPI documents of the versions that are served, and the versions that are not.
+func apiVersions(c config.RuntimeConfig, kinds []*kind.Kind) (*openapi.Documents, map[schema.GroupVersion]bool, error) {
+	var versions []schema.GroupVersion
+	for _, k := range kinds {
+		for i := range k.Versions {
+			versions = append(versions, k.Versions[i].GVK.GroupVersion())
+		}
+	}
+	disabled, err := c.Disabled(versions)
+	if err != nil {
+		return nil, nil, err
+	}
+	documents := openapi.New(kinds, version.Info().GitVersion)
+	for gv := range disabled {
+		documents.Update(gv, nil, openapi.Custom{})
+	}
+	return documents, disabled, nil
 }
 
 // unlimited turns the limit of a flag, where 0 means none, into one of the API server, where that is -1.

@@ -138,3 +138,24 @@ func TestPortSharing(t *testing.T) {
 		t.Error("a server without port sharing listens on the same port")
 	}
 }
+
+// A version that --runtime-config disables is not served, and is in no document.
+func TestRuntimeConfig(t *testing.T) {
+	c := testConfig(t)
+	c.RuntimeConfig = config.RuntimeConfig{"autoscaling/v1": "false"}
+	server, _ := startAPIServer(t, c)
+	for path, want := range map[string]int{
+		"/apis/autoscaling/v1/horizontalpodautoscalers": 404, "/apis/autoscaling/v2/horizontalpodautoscalers": 200, "/apis/autoscaling/v1": 404,
+		"/openapi/v3/apis/autoscaling/v1": 404, "/openapi/v3/apis/autoscaling/v2": 200,
+	} {
+		if w := do(server.Handler(), "admin", "GET", path, ""); w.Code != want {
+			t.Errorf("%s: status %d, want %d", path, w.Code, want)
+		}
+	}
+	if w := do(server.Handler(), "admin", "GET", "/apis/autoscaling", ""); strings.Contains(w.Body.String(), `"autoscaling/v1"`) {
+		t.Errorf("discovery: %s", w.Body)
+	}
+	if _, _, err := apiVersions(config.RuntimeConfig{"none/v1": "true"}, nil); err == nil || err.Error() != "unknown api groups none/v1" {
+		t.Errorf("error %v", err)
+	}
+}
