@@ -395,12 +395,21 @@ func TestConfigurationDocument(t *testing.T) {
 		t.Fatalf("%s has no line %s", golden, marker)
 	}
 	var generated strings.Builder
+	type section struct {
+		name   string
+		unused []configfile.Unused
+	}
+	var sections []section
 	for _, c := range configurations {
-		if len(c.unused) == 0 {
+		sections = append(sections, section{c.name, c.unused})
+	}
+	sections = append(sections, section{"KubeletConfiguration of the node inside skiff server, in addition", config.ServerNodeUnused})
+	for _, s := range sections {
+		if len(s.unused) == 0 {
 			continue
 		}
-		fmt.Fprintf(&generated, "\n## %s\n\n| field | values without effect | result | reason |\n|---|---|---|---|\n", c.name)
-		for _, u := range c.unused {
+		fmt.Fprintf(&generated, "\n## %s\n\n| field | values without effect | result | reason |\n|---|---|---|---|\n", s.name)
+		for _, u := range s.unused {
 			values, result := "all", "error"
 			if len(u.Accepted) > 0 {
 				values = "all but `" + strings.Join(u.Accepted, "`, `") + "`"

@@ -66,3 +66,12 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "iptablesMasqueradeBit", Harmless: true, Reason: "skiff does not use iptables"},
 	{Path: "iptablesDropBit", Harmless: true, Reason: "skiff does not use iptables"},
 }
+
+// ServerNodeUnused are the fields of a KubeletConfiguration that have no effect on the node inside `skiff server`, besides KubeletUnused.
+var ServerNodeUnused = []configfile.Unused{
+	{Path: "tlsCertFile", Reason: "the cluster's CA issues the certificate of the node inside skiff server"},
+	{Path: "tlsPrivateKeyFile", Reason: "the cluster's CA issues the certificate of the node inside skiff server"},
+	{Path: "serverTLSBootstrap", Harmless: true, Reason: "the cluster's CA issues the certificate of the node inside skiff server"},
+	{Path: "rotateCertificates", Harmless: true, Reason: "the node inside skiff server needs no client certificate"},
+	{Path: "authentication.x509.clientCAFile", Reason: "the node inside skiff server accepts client certificates of the cluster's CA"},
+}

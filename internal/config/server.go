@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -54,6 +55,9 @@ func (c *Server) Validate() error {
 		if !slices.Contains(optionalComponents, component) {
 			errs = append(errs, fmt.Errorf("--without: %q is not one of %s", component, strings.Join(optionalComponents, ", ")))
 		}
+	}
+	if c.NoNode && !reflect.DeepEqual(c.Node, Node{}) {
+		errs = append(errs, errors.New("--no-node: the flags of the node have no effect without a node"))
 	}
 	return errors.Join(errs...)
 }

@@ -30,6 +30,8 @@ func TestServerValidate(t *testing.T) {
 		{"negative shutdown delay", []string{"--shutdown-delay-duration=-1s"}, "--shutdown-delay-duration: must not be negative"},
 		{"negative watch grace period", []string{"--shutdown-watch-termination-grace-period=-1s"}, "--shutdown-watch-termination-grace-period: must not"},
 		{"negative streams", []string{"--http2-max-streams-per-connection=-1"}, "--http2-max-streams-per-connection: must not be negative"},
+		{"node without a node", []string{"--node-name=a"}, "--no-node: the flags of the node have no effect without a node"},
+		{"node", []string{"--no-node=false", "--node-name=a"}, ""},
 		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

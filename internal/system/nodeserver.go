@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"skiff/internal/config"
+	"skiff/internal/configfile"
 	"skiff/internal/delegated"
 	"skiff/internal/health"
 	"skiff/internal/kubelet/bootstrap"
@@ -52,10 +53,17 @@ func renewing(renewer *pki.Renewer, log *slog.Logger) func(context.Context) erro
 // buildIdentity makes the identity of the kubelet's server.
 func (n *nodeComponents) buildIdentity() (err error) {
 	if n.identity != nil {
+		warnings, err := configfile.Check(n.settings, config.ServerNodeUnused)
+		if err != nil {
+			return fmt.Errorf("KubeletConfiguration: %w", err)
+		}
+		for _, warning := range warnings {
+			n.log.Warn("ignored a field of the KubeletConfiguration", "warning", warning)
+		}
 		n.proof, err = n.identity(n.name, n.addresses)
-	} else {
-		n.proof, err = n.configuredIdentity()
+		return err
 	}
+	n.proof, err = n.configuredIdentity()
 	return err
 }
 

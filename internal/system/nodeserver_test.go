@@ -77,3 +77,17 @@ func TestServeHealthzPortInUse(t *testing.T) {
 		}
 	})
 }
+
+// TestServerNodeUnused checks that the node inside `skiff server`, whose certificate the cluster's CA issues, refuses files for another one.
+func TestServerNodeUnused(t *testing.T) {
+	var log strings.Builder
+	n := &nodeComponents{settings: &kubeletconfig.KubeletConfiguration{TLSCertFile: "a.crt", ServerTLSBootstrap: true}, log: slog.New(slog.NewTextHandler(&log, nil))}
+	n.identity = func(string, []string) (*nodeIdentity, error) { return &nodeIdentity{}, nil }
+	if err := n.buildIdentity(); err == nil || !strings.Contains(err.Error(), "tlsCertFile: a.crt is not supported") {
+		t.Errorf("error %v", err)
+	}
+	n.settings.TLSCertFile = ""
+	if err := n.buildIdentity(); err != nil || n.proof == nil || !strings.Contains(log.String(), "serverTLSBootstrap has no effect") {
+		t.Errorf("error %v, log %s", err, &log)
+	}
+}
