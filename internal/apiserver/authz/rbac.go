@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -92,6 +91,7 @@ type binding struct {
 	order      int
 	ref        *rbacv1.RoleRef
 	subjects   []rbacv1.Subject
+	groups     map[string]int // the first subject for each group
 	role       *role
 	missing    error
 }
@@ -235,6 +235,12 @@ func (s *scope) add(b *binding, r *RBAC) {
 		if !ok {
 			continue
 		}
+		if _, known := b.groups[key]; !known && b.subjects[i].Kind == rbacv1.GroupKind {
+			if b.groups == nil {
+				b.groups = make(map[string]int)
+			}
+			b.groups[key] = i
+		}
 		// A subject that occurs twice is added once.
 		had := by[key]
 		if n := len(had); n > 0 && had[n-1].binding == b {
@@ -350,38 +356,27 @@ func missingRoles(user *authn.User, scopes ...*scope) []error {
 	return errs
 }
 
-// describe is the reason why a request is allowed. It has the first subject of the binding that matches the user.
+// describe is the reason why a request is allowed. It has the first subject of the binding that matches the user. Only a group can come before
+// the subject of the grant: grants of users are found first, and have the user's first subject. A binding can have thousands of subjects, so
+// they are not searched.
 func (g *grant) describe(user *authn.User) string {
-	subject := g.subject
-	b := g.binding
-	for i := range subject {
-		if isSubject(user, &b.subjects[i], b.namespace) {
-			return b.describe(i)
+	b, first := g.binding, g.subject
+	if len(b.groups) > 0 {
+		for _, group := range user.Groups {
+			if subject, ok := b.groups[group]; ok {
+				first = min(first, subject)
+			}
 		}
+	}
+	if first != g.subject {
+		return b.describe(first)
 	}
 	if cached := g.reason.Load(); cached != nil {
 		return *cached
 	}
-	reason := b.describe(subject)
+	reason := b.describe(first)
 	g.reason.Store(&reason)
 	return reason
-}
-
-func isSubject(user *authn.User, subject *rbacv1.Subject, namespace string) bool {
-	switch subject.Kind {
-	case rbacv1.UserKind:
-		return user.Username == subject.Name
-	case rbacv1.GroupKind:
-		return slices.Contains(user.Groups, subject.Name)
-	case rbacv1.ServiceAccountKind:
-		if subject.Namespace != "" {
-			namespace = subject.Namespace
-		}
-		account, ok := strings.CutPrefix(user.Username, serviceAccountPrefix)
-		in, name, _ := strings.Cut(account, ":")
-		return ok && in == namespace && name == subject.Name && namespace != ""
-	}
-	return false
 }
 
 func (b *binding) describe(subject int) string {
