@@ -83,8 +83,8 @@ func (s *stream) tryHeaders(fields []hpack.HeaderField, end bool) (progress, err
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.failed != nil {
-		return 0, s.failed
+	if err := s.sendError(); err != nil {
+		return 0, err
 	}
 	if state := s.takeSpace(); state != appended {
 		return state, nil
@@ -119,8 +119,8 @@ func (s *stream) tryData(data []byte, end bool) (n int, _ progress, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		if s.failed != nil {
-			return n, 0, s.failed
+		if err := s.sendError(); err != nil {
+			return n, 0, err
 		}
 		if state := s.takeSpace(); state != appended {
 			return n, state, nil
@@ -139,6 +139,14 @@ func (s *stream) tryData(data []byte, end bool) (n int, _ progress, _ error) {
 			return n, appended, nil
 		}
 	}
+}
+
+// sendError is why nothing can be sent any more, or nil. It is called with conn.mu held.
+func (s *stream) sendError() error {
+	if s.failed != nil {
+		return s.failed
+	}
+	return s.conn.broken
 }
 
 // takeSpace reports whether the stream may append a frame. If not, it is queued, or must write the pending frames itself. It is called

@@ -143,9 +143,17 @@ func (c *conn) flush() {
 // can run append theirs first.
 func (c *conn) flushTogether() {
 	if c.beginWriting() {
-		runtime.Gosched()
+		if c.openStreams() > 1 {
+			runtime.Gosched()
+		}
 		c.writePending()
 	}
+}
+
+func (c *conn) openStreams() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.streams)
 }
 
 // beginWriting makes the calling goroutine the one that writes, if there is something to write and no other writes.
