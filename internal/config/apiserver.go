@@ -141,6 +141,7 @@ func DefaultAPIServer() APIServer {
 		Admission:       Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
 		Audit:           defaultAudit(),
 		HTTP:            HTTP{MinRequestTimeout: 1800},
+		KubeletClient:   defaultKubeletClient(),
 		LogLevel:        "info",
 		Profiling:       true,
 	}

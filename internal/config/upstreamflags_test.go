@@ -53,7 +53,6 @@ var absentFlags = map[string]string{
 	"etcd-readycheck-timeout":                     "the check of etcd ends with the request for /readyz or /livez",
 	"etcd-servers-overrides":                      "one watch of one store feeds the whole cache",
 	"help":                                        "the command has it",
-	"kubelet-preferred-address-types":             "addresses are tried in the order InternalIP, ExternalIP, InternalDNS, ExternalDNS, Hostname",
 	"kubelet-timeout":                             "requests to kubelets last as long as the client's request",
 	"kubernetes-service-node-port":                "the service kubernetes has type ClusterIP",
 	"lease-reuse-duration-seconds":                "leases of etcd are shared by objects that expire in the same minute",

@@ -3,9 +3,11 @@ package system
 import (
 	"context"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	streams "skiff/internal/apiserver/connect"
+	"skiff/internal/config"
 	"skiff/internal/kind"
 )
 
@@ -23,9 +25,10 @@ func (o proxiedObjects) List(ctx context.Context, resource schema.GroupResource,
 }
 
 // proxyConfig is how the API server reaches kubelets, pods and services.
-func proxyConfig(a *accessControl, certs *certificates) streams.Config {
-	return streams.Config{
-		Objects: proxiedObjects{a},
-		Kubelet: certs.kubelet,
+func proxyConfig(c config.KubeletClient, a *accessControl, certs *certificates) streams.Config {
+	s := streams.Config{Objects: proxiedObjects{a}, Kubelet: certs.kubelet}
+	for _, addressType := range c.AddressTypes {
+		s.AddressTypes = append(s.AddressTypes, corev1.NodeAddressType(addressType))
 	}
+	return s
 }

@@ -35,7 +35,7 @@ func startAPIServer(t testing.TB, c config.Server) (*apiserver.Server, *accessCo
 	}
 	objects := cache.New(memory.New(), log)
 	server, err := newAPIServer(c.APIServer, apiServerOptions{
-		cache: objects, access: access, proxy: proxyConfig(access, certs), storeHealthy: func(context.Context) error { return nil }, registry: newRegistry(),
+		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: newRegistry(),
 	}, log)
 	if err != nil {
 		t.Fatal(err)

@@ -135,7 +135,7 @@ func (s *server) apiServerOptions() apiServerOptions {
 		paths[scheduler.Root] = s.queries
 	}
 	return apiServerOptions{
-		cache: s.cache, access: s.access, proxy: proxyConfig(s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
+		cache: s.cache, access: s.access, proxy: proxyConfig(s.config.KubeletClient, s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
 		flags: s.flags, logLevel: s.logLevel,
 	}
 }

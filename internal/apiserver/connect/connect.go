@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver"
@@ -29,6 +30,8 @@ type Config struct {
 	Objects Objects
 	// Kubelet has the server's client certificate for kubelets and the CA that verifies theirs.
 	Kubelet *tls.Config
+	// AddressTypes is the order of preference of a node's addresses. Empty: IP addresses before names.
+	AddressTypes []corev1.NodeAddressType
 }
 
 // The resources that are read.
@@ -57,17 +60,23 @@ type backends struct {
 	nodes *http.Transport
 	// workloads is for pods and services, whose certificates cannot be verified.
 	workloads *http.Transport
+	// addressTypes is the order of preference of a node's addresses.
+	addressTypes []corev1.NodeAddressType
 }
 
 func newBackends(c Config) *backends {
 	unverified := c.Kubelet.Clone()
 	unverified.InsecureSkipVerify = true
+	if len(c.AddressTypes) == 0 {
+		c.AddressTypes = defaultAddressTypes
+	}
 	return &backends{
-		objects:    c.Objects,
-		kubelet:    newTransport(c.Kubelet, nil),
-		unverified: newTransport(unverified, nil),
-		nodes:      newTransport(c.Kubelet, rejectLocal),
-		workloads:  newTransport(&tls.Config{InsecureSkipVerify: true}, rejectLocal),
+		addressTypes: c.AddressTypes,
+		objects:      c.Objects,
+		kubelet:      newTransport(c.Kubelet, nil),
+		unverified:   newTransport(unverified, nil),
+		nodes:        newTransport(c.Kubelet, rejectLocal),
+		workloads:    newTransport(&tls.Config{InsecureSkipVerify: true}, rejectLocal),
 	}
 }
 

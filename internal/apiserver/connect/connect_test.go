@@ -378,3 +378,27 @@ func TestServiceEndpoints(t *testing.T) {
 		t.Errorf("port 81: %v", err)
 	}
 }
+
+// A node is reached at its address of the preferred type.
+func TestAddressTypes(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+		{Type: corev1.NodeHostName, Address: "n"}, {Type: corev1.NodeInternalIP, Address: "10.0.0.1"},
+	}}}
+	for _, test := range []struct {
+		types []corev1.NodeAddressType
+		want  string
+	}{
+		{nil, "10.0.0.1:10250"},
+		{[]corev1.NodeAddressType{corev1.NodeExternalIP, corev1.NodeHostName, corev1.NodeInternalIP}, "n:10250"},
+	} {
+		b := newBackends(Config{Objects: things{"nodes /n": node}, Kubelet: &tls.Config{}, AddressTypes: test.types})
+		location, err := b.kubeletOf(t.Context(), "n")
+		if err != nil || location.Host != test.want {
+			t.Errorf("%v: %v, %v", test.types, location, err)
+		}
+	}
+	b := newBackends(Config{Objects: things{"nodes /n": node}, Kubelet: &tls.Config{}, AddressTypes: []corev1.NodeAddressType{corev1.NodeExternalDNS}})
+	if _, err := b.kubeletOf(t.Context(), "n"); err == nil || !strings.Contains(err.Error(), "no preferred addresses found") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -201,8 +201,8 @@ func (b *backends) toKubelet(w http.ResponseWriter, r *http.Request, pod *corev1
 	return send(w, r, location, b.kubelet)
 }
 
-// addressOrder is the order of preference of a node's addresses: IP addresses before names.
-var addressOrder = []corev1.NodeAddressType{
+// defaultAddressTypes are IP addresses before names.
+var defaultAddressTypes = []corev1.NodeAddressType{
 	corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS, corev1.NodeHostName,
 }
 
@@ -219,7 +219,7 @@ func (b *backends) kubeletOf(ctx context.Context, name string) (*url.URL, error)
 	if port == 0 {
 		port = kubeletPort
 	}
-	for _, wanted := range addressOrder {
+	for _, wanted := range b.addressTypes {
 		for _, address := range node.Status.Addresses {
 			if address.Type == wanted {
 				return &url.URL{Scheme: "https", Host: net.JoinHostPort(address.Address, strconv.Itoa(port))}, nil
