@@ -82,6 +82,10 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := restoreSegment(c.DataDir); err != nil {
+		lock.Close()
+		return nil, err
+	}
 	electionMu.Lock()
 	defer electionMu.Unlock()
 	server, err := etcdserver.NewServer(serverConfig(c))
@@ -438,7 +442,11 @@ func (e *embedded) close() error {
 	}
 	e.stop()
 	e.wait.Wait()
+	restore := keepSegment(e.dir)
 	e.server.HardStop() // there is no other member to transfer leadership to
-	e.lock.Close()
+	defer e.lock.Close()
+	if err := restore(); err != nil {
+		return fmt.Errorf("keep log segment: %w", err)
+	}
 	return nil
 }

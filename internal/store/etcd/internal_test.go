@@ -5,7 +5,10 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,5 +146,81 @@ func TestLogBridge(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("log has no %q: %s", want, got)
 		}
+	}
+}
+
+// The segment of the log that etcd has allocated in advance is the next one after a restart, unless something was written to it.
+func TestSegmentIsKept(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(logDir(dir), nextSegment)
+	// restart returns whether the segment has the mark. A new file could have the number of the old one.
+	const markAt = 1 << 20
+	restart := func() (marked bool) {
+		t.Helper()
+		s, err := Open(context.Background(), Config{DataDir: dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Create(context.Background(), "/registry/"+t.Name()+time.Now().String(), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("etcd allocates no segment")
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatalf("no segment is kept: %v", err)
+		}
+		return content[markAt] != 0
+	}
+	write := func(at int64) {
+		t.Helper()
+		file, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if _, err := file.WriteAt([]byte{1}, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if restart() {
+		t.Fatal("a new segment has content")
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if allocated := info.Sys().(*syscall.Stat_t).Blocks * 512; allocated < info.Size() {
+		t.Errorf("%d of %d bytes of the segment are allocated", allocated, info.Size())
+	}
+	write(markAt)
+	if !restart() {
+		t.Error("the segment was allocated again")
+	}
+	// Crashes leave it behind under other names.
+	for _, name := range allocatedSegments {
+		if err := os.Rename(path, filepath.Join(logDir(dir), name)); err != nil {
+			t.Fatal(err)
+		}
+		if !restart() {
+			t.Errorf("the segment %s was allocated again", name)
+		}
+	}
+	write(100)
+	if restart() {
+		t.Error("a segment to which etcd had begun to write is used again")
+	}
+	entries, err := filepath.Glob(filepath.Join(logDir(dir), "*.tmp"))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("segments left behind: %v, %v", entries, err)
 	}
 }
