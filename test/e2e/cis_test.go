@@ -355,7 +355,12 @@ func kubeletIsVerified(t *testing.T, b *benchmark) {
 func nodeAuthorizer(t *testing.T, b *benchmark) {
 	b.plain.admin.must(t, "POST", "/api/v1/namespaces/team/secrets", `{"metadata":{"name":"mounted"}}`)
 	b.plain.admin.must(t, "POST", "/api/v1/namespaces/team/pods", `{"metadata":{"name":"mounts"},"spec":{"nodeName":"m1","containers":[{"name":"c","image":"i"}],"volumes":[{"name":"v","secret":{"secretName":"mounted"}}]}}`)
-	b.plain.user(t, "system:node:m1", "system:nodes").must(t, "GET", "/api/v1/namespaces/team/secrets/mounted", "")
+	node := b.plain.user(t, "system:node:m1", "system:nodes")
+	// The authorizer receives the pod from a watch, soon after it was created.
+	eventually(t.Context(), t, "a node may read the secret of its pod", func(context.Context) (bool, error) {
+		code, _ := node.do(t, "GET", "/api/v1/namespaces/team/secrets/mounted", "")
+		return code == 200, nil
+	})
 	b.plain.user(t, "system:node:m2", "system:nodes").refused(t, 403, "GET", "/api/v1/namespaces/team/secrets/mounted", "")
 }
 
