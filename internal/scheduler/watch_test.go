@@ -19,9 +19,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
-	"k8s.io/client-go/rest"
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
@@ -79,16 +77,6 @@ func newRealServer(t testing.TB) *realServer {
 	return s
 }
 
-// clientThrough is a client of the server whose requests go through a transport.
-func (s *realServer) clientThrough(transport http.RoundTripper) *client.Client {
-	s.t.Helper()
-	c, err := client.New(&rest.Config{Host: "http://skiff.local", Transport: transport}, api.Scheme(), api.Kinds(api.Settings{}))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return c
-}
-
 func (s *realServer) create(pod *corev1.Pod) {
 	s.t.Helper()
 	pod = pod.DeepCopy()
@@ -109,14 +97,6 @@ func (s *realServer) pod(name string) *corev1.Pod {
 		s.t.Fatal(err)
 	}
 	return p
-}
-
-func (s *realServer) bind(name, node string) {
-	s.t.Helper()
-	err := s.pods.CreateSubresource(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, "binding", &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
 }
 
 func (s *realServer) delete(name string) {

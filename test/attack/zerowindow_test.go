@@ -1,7 +1,6 @@
 package attack
 
 import (
-	"fmt"
 	"testing"
 )
 
@@ -32,7 +31,7 @@ func TestZeroWindow(t *testing.T) {
 			if during := a.usage(); during.heap > before.heap+most {
 				t.Errorf("the heap grew from %.0f to %.0f bytes", before.heap, during.heap)
 			} else {
-				t.Log(fmt.Sprintf("during the attack %+v", during))
+				t.Logf("during the attack %+v", during)
 			}
 			a.expectReleased(before)
 		})
