@@ -60,6 +60,13 @@ type growth struct {
 	cpu                time.Duration
 }
 
+func newGrowth(t testing.TB) *growth {
+	if testing.Short() {
+		t.Skip("CPU time says nothing about growth under the race detector, which runs the short tests")
+	}
+	return &growth{testServer: newGrowthServer(t)}
+}
+
 // request is one request of a client with n items.
 type growingRequest struct {
 	method, path, contentType string
@@ -180,7 +187,7 @@ func (g *growth) store(f growingField, items any) {
 
 // TestCreateIsLinear checks that the CPU time of a create is linear in the length of every list and map of every kind.
 func TestCreateIsLinear(t *testing.T) {
-	g := &growth{testServer: newGrowthServer(t)}
+	g := newGrowth(t)
 	for _, f := range growingFields(t) {
 		if f.path[0] == "status" && f.kind.CopyStatus != nil && !f.kind.StatusOnCreate {
 			continue // cleared
@@ -200,7 +207,7 @@ func TestCreateIsLinear(t *testing.T) {
 
 // TestUpdateIsLinear is the same for updates that reverse a list, so that its items cannot be compared by position.
 func TestUpdateIsLinear(t *testing.T) {
-	g := &growth{testServer: newGrowthServer(t)}
+	g := newGrowth(t)
 	for _, f := range growingFields(t) {
 		if !f.first {
 			continue
@@ -256,7 +263,7 @@ func (f growingField) patchOf(value any) map[string]any {
 
 // TestMergePatchIsLinear patches a list or a map with as many items as it has.
 func TestMergePatchIsLinear(t *testing.T) {
-	g := &growth{testServer: newGrowthServer(t)}
+	g := newGrowth(t)
 	for _, f := range representatives(t) {
 		g.check("merge patch "+f.String(), func(n int) growingRequest {
 			g.store(f, f.items(n, distinct))
@@ -268,7 +275,7 @@ func TestMergePatchIsLinear(t *testing.T) {
 
 // TestStrategicPatchIsLinear patches a list or a map with as many items as it has, and with each directive for each item.
 func TestStrategicPatchIsLinear(t *testing.T) {
-	g := &growth{testServer: newGrowthServer(t)}
+	g := newGrowth(t)
 	for _, f := range representatives(t) {
 		for name, patch := range strategicPatches(f) {
 			g.check("strategic merge patch "+f.String()+" "+name, func(n int) growingRequest {
@@ -351,7 +358,7 @@ func (f growingField) parent(object map[string]any) map[string]any {
 
 // TestJSONPatchIsLinear adds an item with each operation.
 func TestJSONPatchIsLinear(t *testing.T) {
-	g := &growth{testServer: newGrowthServer(t)}
+	g := newGrowth(t)
 	for _, f := range representatives(t) {
 		at := "/" + strings.Join(f.path, "/")
 		for name, operation := range map[string]func(i int) map[string]any{
@@ -383,7 +390,7 @@ func TestJSONPatchIsLinear(t *testing.T) {
 
 // TestApplyIsLinear applies a configuration with as many items as the object has, as the first manager and over another one.
 func TestApplyIsLinear(t *testing.T) {
-	g := &growth{testServer: newGrowthServer(t)}
+	g := newGrowth(t)
 	for _, f := range representatives(t) {
 		if f.path[len(f.path)-1] == "managedFields" {
 			continue // cannot be applied
