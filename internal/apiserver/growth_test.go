@@ -67,7 +67,7 @@ func newGrowth(t testing.TB) *growth {
 	return &growth{testServer: newGrowthServer(t)}
 }
 
-// request is one request of a client with n items.
+// growingRequest is a request of a client with n items.
 type growingRequest struct {
 	method, path, contentType string
 	body                      any
