@@ -116,17 +116,23 @@ func (c *slowClient) get(path, token string) {
 	c.next += 2
 }
 
+// newServerOfLargeObjects is a server with a short request timeout and more data than the buffers of a connection take.
+func newServerOfLargeObjects(t *testing.T) *testServer {
+	s := newTestServer(t, func(c *Config) { c.Limits.Timeout = 300 * time.Millisecond })
+	for i := range 40 {
+		cm := configMap("ns", fmt.Sprint("large-", i))
+		cm.Data["large"] = strings.Repeat("x", 500_000)
+		s.add("configmaps", cm)
+	}
+	return s
+}
+
 // A client that does not read its response holds a place among the requests in flight until the request's deadline, and no longer.
 func TestWriteDeadline(t *testing.T) {
 	for _, protocol := range []string{overHTTP1, overHTTP2, overGoHTTP2} {
 		t.Run(protocol, func(t *testing.T) {
 			t.Parallel()
-			s := newTestServer(t, func(c *Config) { c.Limits.Timeout = 300 * time.Millisecond })
-			for i := range 40 {
-				cm := configMap("ns", fmt.Sprint("large-", i))
-				cm.Data["large"] = strings.Repeat("x", 500_000)
-				s.add("configmaps", cm)
-			}
+			s := newServerOfLargeObjects(t)
 			c := newSlowClient(t, s.serveOver(protocol), protocol)
 			c.get("/api/v1/configmaps", "admin")
 			waitUntil(t, "the request is in flight", func() bool { return s.readOnly.inFlight.Load() == 1 })
@@ -140,12 +146,7 @@ func TestWatchWriteDeadline(t *testing.T) {
 	for _, protocol := range []string{overHTTP1, overHTTP2, overGoHTTP2} {
 		t.Run(protocol, func(t *testing.T) {
 			t.Parallel()
-			s := newTestServer(t, func(c *Config) { c.Limits.Timeout = 300 * time.Millisecond })
-			for i := range 40 {
-				cm := configMap("ns", fmt.Sprint("large-", i))
-				cm.Data["large"] = strings.Repeat("x", 500_000)
-				s.add("configmaps", cm)
-			}
+			s := newServerOfLargeObjects(t)
 			watching := func() int64 { return s.find("configmaps").watchers.Load() }
 			c := newSlowClient(t, s.serveOver(protocol), protocol)
 			c.get("/api/v1/configmaps?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "admin")

@@ -1,4 +1,4 @@
-// Package resourcename classifies the names of compute resources. API server, controllers and kubelet share these predicates, so that all
+// Package resourcename classifies the names of compute resources. API server, controllers, scheduler and kubelet share these predicates, so that all
 // of them account for a resource in the same way.
 package resourcename
 

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/resourcename"
 	"skiff/internal/scheduler/snapshot"
 )
 
@@ -41,7 +42,7 @@ func newExtendedDevices(s *snapshot.Snapshot, p *snapshot.PodInfo) *extendedDevi
 	}
 	e := &extendedDevices{pod: p.Pod, Stale: s.Devices.ExtendedClaimOf(p.Pod), claims: map[string]*snapshot.ExtendedClaim{}}
 	for _, a := range p.Request.Extended {
-		if a.Value > 0 && (snapshot.IsExtendedResource(a.Resource) || strings.HasPrefix(string(a.Resource), resourcev1.ResourceDeviceClassPrefix)) {
+		if a.Value > 0 && (resourcename.IsExtended(a.Resource) || strings.HasPrefix(string(a.Resource), resourcev1.ResourceDeviceClassPrefix)) {
 			e.resources = append(e.resources, extendedResource{name: a.Resource, class: s.Devices.ClassFor(a.Resource)})
 		}
 	}

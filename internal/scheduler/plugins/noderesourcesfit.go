@@ -10,6 +10,7 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/resourcename"
 	"skiff/internal/scheduler/snapshot"
 )
 
@@ -81,7 +82,7 @@ func (r *NodeResourcesFit) Requests(s *snapshot.Snapshot, p *snapshot.PodInfo) [
 		}
 	}
 	for _, a := range q.Extended {
-		if snapshot.IsExtendedResource(a.Resource) {
+		if resourcename.IsExtended(a.Resource) {
 			group, _, _ := strings.Cut(string(a.Resource), "/")
 			if slices.Contains(r.ignored, string(a.Resource)) || slices.Contains(r.ignoredGroups, group) {
 				continue

@@ -9,8 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"skiff/internal/resourcename"
 )
 
 // Requests that scoring assumes for containers without any, so that such pods spread too.
@@ -203,16 +204,7 @@ func hasResizeStatus(pod *corev1.Pod) bool {
 func isScalarResource(name corev1.ResourceName) bool {
 	s := string(name)
 	return strings.HasPrefix(s, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(s, corev1.ResourceAttachableVolumesPrefix) ||
-		strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || IsExtendedResource(name)
-}
-
-// IsExtendedResource reports whether a resource name is outside the kubernetes.io domain and has no quota prefix.
-func IsExtendedResource(name corev1.ResourceName) bool {
-	s := string(name)
-	if !strings.Contains(s, "/") || strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || strings.HasPrefix(s, corev1.DefaultResourceRequestsPrefix) {
-		return false
-	}
-	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+s)) == 0
+		strings.Contains(s, corev1.ResourceDefaultNamespacePrefix) || resourcename.IsExtended(name)
 }
 
 // HostPortsOf returns the host ports of a pod's containers and restartable init containers.

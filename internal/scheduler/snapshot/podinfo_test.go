@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/resourcename"
 	"skiff/internal/scheduler/schedulertest"
 )
 
@@ -211,7 +212,7 @@ func TestCountableResources(t *testing.T) {
 		"kubernetes.io/x": {true, false}, "sub.kubernetes.io/x": {true, false}, "deviceclass.resource.kubernetes.io/c": {true, false}, "mykubernetes.io/x": {true, false},
 		"requests.example.com/fpga": {}, "requests.cpu": {}, "limits.example.com/fpga": {true, true},
 	} {
-		if got := [2]bool{isScalarResource(name), IsExtendedResource(name)}; got != want {
+		if got := [2]bool{isScalarResource(name), resourcename.IsExtended(name)}; got != want {
 			t.Errorf("%q: countable is %t, extended is %t, want %v", name, got[0], got[1], want)
 		}
 	}
