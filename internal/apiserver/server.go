@@ -195,6 +195,7 @@ func (s *Server) setKinds(kinds []*kind.Kind) error {
 		disabled:   s.config.DisabledVersions,
 		byVersion:  make(map[schema.GroupVersionResource]*resource),
 		byResource: make(map[schema.GroupResource]*resource),
+		byKind:     make(map[schema.GroupVersionKind]*resource),
 		versions:   make(map[schema.GroupVersion]bool),
 		groups:     make(map[string]bool),
 	}
@@ -236,12 +237,21 @@ func (s *Server) resource(gr schema.GroupResource) *resource {
 	return s.catalog.Load().byResource[gr]
 }
 
+// KindOf returns the Kind that is served as gvk and the version, or nil when there is none.
+func (s *Server) KindOf(gvk schema.GroupVersionKind) (*kind.Kind, *kind.Version) {
+	if res := s.catalog.Load().byKind[gvk]; res != nil {
+		return res.kind, res.version
+	}
+	return nil, nil
+}
+
 // catalog is the set of served resources. It is immutable; a change makes a new one.
 type catalog struct {
 	disabled   map[schema.GroupVersion]bool
 	kinds      []*servedKind
 	byVersion  map[schema.GroupVersionResource]*resource
 	byResource map[schema.GroupResource]*resource
+	byKind     map[schema.GroupVersionKind]*resource
 	versions   map[schema.GroupVersion]bool
 	groups     map[string]bool
 	documents  *documents
@@ -261,6 +271,7 @@ func (c *catalog) add(served *servedKind) error {
 			return fmt.Errorf("apiserver: %s is served twice", res.gvr)
 		}
 		c.byVersion[res.gvr] = res
+		c.byKind[res.gvk] = res
 		c.versions[res.gvr.GroupVersion()] = true
 		c.groups[res.gvr.Group] = true
 	}

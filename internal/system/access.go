@@ -45,15 +45,15 @@ type accessControl struct {
 
 	// Authenticators, authorizers and admission read objects of the server, which is made after them. attach sets these before the first
 	// request.
-	objects   *authn.DeferredObjects
-	policy    *authz.CachedPolicy
-	client    kind.Client
-	resources servedResources
+	objects *authn.DeferredObjects
+	policy  *authz.CachedPolicy
+	client  kind.Client
+	kinds   func(schema.GroupVersionKind) (*kind.Kind, *kind.Version)
 }
 
 func newAccessControl(c config.APIServer, certs *certificates, log *slog.Logger) (*accessControl, error) {
 	a := &accessControl{
-		objects: &authn.DeferredObjects{}, policy: &authz.CachedPolicy{}, resources: servedResources{}, nodeGraph: authz.NewNodeGraph(),
+		objects: &authn.DeferredObjects{}, policy: &authz.CachedPolicy{}, nodeGraph: authz.NewNodeGraph(),
 		log: log.With("component", "access-control"),
 	}
 	if c.Limits.PriorityAndFairness {
@@ -67,7 +67,7 @@ func newAccessControl(c config.APIServer, certs *certificates, log *slog.Logger)
 	}
 	var err error
 	a.admission, err = admission.List(admission.Options{
-		Client: func() kind.Client { return a.client }, Authorizer: a.authorizer, Resources: a.resources.find,
+		Client: func() kind.Client { return a.client }, Authorizer: a.authorizer, Resources: a.resourceOf,
 		Enable: c.Admission.Enable, Disable: c.Admission.Disable, ConfigFile: c.Admission.ConfigFile,
 		DefaultNotReadyTolerationSeconds: &c.Admission.NotReadySeconds, DefaultUnreachableTolerationSeconds: &c.Admission.UnreachableSeconds,
 	})
@@ -207,7 +207,7 @@ func (a *accessControl) setAuthorization(c config.Authorization) error {
 			return a.client.Get(ctx, resource, "", name)
 		},
 		Resource: func(gvk schema.GroupVersionKind) (string, bool) {
-			resource, _, ok := a.resources.find(gvk)
+			resource, _, ok := a.resourceOf(gvk)
 			return resource.Resource, ok
 		},
 	}
@@ -215,29 +215,20 @@ func (a *accessControl) setAuthorization(c config.Authorization) error {
 }
 
 // attach sets the server whose objects are read.
-func (a *accessControl) attach(server *apiserver.Server, kinds []*kind.Kind) {
+func (a *accessControl) attach(server *apiserver.Server) {
 	a.client = server.KindClient()
 	a.objects.Set(a.client)
 	a.policy.Cache = server.Local(apiServerUser)
-	for _, k := range kinds {
-		for i := range k.Versions {
-			gvk := k.Versions[i].GVK
-			a.resources[gvk] = servedResource{gvk.GroupVersion().WithResource(k.Plural), k.Namespaced}
-		}
+	a.kinds = server.KindOf
+}
+
+// resourceOf returns the resource of a served kind.
+func (a *accessControl) resourceOf(gvk schema.GroupVersionKind) (resource schema.GroupVersionResource, namespaced, ok bool) {
+	k, _ := a.kinds(gvk)
+	if k == nil {
+		return schema.GroupVersionResource{}, false, false
 	}
-}
-
-// servedResources are the resources of the API by kind.
-type servedResources map[schema.GroupVersionKind]servedResource
-
-type servedResource struct {
-	resource   schema.GroupVersionResource
-	namespaced bool
-}
-
-func (r servedResources) find(gvk schema.GroupVersionKind) (resource schema.GroupVersionResource, namespaced, ok bool) {
-	s, ok := r[gvk]
-	return s.resource, s.namespaced, ok
+	return gvk.GroupVersion().WithResource(k.Plural), k.Namespaced, true
 }
 
 // run reloads the configuration files of authorizers and authenticators until ctx is done.

@@ -104,7 +104,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	if err != nil {
 		return nil, err
 	}
-	o.access.attach(server, kinds)
+	o.access.attach(server)
 	return server, nil
 }
 

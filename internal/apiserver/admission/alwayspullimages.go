@@ -67,7 +67,7 @@ func (alwaysPullImages) Validate(_ context.Context, a *Attributes) error {
 	var errs []error
 	requireAlways := func(path *field.Path, pull corev1.PullPolicy) {
 		if pull != corev1.PullAlways {
-			errs = append(errs, forbidden(a, field.NotSupported(path, pull, []string{string(corev1.PullAlways)})))
+			errs = append(errs, Forbidden(a, field.NotSupported(path, pull, []string{string(corev1.PullAlways)})))
 		}
 	}
 	spec := field.NewPath("spec")

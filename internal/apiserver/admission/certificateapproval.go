@@ -29,7 +29,7 @@ func (p certificateApproval) Validate(ctx context.Context, a *Attributes) error 
 	// The stored signer is authorized, not that of the update.
 	request, err := oldOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if !p.allow(ctx, a.User, "approve", request.Spec.SignerName) {
 		return forbid(a, "user not permitted to approve requests with signerName %q", request.Spec.SignerName)

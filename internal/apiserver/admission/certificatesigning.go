@@ -21,11 +21,11 @@ func (certificateSigning) Handles(a *Attributes) bool {
 func (p certificateSigning) Validate(ctx context.Context, a *Attributes) error {
 	old, err := oldOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	request, err := objectOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if bytes.Equal(old.Status.Certificate, request.Status.Certificate) &&
 		equality.Semantic.DeepEqual(old.Status.Conditions, request.Status.Conditions) {

@@ -25,7 +25,7 @@ func (certificateSubjectRestriction) Handles(a *Attributes) bool {
 func (certificateSubjectRestriction) Validate(_ context.Context, a *Attributes) error {
 	request, err := objectOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if request.Spec.SignerName != certificatesv1.KubeAPIServerClientSignerName {
 		return nil

@@ -28,7 +28,7 @@ func (p *defaultIngressClass) Mutate(ctx context.Context, a *Attributes) error {
 	}
 	classes, err := list[*networkingv1.IngressClass](ctx, p.client, ingressClasses, "")
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	class, ok := newestDefault(classes, func(annotations map[string]string) bool {
 		return annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true"

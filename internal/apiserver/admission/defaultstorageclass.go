@@ -27,7 +27,7 @@ func (p *defaultStorageClass) Mutate(ctx context.Context, a *Attributes) error {
 	}
 	classes, err := list[*storagev1.StorageClass](ctx, p.client, storageClasses, "")
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if class, ok := newestDefault(classes, isDefaultStorageClass); ok {
 		name := class.Name

@@ -70,7 +70,7 @@ func (r *limitRanger) Validate(ctx context.Context, a *Attributes) error {
 			}
 		}
 		if len(errs) > 0 {
-			return forbidden(a, utilerrors.NewAggregate(errs))
+			return Forbidden(a, utilerrors.NewAggregate(errs))
 		}
 	}
 	return nil
@@ -81,7 +81,7 @@ func (r *limitRanger) ranges(ctx context.Context, a *Attributes) ([]*corev1.Limi
 	if a.Old != nil {
 		old, err := meta.Accessor(a.Old)
 		if err != nil {
-			return nil, forbidden(a, err)
+			return nil, Forbidden(a, err)
 		}
 		if old.GetDeletionTimestamp() != nil {
 			return nil, nil

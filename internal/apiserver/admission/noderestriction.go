@@ -105,7 +105,7 @@ func (r *nodeRestriction) admitPod(ctx context.Context, a *Attributes, node stri
 	case Delete:
 		pod, err := oldOf[*corev1.Pod](a)
 		if err != nil {
-			return forbidden(a, err)
+			return Forbidden(a, err)
 		}
 		if pod.Spec.NodeName != node {
 			return forbid(a, "node %q can only delete pods with spec.nodeName set to itself", node)
@@ -118,7 +118,7 @@ func (r *nodeRestriction) admitPod(ctx context.Context, a *Attributes, node stri
 func (r *nodeRestriction) admitMirrorPod(ctx context.Context, a *Attributes, node string) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	switch {
 	case !isMirror(pod):
@@ -165,14 +165,14 @@ func admitPodStatus(a *Attributes, node string) error {
 	}
 	old, err := oldOf[*corev1.Pod](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if old.Spec.NodeName != node {
 		return forbid(a, "node %q can only update pod status for pods with spec.nodeName set to itself", node)
 	}
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	same := equality.Semantic.DeepEqual
 	switch {
@@ -210,7 +210,7 @@ func (r *nodeRestriction) admitEviction(ctx context.Context, a *Attributes, node
 func (r *nodeRestriction) podNamed(ctx context.Context, a *Attributes, name string) (*corev1.Pod, error) {
 	pod, err := get[*corev1.Pod](ctx, r.client, pods, a.Namespace, name)
 	if err != nil && !apierrors.IsNotFound(err) {
-		err = forbidden(a, err)
+		err = Forbidden(a, err)
 	}
 	return pod, err
 }
@@ -222,11 +222,11 @@ func admitClaimStatus(a *Attributes, node string) error {
 	}
 	old, err := oldOf[*corev1.PersistentVolumeClaim](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	claim, err := objectOf[*corev1.PersistentVolumeClaim](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	old, claim = old.DeepCopy(), claim.DeepCopy()
 	for _, c := range []*corev1.PersistentVolumeClaim{old, claim} {
@@ -250,7 +250,7 @@ func admitNode(a *Attributes, name string) error {
 	}
 	node, err := objectOf[*corev1.Node](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if a.Operation == Create {
 		if node.Spec.ConfigSource != nil {
@@ -263,7 +263,7 @@ func admitNode(a *Attributes, name string) error {
 	}
 	old, err := oldOf[*corev1.Node](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	same := equality.Semantic.DeepEqual
 	switch {
@@ -330,11 +330,11 @@ func admitCSINode(a *Attributes, node string) error {
 	}
 	old, err := oldOf[*storagev1.CSINode](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	obj, err := objectOf[*storagev1.CSINode](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if !equality.Semantic.DeepEqual(old.Spec, obj.Spec) {
 		return forbid(a, "node %q is not allowed to modify CSINode spec via status", node)
@@ -353,7 +353,7 @@ func admitResourceSlice(a *Attributes, node string) error {
 	}
 	slice, err := typed[*resourcev1.ResourceSlice](obj)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if slice.Spec.NodeName == nil || *slice.Spec.NodeName != node {
 		return forbid(a, "can only %s ResourceSlice with the same NodeName as the requesting node", verb)
@@ -368,7 +368,7 @@ func admitSigningRequest(a *Attributes, node string) error {
 	}
 	request, err := objectOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if s := request.Spec.SignerName; s != certificatesv1.KubeletServingSignerName && s != certificatesv1.KubeAPIServerClientKubeletSignerName {
 		return nil

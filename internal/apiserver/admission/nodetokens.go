@@ -20,7 +20,7 @@ func (r *nodeRestriction) admitTokenRequest(ctx context.Context, a *Attributes, 
 	}
 	request, err := objectOf[*authenticationv1.TokenRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	ref := request.Spec.BoundObjectRef
 	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
@@ -40,7 +40,7 @@ func (r *nodeRestriction) admitTokenRequest(ctx context.Context, a *Attributes, 
 		return forbid(a, "node requested token bound to a pod scheduled on a different node")
 	}
 	if err := r.checkAudience(ctx, a, request, pod); err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes
 	}
 	request, err := objectOf[*certificatesv1.PodCertificateRequest](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	spec := &request.Spec
 	if string(spec.NodeName) != node {
@@ -182,7 +182,7 @@ func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes
 		if apierrors.IsNotFound(err) {
 			return wrapped
 		}
-		return forbidden(a, wrapped)
+		return Forbidden(a, wrapped)
 	}
 	self, err := get[*corev1.Node](ctx, r.client, nodes, "", node)
 	if err != nil {

@@ -91,11 +91,11 @@ func typed[T runtime.Object](obj runtime.Object) (T, error) {
 
 // forbid returns a Forbidden error for the write.
 func forbid(a *Attributes, format string, args ...any) error {
-	return forbidden(a, fmt.Errorf(format, args...))
+	return Forbidden(a, fmt.Errorf(format, args...))
 }
 
-// forbidden converts an error to a Forbidden error for the write, unless it is one already.
-func forbidden(a *Attributes, err error) error {
+// Forbidden converts an error to a Forbidden error for the write, unless it is one already.
+func Forbidden(a *Attributes, err error) error {
 	if apierrors.IsForbidden(err) {
 		return err
 	}

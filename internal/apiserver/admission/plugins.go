@@ -21,6 +21,10 @@ type Options struct {
 	// Resources returns the resource of a kind, for owner references.
 	Resources func(schema.GroupVersionKind) (resource schema.GroupVersionResource, namespaced, ok bool)
 
+	// Extensions are the plugins that evaluate policies and call webhooks, by name. They are made by packages that import this one.
+	// A plugin that is not among them does not run.
+	Extensions map[string]Plugin
+
 	// Enable and Disable are the names of plugins to enable or disable, in addition to the defaults.
 	Enable, Disable []string
 	// ConfigFile is the path of an AdmissionConfiguration, or "".
@@ -73,9 +77,18 @@ var all = []entry{
 	{"PodTopologyLabels", true, func(o *Options, _ *config) (Plugin, error) { return &podTopologyLabels{o.Client}, nil }},
 	{"NodeDeclaredFeatureValidator", true, func(o *Options, _ *config) (Plugin, error) { return newNodeDeclaredFeatureValidator(o.Client) }},
 	{"PodResizeValidator", true, func(o *Options, _ *config) (Plugin, error) { return &podResizeValidator{o.Client}, nil }},
+	extension("MutatingAdmissionPolicy"),
+	extension("MutatingAdmissionWebhook"),
+	extension("ValidatingAdmissionPolicy"),
+	extension("ValidatingAdmissionWebhook"),
 	{"ResourceQuota", true, func(o *Options, c *config) (Plugin, error) {
 		return newResourceQuota(o.Client, c.quota.LimitedResources), nil
 	}},
+}
+
+// extension is the entry of a plugin of Options.Extensions. The plugin is nil if it is not among them.
+func extension(name string) entry {
+	return entry{name, true, func(o *Options, _ *config) (Plugin, error) { return o.Extensions[name], nil }}
 }
 
 func newOwnerReferences(o *Options, _ *config) (Plugin, error) {
@@ -117,7 +130,9 @@ func List(o Options) (Chain, error) {
 		if err != nil {
 			return nil, fmt.Errorf("admission plugin %s: %w", e.name, err)
 		}
-		chain = append(chain, plugin)
+		if plugin != nil {
+			chain = append(chain, plugin)
+		}
 	}
 	return chain, nil
 }

@@ -31,7 +31,11 @@ func TestOrder(t *testing.T) {
 			byDefault = append(byDefault, name)
 		}
 	}
-	if got := ruleNames(mustList(t, Options{})); !slices.Equal(got, byDefault) {
+	extensions := map[string]Plugin{}
+	for _, name := range []string{"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook"} {
+		extensions[name] = standIn{name: name}
+	}
+	if got := ruleNames(mustList(t, Options{Extensions: extensions})); !slices.Equal(got, byDefault) {
 		t.Errorf("enabled by default:\n%v\nwant:\n%v", got, byDefault)
 	}
 	off := []string{"AlwaysPullImages", "PodNodeSelector", "EventRateLimit", "ExtendedResourceToleration", "OwnerReferencesPermissionEnforcement"}
@@ -41,7 +45,7 @@ func TestOrder(t *testing.T) {
 		}
 	}
 	for _, e := range all {
-		r, err := e.make(&Options{Client: newWorld().env, Authorizer: allow{}}, &config{})
+		r, err := e.make(&Options{Client: newWorld().env, Authorizer: allow{}, Extensions: extensions}, &config{})
 		if err == nil && r.Name() != e.name {
 			t.Errorf("%s is listed as %s", r.Name(), e.name)
 		}
@@ -171,6 +175,14 @@ func (refusing) Name() string                                { return "refusing"
 func (refusing) Handles(*Attributes) bool                    { return true }
 func (refusing) Validate(context.Context, *Attributes) error { return errors.New("no") }
 
+// standIn is a plugin of another package.
+type standIn struct {
+	refusing
+	name string
+}
+
+func (s standIn) Name() string { return s.name }
+
 // TestMutateCopies: plugins copy maps and pointers of other objects into the written one.
 func TestMutateCopies(t *testing.T) {
 	w := fullWorld()
@@ -207,7 +219,7 @@ func FuzzHandles(f *testing.F) {
 	chain := Chain{}
 	for _, e := range all {
 		c := &config{}
-		if r, err := e.make(&Options{Client: newWorld().env, Authorizer: allow{}}, c); err == nil {
+		if r, err := e.make(&Options{Client: newWorld().env, Authorizer: allow{}}, c); err == nil && r != nil {
 			chain = append(chain, r)
 		}
 	}

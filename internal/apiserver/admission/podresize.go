@@ -41,7 +41,7 @@ func (r *podResizeValidator) Validate(ctx context.Context, a *Attributes) error 
 		return withCause("UnsupportedPlatform", forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, system))
 	}
 	if err := checkAllocatable(pod, node.Status.Allocatable); err != nil {
-		return withCause("NodeCapacity", forbidden(a, err))
+		return withCause("NodeCapacity", Forbidden(a, err))
 	}
 	return nil
 }

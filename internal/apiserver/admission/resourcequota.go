@@ -271,7 +271,7 @@ func (r *resourceQuota) plan(quotas []*corev1.ResourceQuota, batch []*charge) (d
 func (c *charge) fail(err error) {
 	var exceeded *quota.ForbiddenError
 	if errors.As(err, &exceeded) {
-		err = forbidden(c.a, err)
+		err = Forbidden(c.a, err)
 	}
 	c.err = err
 }

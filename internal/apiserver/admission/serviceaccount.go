@@ -94,7 +94,7 @@ func (p *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 		return nil
 	}
 	if err := validateSecretReferences(account, pod, a.Operation == Create); err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func (taintNodesByCondition) Handles(a *Attributes) bool {
 func (taintNodesByCondition) Mutate(_ context.Context, a *Attributes) error {
 	node, err := objectOf[*corev1.Node](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	taint := corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}
 	for _, t := range node.Spec.Taints {

@@ -20,7 +20,7 @@ func (clusterTrustBundleAttest) Handles(a *Attributes) bool { return a.changes()
 func (p clusterTrustBundleAttest) Validate(ctx context.Context, a *Attributes) error {
 	bundle, err := objectOf[*certificatesv1.ClusterTrustBundle](a)
 	if err != nil {
-		return forbidden(a, err)
+		return Forbidden(a, err)
 	}
 	if bundle.Spec.SignerName == "" || a.Operation == Update && onlyOwnershipChanges(a.Object, a.Old) {
 		return nil
