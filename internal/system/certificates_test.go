@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"skiff/internal/config"
 	"skiff/internal/pki"
 )
@@ -208,49 +206,6 @@ func TestClientCAFiles(t *testing.T) {
 	c.Authentication.RequestHeader.AllowedNames = []string{"proxy"}
 	if _, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler)); err != nil {
 		t.Error(err)
-	}
-}
-
-// The ConfigMap extension-apiserver-authentication has the CAs, names and headers of this server and of those before it.
-func TestPublishAuthentication(t *testing.T) {
-	c := testConfig(t)
-	server, _ := startAPIServer(t, c)
-	publish := func() map[string]string {
-		t.Helper()
-		certs, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := publishAuthentication(t.Context(), server.KindClient(), certs, c.Authentication.RequestHeader); err != nil {
-			t.Fatal(err)
-		}
-		found, err := server.KindClient().Get(t.Context(), corev1.Resource("configmaps"), "kube-system", "extension-apiserver-authentication")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found.(*corev1.ConfigMap).Data
-	}
-	first := publish()
-	for key, want := range map[string]string{
-		"requestheader-allowed-names": `["front-proxy-client"]`, "requestheader-username-headers": `["X-Remote-User"]`, "requestheader-uid-headers": `["X-Remote-Uid"]`,
-		"requestheader-group-headers": `["X-Remote-Group"]`, "requestheader-extra-headers-prefix": `["X-Remote-Extra-"]`,
-	} {
-		if first[key] != want {
-			t.Errorf("%s: %s, want %s", key, first[key], want)
-		}
-	}
-	c.Authentication.ClientCAFile = writeFile(t, filepath.Join(t.TempDir(), "ca.crt"), string(newTestCA(t, "users").Cert))
-	c.Authentication.RequestHeader.UsernameHeaders = []string{"X-User"}
-	c.Authentication.RequestHeader.AllowedNames = []string{"proxy"}
-	second := publish()
-	if got := second["requestheader-username-headers"]; got != `["X-Remote-User","X-User"]` {
-		t.Errorf("user headers %s", got)
-	}
-	if got := second["requestheader-allowed-names"]; got != `["front-proxy-client","proxy"]` {
-		t.Errorf("names %s", got)
-	}
-	if !strings.HasPrefix(second["client-ca-file"], first["client-ca-file"]) || strings.Count(second["client-ca-file"], "BEGIN CERTIFICATE") != 2 {
-		t.Errorf("client CAs\n%s", second["client-ca-file"])
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/config"
+	"skiff/internal/controllers/clusterauthentication"
 	"skiff/internal/delegated"
 	"skiff/internal/health"
 	"skiff/internal/pki"
@@ -187,7 +188,7 @@ func (s *componentServer) clientCABundle(ctx context.Context) ([]byte, error) {
 		}
 		return text, nil
 	}
-	published, err := client.For[*corev1.ConfigMap](s.remote).Get(ctx, publishedNamespace, publishedName)
+	published, err := client.For[*corev1.ConfigMap](s.remote).Get(ctx, clusterauthentication.Namespace, clusterauthentication.Name)
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		return nil, nil
@@ -196,5 +197,5 @@ func (s *componentServer) clientCABundle(ctx context.Context) ([]byte, error) {
 		s.log.Warn("failed to read client CAs from the API server, client certificates are not accepted", "error", err)
 		return nil, nil
 	}
-	return []byte(published.Data[publishedClientCA]), nil
+	return []byte(published.Data[clusterauthentication.ClientCAKey]), nil
 }

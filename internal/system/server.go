@@ -24,6 +24,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/controllers"
+	"skiff/internal/controllers/clusterauthentication"
 	"skiff/internal/controllers/flowcontrol"
 	"skiff/internal/controllers/volume"
 	kubeletbootstrap "skiff/internal/kubelet/bootstrap"
@@ -237,7 +238,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err
 		}
-		start("authentication info", s.runAuthenticationInfo)
+		start("cluster authentication", s.runClusterAuthentication)
 		start("service repair", s.runServiceRepair)
 		start("controllers and scheduler", s.runComponents)
 		if !s.config.NoNode {
@@ -310,9 +311,28 @@ func (s *server) untilSpace(ctx context.Context, write func() error) error {
 	}
 }
 
+// localClient makes a client of this server for the controllers that run in every API server.
+func (s *server) localClient() (*client.Client, error) {
+	return client.NewLocal(s.api.Local(apiServerUser), api.Scheme(), api.Named())
+}
+
+// runClusterAuthentication publishes how this server authenticates clients.
+func (s *server) runClusterAuthentication(ctx context.Context) error {
+	local, err := s.localClient()
+	if err != nil {
+		return err
+	}
+	headers := s.config.Authentication.RequestHeader
+	return clusterauthentication.Run(ctx, clusterauthentication.Config{
+		Client: local, ClientCAs: s.certs.clientCAs, FrontProxyCAs: s.certs.frontProxyCAs, FrontProxyNames: s.certs.frontProxyNames,
+		UsernameHeaders: headers.UsernameHeaders, UIDHeaders: headers.UIDHeaders, GroupHeaders: headers.GroupHeaders, ExtraHeaderPrefixes: headers.ExtraHeaderPrefixes,
+		OnPublished: func() { s.hooks.Done(hookClusterAuthentication) }, Log: s.log.With("component", "cluster-authentication"),
+	})
+}
+
 // runFlowControl keeps the objects of priority and fairness and, if it is enabled, applies them.
 func (s *server) runFlowControl(ctx context.Context) error {
-	local, err := client.NewLocal(s.api.Local(apiServerUser), api.Scheme(), api.Named())
+	local, err := s.localClient()
 	if err != nil {
 		return err
 	}

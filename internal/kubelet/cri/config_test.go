@@ -15,13 +15,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 func specPod(change func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "pod", Namespace: "space", UID: "uid", Labels: map[string]string{"app": "x"}, Annotations: map[string]string{"note": "n"}},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: ptr(int64(30)),
+			TerminationGracePeriodSeconds: new(int64(30)),
 			Containers:                    []corev1.Container{{Name: "main", Image: "image:1", TerminationMessagePath: "/dev/termination-log", TerminationMessagePolicy: "File"}},
 		},
 	}
@@ -49,12 +47,12 @@ func TestSandboxConfig(t *testing.T) {
 			n := c.Linux.SecurityContext.NamespaceOptions
 			return n.Network == runtimeapi.NamespaceMode_NODE && n.Ipc == runtimeapi.NamespaceMode_NODE && n.Pid == runtimeapi.NamespaceMode_NODE && c.Hostname == ""
 		}},
-		"shared processes": {func(p *corev1.Pod) { p.Spec.ShareProcessNamespace = ptr(true) }, nil, func(c *runtimeapi.PodSandboxConfig) bool {
+		"shared processes": {func(p *corev1.Pod) { p.Spec.ShareProcessNamespace = new(true) }, nil, func(c *runtimeapi.PodSandboxConfig) bool {
 			return c.Linux.SecurityContext.NamespaceOptions.Pid == runtimeapi.NamespaceMode_POD
 		}},
 		"users": {func(p *corev1.Pod) {
-			p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: ptr(int64(1)), RunAsGroup: ptr(int64(2)), FSGroup: ptr(int64(3)), SupplementalGroups: []int64{4},
-				SupplementalGroupsPolicy: ptr(corev1.SupplementalGroupsPolicyStrict), SELinuxOptions: &corev1.SELinuxOptions{Level: "s0"}, Sysctls: []corev1.Sysctl{{Name: "kernel.shm_rmid_forced", Value: "1"}}}
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64(1)), RunAsGroup: new(int64(2)), FSGroup: new(int64(3)), SupplementalGroups: []int64{4},
+				SupplementalGroupsPolicy: new(corev1.SupplementalGroupsPolicyStrict), SELinuxOptions: &corev1.SELinuxOptions{Level: "s0"}, Sysctls: []corev1.Sysctl{{Name: "kernel.shm_rmid_forced", Value: "1"}}}
 		}, func(s *PodSettings) { s.ExtraGroups = []int64{5} }, func(c *runtimeapi.PodSandboxConfig) bool {
 			s := c.Linux.SecurityContext
 			return s.RunAsUser.Value == 1 && s.RunAsGroup.Value == 2 && slices.Equal(s.SupplementalGroups, []int64{3, 4, 5}) && s.SelinuxOptions.Level == "s0" &&
@@ -72,11 +70,11 @@ func TestSandboxConfig(t *testing.T) {
 			return s.ProfileType == runtimeapi.SecurityProfile_Localhost && s.LocalhostRef == "/data/sandbox.json"
 		}},
 		"privileged": {func(p *corev1.Pod) {
-			p.Spec.InitContainers = []corev1.Container{{SecurityContext: &corev1.SecurityContext{Privileged: ptr(true)}}}
+			p.Spec.InitContainers = []corev1.Container{{SecurityContext: &corev1.SecurityContext{Privileged: new(true)}}}
 		}, nil, func(c *runtimeapi.PodSandboxConfig) bool { return c.Linux.SecurityContext.Privileged }},
 		"ports": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 8080, Protocol: "TCP", HostIP: "127.0.0.1"}, {ContainerPort: 53, Protocol: "UDP"}, {ContainerPort: 1, Protocol: "SCTP"}, {ContainerPort: 53, Protocol: "UDP"}}
-			p.Spec.InitContainers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9}}}, {RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways), Ports: []corev1.ContainerPort{{ContainerPort: 10}}}}
+			p.Spec.InitContainers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9}}}, {RestartPolicy: new(corev1.ContainerRestartPolicyAlways), Ports: []corev1.ContainerPort{{ContainerPort: 10}}}}
 		}, nil, func(c *runtimeapi.PodSandboxConfig) bool {
 			m := c.PortMappings
 			return len(m) == 4 && m[0].ContainerPort == 10 && m[1].HostPort == 8080 && m[1].HostIp == "127.0.0.1" && m[2].Protocol == runtimeapi.Protocol_UDP && m[3].Protocol == runtimeapi.Protocol_SCTP
@@ -104,7 +102,7 @@ func TestSandboxConfig(t *testing.T) {
 		}
 	}
 	odd := specPod(func(p *corev1.Pod) {
-		p.Spec.SecurityContext = &corev1.PodSecurityContext{SupplementalGroupsPolicy: ptr(corev1.SupplementalGroupsPolicy("Odd"))}
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{SupplementalGroupsPolicy: new(corev1.SupplementalGroupsPolicy("Odd"))}
 	})
 	if _, err := sandboxConfig(odd, PodSettings{}); err == nil || err.Error() != "unsupported supplementalGroupsPolicy: Odd" {
 		t.Error(err)
@@ -124,11 +122,11 @@ func list(pairs ...string) corev1.ResourceList {
 
 func TestContainerConfig(t *testing.T) {
 	pod := specPod(func(p *corev1.Pod) {
-		p.DeletionGracePeriodSeconds = ptr(int64(7))
+		p.DeletionGracePeriodSeconds = new(int64(7))
 		c := &p.Spec.Containers[0]
 		c.Command, c.Args, c.WorkingDir = []string{"run", "$(NAME)"}, []string{"$$(NAME)", "$(NO)"}, "/w"
 		c.Stdin, c.StdinOnce, c.TTY = true, true, true
-		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"bye"}}}, StopSignal: ptr(corev1.Signal("SIGRTMIN+1"))}
+		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"bye"}}}, StopSignal: new(corev1.Signal("SIGRTMIN+1"))}
 		c.Ports = []corev1.ContainerPort{{ContainerPort: 80}}
 	})
 	c := &pod.Spec.Containers[0]
@@ -182,24 +180,24 @@ func TestContainerSecurity(t *testing.T) {
 			return s.RunAsUser.Value == 0 && !s.Privileged && !s.NoNewPrivs && s.Seccomp.ProfileType == runtimeapi.SecurityProfile_Unconfined &&
 				slices.Equal(s.MaskedPaths, host.MaskedPaths) && len(s.ReadonlyPaths) == 5 && s.Apparmor == nil && s.Capabilities == nil
 		}},
-		"user of the image": {nil, ContainerSettings{ImageUID: ptr(int64(9))}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.RunAsUser.Value == 9 }},
+		"user of the image": {nil, ContainerSettings{ImageUID: new(int64(9))}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.RunAsUser.Value == 9 }},
 		"named user of the image": {nil, ContainerSettings{ImageUser: "www"}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.RunAsUser == nil && s.RunAsUsername == "www"
 		}},
-		"user of the pod": {inPod(corev1.PodSecurityContext{RunAsUser: ptr(int64(5))}), ContainerSettings{ImageUser: "www"}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
+		"user of the pod": {inPod(corev1.PodSecurityContext{RunAsUser: new(int64(5))}), ContainerSettings{ImageUser: "www"}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.RunAsUser.Value == 5 && s.RunAsUsername == ""
 		}},
-		"group": {inContainer(corev1.SecurityContext{RunAsUser: ptr(int64(5)), RunAsGroup: ptr(int64(6))}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.RunAsGroup.Value == 6 }},
-		"supplemental groups": {inPod(corev1.PodSecurityContext{FSGroup: ptr(int64(1)), SupplementalGroups: []int64{2}}), ContainerSettings{ExtraGroups: []int64{3}}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
+		"group": {inContainer(corev1.SecurityContext{RunAsUser: new(int64(5)), RunAsGroup: new(int64(6))}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.RunAsGroup.Value == 6 }},
+		"supplemental groups": {inPod(corev1.PodSecurityContext{FSGroup: new(int64(1)), SupplementalGroups: []int64{2}}), ContainerSettings{ExtraGroups: []int64{3}}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return slices.Equal(s.SupplementalGroups, []int64{1, 2, 3})
 		}},
-		"privileged":        {inContainer(corev1.SecurityContext{Privileged: ptr(true), ReadOnlyRootFilesystem: ptr(true)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.Privileged && s.ReadonlyRootfs }},
-		"no new privileges": {inContainer(corev1.SecurityContext{AllowPrivilegeEscalation: ptr(false)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.NoNewPrivs }},
-		"new privileges":    {inContainer(corev1.SecurityContext{AllowPrivilegeEscalation: ptr(true)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return !s.NoNewPrivs }},
+		"privileged":        {inContainer(corev1.SecurityContext{Privileged: new(true), ReadOnlyRootFilesystem: new(true)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.Privileged && s.ReadonlyRootfs }},
+		"no new privileges": {inContainer(corev1.SecurityContext{AllowPrivilegeEscalation: new(false)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return s.NoNewPrivs }},
+		"new privileges":    {inContainer(corev1.SecurityContext{AllowPrivilegeEscalation: new(true)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool { return !s.NoNewPrivs }},
 		"capabilities": {inContainer(corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}, Drop: []corev1.Capability{"ALL"}}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.Capabilities.AddCapabilities[0] == "NET_ADMIN" && s.Capabilities.DropCapabilities[0] == "ALL"
 		}},
-		"unmasked": {inContainer(corev1.SecurityContext{ProcMount: ptr(corev1.UnmaskedProcMount)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
+		"unmasked": {inContainer(corev1.SecurityContext{ProcMount: new(corev1.UnmaskedProcMount)}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return len(s.MaskedPaths)+len(s.ReadonlyPaths) == 0
 		}},
 		"SELinux": {inContainer(corev1.SecurityContext{SELinuxOptions: &corev1.SELinuxOptions{User: "u", Role: "r", Type: "t", Level: "l"}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
@@ -208,10 +206,10 @@ func TestContainerSecurity(t *testing.T) {
 		"seccomp of the pod": {inPod(corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.Seccomp.ProfileType == runtimeapi.SecurityProfile_RuntimeDefault
 		}},
-		"seccomp of a file": {inContainer(corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr("a/b.json")}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
+		"seccomp of a file": {inContainer(corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: new("a/b.json")}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.Seccomp.LocalhostRef == "/root/seccomp/a/b.json" && s.Seccomp.ProfileType == runtimeapi.SecurityProfile_Localhost
 		}},
-		"AppArmor": {inContainer(corev1.SecurityContext{AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeLocalhost, LocalhostProfile: ptr("p")}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
+		"AppArmor": {inContainer(corev1.SecurityContext{AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeLocalhost, LocalhostProfile: new("p")}}), ContainerSettings{}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.Apparmor.LocalhostRef == "p" && s.ApparmorProfile == "localhost/p"
 		}}, //nolint:staticcheck // both fields
 		"AppArmor of an annotation": {func(p *corev1.Pod) {
@@ -222,7 +220,7 @@ func TestContainerSecurity(t *testing.T) {
 		"target": {nil, ContainerSettings{TargetID: "id"}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.NamespaceOptions.Pid == runtimeapi.NamespaceMode_TARGET && s.NamespaceOptions.TargetId == "id"
 		}},
-		"target, all shared": {func(p *corev1.Pod) { p.Spec.ShareProcessNamespace = ptr(true) }, ContainerSettings{TargetID: "id"}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
+		"target, all shared": {func(p *corev1.Pod) { p.Spec.ShareProcessNamespace = new(true) }, ContainerSettings{TargetID: "id"}, func(s *runtimeapi.LinuxContainerSecurityContext) bool {
 			return s.NamespaceOptions.Pid == runtimeapi.NamespaceMode_POD && s.NamespaceOptions.TargetId == ""
 		}},
 	} {
@@ -251,17 +249,17 @@ func TestNonRoot(t *testing.T) {
 		uid       *int64
 		user, err string
 	}{
-		{pod: nil, own: nil, uid: ptr(int64(0))},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, uid: ptr(int64(1))},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, uid: ptr(int64(0)), err: "container has runAsNonRoot and image will run as root" + where},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, err: "container has runAsNonRoot and image will run as root" + where},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, user: "www", err: "container has runAsNonRoot and image has non-numeric user (www), cannot verify user is non-root" + where},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true), RunAsUser: ptr(int64(0))}, uid: ptr(int64(1)), err: "container's runAsUser breaks non-root policy" + where},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true), RunAsUser: ptr(int64(1))}, uid: ptr(int64(0))},
-		{pod: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, uid: ptr(int64(0)), err: "container has runAsNonRoot and image will run as root" + where},
-		{pod: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, own: &corev1.SecurityContext{RunAsNonRoot: ptr(false)}, uid: ptr(int64(0))},
-		{pod: &corev1.SecurityContext{RunAsUser: ptr(int64(0))}, own: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, err: "container's runAsUser breaks non-root policy" + where},
-		{own: &corev1.SecurityContext{RunAsNonRoot: ptr(true)}, uid: ptr(int64(-1)), err: "container has runAsNonRoot and image has an invalid user id (-1). (Must be 1-(2147483647)): "},
+		{pod: nil, own: nil, uid: new(int64(0))},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true)}, uid: new(int64(1))},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true)}, uid: new(int64(0)), err: "container has runAsNonRoot and image will run as root" + where},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true)}, err: "container has runAsNonRoot and image will run as root" + where},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true)}, user: "www", err: "container has runAsNonRoot and image has non-numeric user (www), cannot verify user is non-root" + where},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(0))}, uid: new(int64(1)), err: "container's runAsUser breaks non-root policy" + where},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(1))}, uid: new(int64(0))},
+		{pod: &corev1.SecurityContext{RunAsNonRoot: new(true)}, uid: new(int64(0)), err: "container has runAsNonRoot and image will run as root" + where},
+		{pod: &corev1.SecurityContext{RunAsNonRoot: new(true)}, own: &corev1.SecurityContext{RunAsNonRoot: new(false)}, uid: new(int64(0))},
+		{pod: &corev1.SecurityContext{RunAsUser: new(int64(0))}, own: &corev1.SecurityContext{RunAsNonRoot: new(true)}, err: "container's runAsUser breaks non-root policy" + where},
+		{own: &corev1.SecurityContext{RunAsNonRoot: new(true)}, uid: new(int64(-1)), err: "container has runAsNonRoot and image has an invalid user id (-1). (Must be 1-(2147483647)): "},
 	} {
 		pod := specPod(func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = test.own
@@ -301,7 +299,7 @@ func TestContainerResources(t *testing.T) {
 		"hardly any CPU":          {needs(nil, list("cpu", "1m")), v1, &runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, CpuQuota: 1000, OomScoreAdj: 999}},
 		"more than all memory":    {needs(list("memory", "2000Mi"), nil), v1, &runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, OomScoreAdj: 3}},
 		"critical to the node": {func(p *corev1.Pod) {
-			p.Spec.Priority, p.Spec.PriorityClassName = ptr(int32(2000001000)), "system-node-critical"
+			p.Spec.Priority, p.Spec.PriorityClassName = new(int32(2000001000)), "system-node-critical"
 		}, v1, &runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, OomScoreAdj: -997}},
 		"limits of the pod": {func(p *corev1.Pod) {
 			p.Spec.Resources = &corev1.ResourceRequirements{Requests: list("memory", "100Mi"), Limits: list("cpu", "1", "memory", "300Mi")}
@@ -337,7 +335,7 @@ func TestHugePageLimits(t *testing.T) {
 func TestSidecarOOMScore(t *testing.T) {
 	pod := specPod(func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Requests = list("memory", "100Mi")
-		p.Spec.InitContainers = []corev1.Container{{Name: "side", RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways)}, {Name: "init"}}
+		p.Spec.InitContainers = []corev1.Container{{Name: "side", RestartPolicy: new(corev1.ContainerRestartPolicyAlways)}, {Name: "init"}}
 	})
 	h := Host{MemoryCapacity: 1000 << 20}
 	for i, want := range []int64{900, 999} {

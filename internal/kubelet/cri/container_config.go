@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/kubelet/environment"
 )
@@ -182,7 +183,7 @@ func asJSON(v any) string {
 // verifyNonRoot rejects containers with runAsNonRoot that would run as root, or for which that cannot be verified.
 func verifyNonRoot(pod *corev1.Pod, c *corev1.Container, uid *int64, user string) error {
 	context := effectiveSecurity(pod, c)
-	if !isTrue(context.RunAsNonRoot) {
+	if !ptr.Deref(context.RunAsNonRoot, false) {
 		return nil
 	}
 	where := fmt.Sprintf("(pod: %q, container: %s)", fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), c.Name)
@@ -223,8 +224,8 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, s ContainerSettings
 	effective := effectiveSecurity(pod, c)
 	security := &runtimeapi.LinuxContainerSecurityContext{
 		Capabilities:     capabilities(effective.Capabilities),
-		Privileged:       isTrue(effective.Privileged),
-		ReadonlyRootfs:   isTrue(effective.ReadOnlyRootFilesystem),
+		Privileged:       ptr.Deref(effective.Privileged, false),
+		ReadonlyRootfs:   ptr.Deref(effective.ReadOnlyRootFilesystem, false),
 		SelinuxOptions:   selinuxOptions(effective.SELinuxOptions),
 		RunAsUser:        int64Value(effective.RunAsUser),
 		RunAsGroup:       int64Value(effective.RunAsGroup),

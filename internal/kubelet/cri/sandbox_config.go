@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/environment"
@@ -100,7 +101,7 @@ func sandboxSecurity(pod *corev1.Pod, s PodSettings) (*runtimeapi.LinuxSandboxSe
 		security.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: s.Host.SandboxSeccomp}
 	}
 	for _, c := range container.All(&pod.Spec) {
-		if c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged) {
+		if c.SecurityContext != nil && ptr.Deref(c.SecurityContext.Privileged, false) {
 			security.Privileged = true
 		}
 	}
@@ -130,7 +131,7 @@ func namespaces(pod *corev1.Pod, user *UserNamespace) *runtimeapi.NamespaceOptio
 	switch {
 	case pod.Spec.HostPID:
 		options.Pid = runtimeapi.NamespaceMode_NODE
-	case isTrue(pod.Spec.ShareProcessNamespace):
+	case ptr.Deref(pod.Spec.ShareProcessNamespace, false):
 		options.Pid = runtimeapi.NamespaceMode_POD
 	}
 	return options
@@ -212,8 +213,6 @@ func sandboxResources(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResourc
 func isSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }
 
 func int64Value(v *int64) *runtimeapi.Int64Value {
 	if v == nil {

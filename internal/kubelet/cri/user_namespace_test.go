@@ -19,7 +19,7 @@ func TestUserNamespaces(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(dir, uid), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = types.UID(uid), ptr(false) })
+		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = types.UID(uid), new(false) })
 		user, err := all.Of(pod, "", true)
 		if err != nil {
 			t.Fatal(err)
@@ -43,17 +43,17 @@ func TestUserNamespaces(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "b", "userns"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = "b", ptr(false) })
+		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = "b", new(false) })
 		if _, err := all.Of(pod, "", true); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("record %s: %v, want %s", text, err, want)
 		}
 	}
-	for _, hostUsers := range []*bool{nil, ptr(true)} {
+	for _, hostUsers := range []*bool{nil, new(true)} {
 		if user, err := all.Of(specPod(func(p *corev1.Pod) { p.Spec.HostUsers = hostUsers }), "", false); err != nil || user.message().Mode != runtimeapi.NamespaceMode_NODE {
 			t.Errorf("%v, %v", user, err)
 		}
 	}
-	own := specPod(func(p *corev1.Pod) { p.Spec.HostUsers = ptr(false) })
+	own := specPod(func(p *corev1.Pod) { p.Spec.HostUsers = new(false) })
 	if _, err := all.Of(own, "", false); err == nil || err.Error() != "can't set `spec.hostUsers: false`, runtime does not support user namespaces" {
 		t.Error(err)
 	}

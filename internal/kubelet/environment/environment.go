@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
 )
 
 // Sources provides values that are not part of the pod.
@@ -151,7 +152,7 @@ func (b *builder) configMapKey(ref *corev1.ConfigMapKeySelector) (string, bool, 
 		return "", false, err
 	}
 	value, ok := configMap.Data[ref.Key]
-	if !ok && !isTrue(ref.Optional) {
+	if !ok && !ptr.Deref(ref.Optional, false) {
 		return "", false, fmt.Errorf("couldn't find key %v in ConfigMap %v/%v", ref.Key, b.pod.Namespace, ref.Name)
 	}
 	return value, ok, nil
@@ -163,7 +164,7 @@ func (b *builder) secretKey(ref *corev1.SecretKeySelector) (string, bool, error)
 		return "", false, err
 	}
 	value, ok := secret.Data[ref.Key]
-	if !ok && !isTrue(ref.Optional) {
+	if !ok && !ptr.Deref(ref.Optional, false) {
 		return "", false, fmt.Errorf("couldn't find key %v in Secret %v/%v", ref.Key, b.pod.Namespace, ref.Name)
 	}
 	return string(value), ok, nil
@@ -182,7 +183,7 @@ func (b *builder) fileKey(ref *corev1.FileKeySelector) (string, bool, error) {
 	if err != nil {
 		return "", false, fmt.Errorf("couldn't parse env file")
 	}
-	if value == "" && !isTrue(ref.Optional) {
+	if value == "" && !ptr.Deref(ref.Optional, false) {
 		return "", false, fmt.Errorf("environment variable key %q not found in file %q", ref.Key, ref.Path)
 	}
 	return value, value != "", nil
@@ -202,7 +203,7 @@ func readOnce[T any](cached map[string]*T, read func(namespace, name string) (*T
 		return object, nil
 	}
 	object, err := read(namespace, name)
-	if apierrors.IsNotFound(err) && isTrue(optional) {
+	if apierrors.IsNotFound(err) && ptr.Deref(optional, false) {
 		return nil, nil
 	}
 	if err != nil {
@@ -211,5 +212,3 @@ func readOnce[T any](cached map[string]*T, read func(namespace, name string) (*T
 	cached[name] = object
 	return object, nil
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

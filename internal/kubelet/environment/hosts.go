@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 // Hosts returns the pod's /etc/hosts. A pod on the host network gets the node's file, node, followed by its own aliases.
@@ -84,7 +85,7 @@ func KernelHostname(pod *corev1.Pod, clusterDomain string) (string, error) {
 	if err != nil || pod.Spec.HostNetwork {
 		return "", err
 	}
-	if domain == "" || !isTrue(pod.Spec.SetHostnameAsFQDN) {
+	if domain == "" || !ptr.Deref(pod.Spec.SetHostnameAsFQDN, false) {
 		return hostname, nil
 	}
 	fqdn := hostname + "." + domain

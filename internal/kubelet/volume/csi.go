@@ -19,6 +19,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 )
@@ -61,7 +62,7 @@ type csiVolume struct {
 func (v *Volumes) setUpInlineCSI(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	source := volume.CSI
 	vol := &csiVolume{
-		pod: pod, attributes: source.VolumeAttributes, readOnly: isTrue(source.ReadOnly), dir: v.dir(pod.UID, csiPlugin, volume.Name),
+		pod: pod, attributes: source.VolumeAttributes, readOnly: ptr.Deref(source.ReadOnly, false), dir: v.dir(pod.UID, csiPlugin, volume.Name),
 		volumeData: volumeData{Driver: source.Driver, Name: volume.Name, Handle: "csi-" + hexSum(string(pod.UID)+volume.Name), Lifecycle: string(storagev1.VolumeLifecycleEphemeral)},
 	}
 	if source.FSType != nil {
@@ -126,7 +127,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	if err := v.nodePublish(ctx, driver, vol); err != nil {
 		return nil, err
 	}
-	m.republish = isTrue(vol.spec.RequiresRepublish)
+	m.republish = ptr.Deref(vol.spec.RequiresRepublish, false)
 	group := fsGroup(vol.pod)
 	if group == nil || block || driver.appliesFSGroup || !vol.needsFSGroup() || vol.FSGroupApplied {
 		return m, nil
@@ -202,7 +203,7 @@ func (v *Volumes) nodePublish(ctx context.Context, driver *driver, vol *csiVolum
 	}
 	attributes := map[string]string{}
 	maps.Copy(attributes, vol.attributes)
-	if isTrue(vol.spec.PodInfoOnMount) {
+	if ptr.Deref(vol.spec.PodInfoOnMount, false) {
 		maps.Copy(attributes, map[string]string{
 			"csi.storage.k8s.io/pod.name":            vol.pod.Name,
 			"csi.storage.k8s.io/pod.namespace":       vol.pod.Namespace,
@@ -217,7 +218,7 @@ func (v *Volumes) nodePublish(ctx context.Context, driver *driver, vol *csiVolum
 			return err
 		}
 		into := attributes
-		if isTrue(vol.spec.ServiceAccountTokenInSecrets) {
+		if ptr.Deref(vol.spec.ServiceAccountTokenInSecrets, false) {
 			into = secrets
 		}
 		into["csi.storage.k8s.io/serviceAccount.tokens"] = tokens

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/environment"
@@ -140,7 +141,7 @@ func (v *Volumes) collect(ctx context.Context, pod *corev1.Pod, volume *corev1.V
 
 func (v *Volumes) configMapFiles(pod *corev1.Pod, name string, items []corev1.KeyToPath, mode *int32, optional *bool) (payload, error) {
 	configMap, err := v.Objects.ConfigMap(pod.Namespace, name)
-	if apierrors.IsNotFound(err) && isTrue(optional) {
+	if apierrors.IsNotFound(err) && ptr.Deref(optional, false) {
 		configMap, err = &corev1.ConfigMap{}, nil
 	}
 	if err != nil {
@@ -156,7 +157,7 @@ func (v *Volumes) configMapFiles(pod *corev1.Pod, name string, items []corev1.Ke
 
 func (v *Volumes) secretFiles(pod *corev1.Pod, name string, items []corev1.KeyToPath, mode *int32, optional *bool) (payload, error) {
 	secret, err := v.Objects.Secret(pod.Namespace, name)
-	if apierrors.IsNotFound(err) && isTrue(optional) {
+	if apierrors.IsNotFound(err) && ptr.Deref(optional, false) {
 		secret, err = &corev1.Secret{}, nil
 	}
 	if err != nil {
@@ -179,7 +180,7 @@ func selectKeys(data map[string][]byte, items []corev1.KeyToPath, mode *int32, o
 	}
 	for _, item := range items {
 		value, ok := data[item.Key]
-		if !ok && isTrue(optional) {
+		if !ok && ptr.Deref(optional, false) {
 			continue
 		}
 		if !ok {
@@ -317,5 +318,3 @@ func modeOr(mode *int32, otherwise int32) int32 {
 	}
 	return otherwise
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

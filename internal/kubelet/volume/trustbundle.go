@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 )
 
 // trustAnchors returns the trust anchors a projection selects: of one bundle by name, or of all of a signer that match a
@@ -25,7 +26,7 @@ func (v *Volumes) trustAnchors(source *corev1.ClusterTrustBundleProjection) ([]b
 	switch {
 	case source.Name != nil:
 		i := slices.IndexFunc(bundles, func(b *certificatesv1.ClusterTrustBundle) bool { return b.Name == *source.Name })
-		if i < 0 && isTrue(source.Optional) {
+		if i < 0 && ptr.Deref(source.Optional, false) {
 			return []byte{}, nil
 		}
 		if i < 0 {
@@ -45,7 +46,7 @@ func (v *Volumes) trustAnchors(source *corev1.ClusterTrustBundleProjection) ([]b
 				selected = append(selected, bundle)
 			}
 		}
-		if len(selected) == 0 && !isTrue(source.Optional) {
+		if len(selected) == 0 && !ptr.Deref(source.Optional, false) {
 			return nil, errors.New("combination of signerName and labelSelector matched zero ClusterTrustBundles")
 		}
 		return normalize(selected)
