@@ -85,11 +85,7 @@ func (g *growth) serve(r growingRequest) (cpu time.Duration, code int) {
 	req.Header.Set("Content-Type", r.contentType)
 	recorder := httptest.NewRecorder()
 	handler := g.Handler()
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	began := threadTime(g.t)
-	handler.ServeHTTP(recorder, req)
-	took := threadTime(g.t) - began
+	took := cpuTime(g.t, func() { handler.ServeHTTP(recorder, req) })
 	g.requests++
 	if recorder.Code < 300 {
 		g.accepted++
@@ -101,13 +97,20 @@ func (g *growth) serve(r growingRequest) (cpu time.Duration, code int) {
 	return took, recorder.Code
 }
 
-// threadTime is the CPU time that the current thread has used. Handlers of writes start no goroutines that do their work.
-func threadTime(t testing.TB) time.Duration {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
-		t.Fatal(err)
+// cpuTime is the CPU time that f uses on its thread. Handlers of writes start no goroutines that do their work.
+func cpuTime(t testing.TB, f func()) time.Duration {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	threadTime := func() int64 {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+			t.Fatal(err)
+		}
+		return now.Nano()
 	}
-	return time.Duration(now.Nano())
+	began := threadTime()
+	f()
+	return time.Duration(threadTime() - began)
 }
 
 // check fails when the request costs more than linear CPU time. newRequest is called with the number of items.
