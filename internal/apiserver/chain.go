@@ -357,14 +357,7 @@ func (s *Server) connect(req *request) error {
 			return err
 		}
 	}
-	attributes := &admission.Attributes{
-		Operation: admission.Connect, Kind: req.res.gvk, Resource: req.res.gvr, Subresource: info.subresource,
-		Namespace: info.namespace, Name: info.name, User: req.user, Warn: req.warn, Annotate: req.annotate,
-	}
-	if err := s.config.Admission.Mutate(req.ctx, attributes); err != nil {
-		return err
-	}
-	if err := s.config.Admission.Validate(req.ctx, attributes); err != nil {
+	if err := s.admitConnection(req); err != nil {
 		return err
 	}
 	req.writeWarnings()
@@ -372,6 +365,26 @@ func (s *Server) connect(req *request) error {
 		User: req.user, Resource: req.res.groupResource(), Subresource: info.subresource,
 		Namespace: info.namespace, Name: info.name, Path: info.rest,
 	})
+}
+
+// admitConnection runs admission for a connection.
+func (s *Server) admitConnection(req *request) error {
+	if req.sub.ConnectOptions == nil {
+		return nil
+	}
+	options, err := req.sub.ConnectOptions(req.query, req.info.rest)
+	if err != nil {
+		return err
+	}
+	attributes := &admission.Attributes{
+		Operation: admission.Connect, Kind: req.sub.BodyGVK(req.res.gvk), Resource: req.res.gvr, Subresource: req.info.subresource,
+		Namespace: req.info.namespace, Name: req.info.name, Object: options, User: req.user,
+		Versions: &writtenVersions{s, req.res, req.sub}, Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest,
+	}
+	if err := s.config.Admission.Mutate(req.ctx, attributes); err != nil {
+		return err
+	}
+	return s.config.Admission.Validate(req.ctx, attributes)
 }
 
 // respondError responds with the Status of an error, unless the response has already begun.

@@ -50,7 +50,8 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn},
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
-			User: req.user, DryRun: dryRun, Warn: req.warn, Annotate: req.annotate,
+			User: req.user, DryRun: dryRun, Versions: &writtenVersions{s, req.res, req.sub},
+			Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest,
 		},
 	}
 	if req.res.kind.Namespaced {

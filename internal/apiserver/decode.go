@@ -184,6 +184,9 @@ func isDryRun(dryRun []string) bool { return len(dryRun) > 0 }
 // fieldValidation is the parameter of that name: whether unknown and duplicate fields are ignored, cause warnings, or are errors.
 type fieldValidation string
 
+// fieldValidationIgnore ignores unknown and duplicate fields.
+const fieldValidationIgnore fieldValidation = metav1.FieldValidationIgnore
+
 // parseFieldValidation parses the fieldValidation parameter; the default is Warn.
 func parseFieldValidation(option string) fieldValidation {
 	if option == "" {

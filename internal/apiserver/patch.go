@@ -2,12 +2,12 @@ package apiserver
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
 	"strings"
 
-	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,15 +18,10 @@ import (
 	apiyaml "k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
 
+	"skiff/internal/apiserver/jsonpatch"
 	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 )
-
-// maxPatchOperations is the largest number of operations in a JSON patch.
-const maxPatchOperations = 10000
-
-// Copy operations could otherwise grow an object without bound. The library has one global limit.
-func init() { jsonpatch.AccumulatedCopySizeLimit = defaultLimits.Body }
 
 // patcher is the state of a PATCH request.
 type patcher struct {
@@ -217,8 +212,8 @@ func (p *patcher) patchedJSON(before []byte) (after []byte, found []error, err e
 				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 			}
 		}
-		after, err = jsonpatch.MergePatch(before, p.body)
-		if err == jsonpatch.ErrBadJSONPatch {
+		after, badPatch, err := jsonpatch.Merge(before, p.body)
+		if badPatch {
 			err = apierrors.NewBadRequest(err.Error())
 		}
 		return after, found, err
@@ -232,28 +227,18 @@ func (p *patcher) patchedJSON(before []byte) (after []byte, found []error, err e
 			found[i] = fmt.Errorf("json patch %v", found[i])
 		}
 	}
-	operations, err := jsonpatch.DecodePatch(p.body)
-	if err != nil {
+	operations, err := jsonpatch.Decode(p.body)
+	var tooMany *jsonpatch.TooManyError
+	switch {
+	case errors.As(err, &tooMany):
+		return nil, nil, apierrors.NewRequestEntityTooLargeError(err.Error())
+	case err != nil:
 		return nil, nil, apierrors.NewBadRequest(err.Error())
 	}
-	if len(operations) > maxPatchOperations {
-		return nil, nil, apierrors.NewRequestEntityTooLargeError(
-			fmt.Sprintf("The allowed maximum operations in a JSON patch is %d, got %d", maxPatchOperations, len(operations)))
-	}
-	if after, err = applyOperations(operations, before); err != nil {
+	if after, err = jsonpatch.Apply(operations, before); err != nil {
 		return nil, nil, errUnprocessable(err)
 	}
 	return after, found, nil
-}
-
-// applyOperations applies a JSON patch. Some operations on the whole document make the library panic.
-func applyOperations(operations jsonpatch.Patch, before []byte) (after []byte, err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("operation cannot be applied: %v", cause)
-		}
-	}()
-	return operations.Apply(before)
 }
 
 func errUnprocessable(err error) error {

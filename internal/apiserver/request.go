@@ -58,6 +58,13 @@ func (r *request) warn(text string) {
 // annotate adds an annotation to the request's audit event.
 func (r *request) annotate(key, value string) { r.event.Annotate(key, value) }
 
+// annotateRequest adds an annotation that repeats part of the request object: only events with the request object get it.
+func (r *request) annotateRequest(key, value string) {
+	if r.event.WantsRequest() {
+		r.event.Annotate(key, value)
+	}
+}
+
 // requestInfo is a parsed method and path; upstream's RequestInfo.
 type requestInfo struct {
 	verb string

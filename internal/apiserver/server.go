@@ -198,6 +198,8 @@ func (s *Server) setKinds(kinds []*kind.Kind) error {
 		byKind:     make(map[schema.GroupVersionKind]*resource),
 		versions:   make(map[schema.GroupVersion]bool),
 		groups:     make(map[string]bool),
+
+		equivalents: make(map[any][]*resource),
 	}
 	kept := make(map[*kind.Kind]*servedKind, len(old.kinds))
 	for _, o := range old.kinds {
@@ -254,7 +256,9 @@ type catalog struct {
 	byKind     map[schema.GroupVersionKind]*resource
 	versions   map[schema.GroupVersion]bool
 	groups     map[string]bool
-	documents  *documents
+	// equivalents are the served resources by the place where their objects are stored; see storageOf.
+	equivalents map[any][]*resource
+	documents   *documents
 }
 
 func (c *catalog) add(served *servedKind) error {
@@ -272,6 +276,7 @@ func (c *catalog) add(served *servedKind) error {
 		}
 		c.byVersion[res.gvr] = res
 		c.byKind[res.gvk] = res
+		c.equivalents[storageOf(served.kind)] = append(c.equivalents[storageOf(served.kind)], res)
 		c.versions[res.gvr.GroupVersion()] = true
 		c.groups[res.gvr.Group] = true
 	}

@@ -9,6 +9,8 @@ package kind
 
 import (
 	"context"
+	"net/url"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -252,6 +254,15 @@ type Subresource struct {
 	// ConnectNeedsCreate: a GET that connects (a browser's WebSocket can send nothing else) is authorized as a create, so that
 	// read access does not allow running commands.
 	ConnectNeedsCreate bool
+	// ConnectOptions makes the object that admission sees for a connection from the query and what follows the subresource in the path.
+	// nil: a connection only reads, and is not subject to admission (logs).
+	ConnectOptions func(query url.Values, path string) (runtime.Object, error)
+}
+
+// QueryFlag reports whether a boolean parameter is set: by any value but "false" and "0".
+func QueryFlag(query url.Values, name string) bool {
+	values := query[name]
+	return len(values) > 0 && !strings.EqualFold(values[0], "false") && values[0] != "0"
 }
 
 // UpdateStrategy is a subresource that writes some fields of the parent and keeps the others (status, approval, resize).

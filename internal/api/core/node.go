@@ -34,7 +34,7 @@ var Node = kind.Of(kind.Definition[*corev1.Node]{
 	},
 	ValidateStatus: validateNodeUpdate,
 	Subresources: []kind.Subresource{
-		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: proxyVerbs},
+		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: proxyVerbs, ConnectOptions: nodeProxyOptions},
 	},
 
 	Fields: map[string]func(*corev1.Node) string{

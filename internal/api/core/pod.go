@@ -34,14 +34,14 @@ var Pod = kind.Of(kind.Definition[*corev1.Pod]{
 	WarnStatus:     warnPodStatus,
 
 	Subresources: []kind.Subresource{
-		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
+		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true, ConnectOptions: attachOptions},
 		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod, KeepBodyUID: true},
 		{Name: "ephemeralcontainers", Verbs: []string{"get", "patch", "update"}, Update: ephemeralContainersUpdate()},
 		{Name: "eviction", GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), NewBody: func() kind.Object { return &policyv1.Eviction{} }, Create: evictPod},
-		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
+		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true, ConnectOptions: execOptions},
 		{Name: "log", Verbs: []string{"get"}},
-		{Name: "portforward", GVK: corev1.SchemeGroupVersion.WithKind("PodPortForwardOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
-		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("PodProxyOptions"), Verbs: proxyVerbs},
+		{Name: "portforward", GVK: corev1.SchemeGroupVersion.WithKind("PodPortForwardOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true, ConnectOptions: portForwardOptions},
+		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("PodProxyOptions"), Verbs: proxyVerbs, ConnectOptions: podProxyOptions},
 		{Name: "resize", Verbs: []string{"get", "patch", "update"}, Update: resizeUpdate()},
 	},
 

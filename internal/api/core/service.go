@@ -40,7 +40,7 @@ var Service = kind.Of(kind.Definition[*corev1.Service]{
 	Warn:                warnService,
 	AllowCreateOnUpdate: true,
 	Subresources: []kind.Subresource{
-		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: proxyVerbs},
+		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: proxyVerbs, ConnectOptions: serviceProxyOptions},
 	},
 
 	CopyStatus: func(to, from *corev1.Service) { to.Status = from.Status },

@@ -37,12 +37,17 @@ type Attributes struct {
 	Options runtime.Object
 	User    authn.User
 	DryRun  bool
+	// Versions converts Object and Old, for plugins that pass them on in another version.
+	Versions Versions
 
 	// Warn adds a Warning header to the response.
 	Warn func(text string)
 	// Annotate adds an audit annotation.
 	Annotate func(key, value string)
+	// AnnotateRequest adds an audit annotation that repeats part of the request: it is recorded where the request object is.
+	AnnotateRequest func(key, value string)
 
+	reinvocation reinvocation
 	// charged is what ResourceQuota has charged for the write, so that Undo can refund it.
 	charged *charge
 }
@@ -89,8 +94,17 @@ type Undoer interface {
 // Chain runs plugins in order: all mutations first, then all validations.
 type Chain []Plugin
 
-// Mutate runs the mutating plugins.
+// Mutate runs the mutating plugins. If a webhook or policy has changed the object, all run once more, so that the plugins before it
+// handle the changed object too.
 func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
+	if err := c.mutateOnce(ctx, a); err != nil || !a.reinvocation.requested {
+		return err
+	}
+	a.reinvocation.active = true
+	return c.mutateOnce(ctx, a)
+}
+
+func (c Chain) mutateOnce(ctx context.Context, a *Attributes) error {
 	for _, p := range c {
 		if m, ok := p.(Mutator); ok && p.Handles(a) {
 			if err := ctx.Err(); err != nil {

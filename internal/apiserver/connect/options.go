@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/kind"
 )
 
 // parameters parses options from a query. err is the first error.
@@ -18,11 +19,7 @@ type parameters struct {
 	err   error
 }
 
-// flag is set by any value but "false" and "0".
-func (p *parameters) flag(name string) bool {
-	values, ok := p.query[name]
-	return ok && len(values) > 0 && !strings.EqualFold(values[0], "false") && values[0] != "0"
-}
+func (p *parameters) flag(name string) bool { return kind.QueryFlag(p.query, name) }
 
 // number is nil when the parameter is absent or empty.
 func (p *parameters) number(name string) *int64 {
