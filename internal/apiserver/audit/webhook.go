@@ -5,21 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
-	"net/url"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
+
+	webhookclient "skiff/internal/webhook"
 )
 
 const (
 	// webhookTries is the number of attempts for a batch, with a growing delay between them.
 	webhookTries   = 5
 	webhookTimeout = 30 * time.Second
+	// webhookMaxResponse bounds how much of a response is read.
+	webhookMaxResponse = 1 << 20
 	// webhookConcurrency is the maximum number of batches in flight.
 	webhookConcurrency = 8
 	// webhookGrace is how long shutdown waits for the remaining batches.
@@ -34,8 +33,7 @@ var (
 // webhook sends EventLists to a remote server.
 type webhook struct {
 	auditor *Auditor
-	url     string
-	client  *http.Client
+	client  *webhookclient.KubeconfigClient
 	backoff time.Duration
 	mode    string
 	queue   *queue
@@ -46,22 +44,11 @@ type webhook struct {
 }
 
 func newWebhook(c Webhook, a *Auditor) (*webhook, error) {
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.KubeconfigFile}, &clientcmd.ConfigOverrides{}).ClientConfig()
+	client, err := webhookclient.NewKubeconfigClient(c.KubeconfigFile, webhookTimeout, webhookMaxResponse)
 	if err != nil {
 		return nil, fmt.Errorf("audit webhook: %w", err)
 	}
-	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
-		return nil, fmt.Errorf("audit webhook: kubeconfig %s has no http or https server URL", c.KubeconfigFile)
-	}
-	config.Timeout = webhookTimeout
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("audit webhook: %w", err)
-	}
-	// Following a redirect would send the events to another server.
-	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	w := &webhook{auditor: a, url: config.Host, client: client, backoff: c.InitialBackoff, mode: c.BackendOptions.Mode}
+	w := &webhook{auditor: a, client: client, backoff: c.InitialBackoff, mode: c.BackendOptions.Mode}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.sending.SetLimit(webhookConcurrency)
 	w.queue = newQueue(&c.BackendOptions, c.BackendOptions.MaxWait, ',')
@@ -114,19 +101,10 @@ func (w *webhook) post(events []byte, count int) bool {
 }
 
 func (w *webhook) postOnce(body []byte) error {
-	request, err := http.NewRequestWithContext(w.ctx, http.MethodPost, w.url, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json, */*")
-	response, err := w.client.Do(request)
-	if err != nil {
+	response, err := w.client.Post(w.ctx, body)
+	// Nobody reads the response.
+	if err != nil && !errors.Is(err, webhookclient.ErrResponseTooLarge) {
 		return fmt.Errorf("call the audit webhook: %w", err)
-	}
-	_, err = io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20))
-	if err = errors.Join(err, response.Body.Close()); err != nil {
-		return fmt.Errorf("read the response of the audit webhook: %w", err)
 	}
 	if response.StatusCode < 200 || response.StatusCode > 299 {
 		return fmt.Errorf("the audit webhook returned status %s", response.Status)

@@ -1,20 +1,17 @@
 package authn
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/url"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
+
+	"skiff/internal/webhook"
 )
 
 const (
@@ -41,8 +38,7 @@ type WebhookConfig struct {
 
 // Webhook authenticates tokens by sending a TokenReview to a remote server.
 type Webhook struct {
-	url       string
-	client    *http.Client
+	client    *webhook.KubeconfigClient
 	version   string
 	audiences []string
 }
@@ -58,22 +54,11 @@ func NewWebhook(c WebhookConfig) (TokenAuthenticator, error) {
 	if c.CacheTTL == 0 {
 		c.CacheTTL = webhookCacheTTL
 	}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{}).ClientConfig()
+	client, err := webhook.NewKubeconfigClient(c.Kubeconfig, webhookTimeout, webhookMaxBytes)
 	if err != nil {
 		return nil, fmt.Errorf("authentication webhook: %w", err)
 	}
-	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
-		return nil, fmt.Errorf("authentication webhook: kubeconfig %s has no http or https server URL", c.Kubeconfig)
-	}
-	config.Timeout = webhookTimeout
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("authentication webhook: %w", err)
-	}
-	// Following a redirect would send the token to another server.
-	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	hook := &Webhook{url: config.Host, client: client, version: c.Version, audiences: c.Audiences}
+	hook := &Webhook{client: client, version: c.Version, audiences: c.Audiences}
 	return newTokenCache(hook, c.CacheTTL, c.CacheTTL), nil
 }
 
@@ -131,27 +116,16 @@ func (w *Webhook) review(ctx context.Context, body []byte) (*authenticationv1.To
 
 // call sends one request. v1 and v1beta1 differ in apiVersion only.
 func (w *Webhook) call(ctx context.Context, body []byte) (status *authenticationv1.TokenReviewStatus, retry bool, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url, bytes.NewReader(body))
-	if err != nil {
-		return nil, false, err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json")
-	response, err := w.client.Do(request)
+	response, err := w.client.Post(ctx, body)
 	if err != nil {
 		return nil, true, fmt.Errorf("call the authentication webhook: %w", err)
 	}
-	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusCreated {
 		retry := response.StatusCode >= 500 || response.StatusCode == http.StatusTooManyRequests
 		return nil, retry, fmt.Errorf("the authentication webhook returned status %s", response.Status)
 	}
-	data, err := io.ReadAll(io.LimitReader(response.Body, webhookMaxBytes))
-	if err != nil {
-		return nil, true, fmt.Errorf("read the response of the authentication webhook: %w", err)
-	}
 	var review authenticationv1.TokenReview
-	if err := json.Unmarshal(data, &review); err != nil {
+	if err := json.Unmarshal(response.Body, &review); err != nil {
 		return nil, false, fmt.Errorf("decode the response of the authentication webhook: %w", err)
 	}
 	if want := "authentication.k8s.io/" + w.version; review.APIVersion != want || review.Kind != "TokenReview" {

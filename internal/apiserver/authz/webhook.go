@@ -1,12 +1,11 @@
 package authz
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -22,10 +21,9 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"skiff/internal/apiserver/authn"
+	"skiff/internal/webhook"
 )
 
 const (
@@ -34,7 +32,8 @@ const (
 	// maxCachedKeyBytes bounds the client-controlled part of a cache key. Responses to larger requests are not cached.
 	maxCachedKeyBytes = 10000
 	// maxWebhookResponse bounds the size of a response in bytes.
-	maxWebhookResponse = 1 << 20
+	maxWebhookResponse    = 1 << 20
+	defaultWebhookTimeout = 30 * time.Second
 )
 
 // webhookRetry is the backoff after transient errors.
@@ -42,8 +41,7 @@ var webhookRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, J
 
 // Webhook authorizes requests by sending a SubjectAccessReview to a remote server, and caches the responses.
 type Webhook struct {
-	client          *http.Client
-	url             string
+	client          *webhook.KubeconfigClient
 	beta            bool // use v1beta1
 	authorizedTTL   time.Duration
 	unauthorizedTTL time.Duration
@@ -83,30 +81,9 @@ func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationc
 	if c.ConnectionInfo.KubeConfigFile == nil {
 		return nil, fmt.Errorf("connection type %s is not supported, only %s is", c.ConnectionInfo.Type, apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
 	}
-	return w, w.connect(*c.ConnectionInfo.KubeConfigFile, c.Timeout.Duration)
-}
-
-// connect makes the client from a kubeconfig.
-func (w *Webhook) connect(kubeconfig string, timeout time.Duration) error {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return fmt.Errorf("read the webhook's kubeconfig %s: %w", kubeconfig, err)
-	}
-	config.Timeout = timeout
-	if timeout == 0 {
-		config.Timeout = 30 * time.Second
-	}
-	base, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return fmt.Errorf("read the webhook's kubeconfig %s: %w", kubeconfig, err)
-	}
-	if w.client, err = rest.HTTPClientFor(config); err != nil {
-		return fmt.Errorf("make a client for the webhook: %w", err)
-	}
-	// A redirect would send the review and the credentials to a server that is not configured.
-	w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	w.url = base.String()
-	return nil
+	var err error
+	w.client, err = webhook.NewKubeconfigClient(*c.ConnectionInfo.KubeConfigFile, cmp.Or(c.Timeout.Duration, defaultWebhookTimeout), maxWebhookResponse)
+	return w, err
 }
 
 // RulesFor implements RuleResolver. The remote server cannot list rules.
@@ -221,26 +198,15 @@ func (w *Webhook) post(ctx context.Context, body []byte) (authorizationv1.Subjec
 		metav1.TypeMeta
 		Status *authorizationv1.SubjectAccessReviewStatus `json:"status"`
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url, bytes.NewReader(body))
+	response, err := w.client.Post(ctx, body)
 	if err != nil {
 		return authorizationv1.SubjectAccessReviewStatus{}, err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json, */*")
-	response, err := w.client.Do(request)
-	if err != nil {
-		return authorizationv1.SubjectAccessReviewStatus{}, err
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxWebhookResponse))
-	if err != nil {
-		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the response of the authorization webhook: %w", err)
 	}
 	if response.StatusCode < 200 || response.StatusCode > 206 {
 		after, _ := strconv.Atoi(response.Header.Get("Retry-After"))
-		return authorizationv1.SubjectAccessReviewStatus{}, apierrors.NewGenericServerResponse(response.StatusCode, http.MethodPost, schema.GroupResource{}, "", string(data), after, true)
+		return authorizationv1.SubjectAccessReviewStatus{}, apierrors.NewGenericServerResponse(response.StatusCode, http.MethodPost, schema.GroupResource{}, "", string(response.Body), after, true)
 	}
-	if err := json.Unmarshal(data, &review); err != nil {
+	if err := json.Unmarshal(response.Body, &review); err != nil {
 		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the response of the authorization webhook: %w", err)
 	}
 	version := authorizationv1.SchemeGroupVersion.String()

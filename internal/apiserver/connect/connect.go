@@ -6,7 +6,6 @@
 package connect
 
 import (
-	"context"
 	"crypto/tls"
 	"net"
 	"net/http"
@@ -16,18 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver"
-	"skiff/internal/kind"
+	"skiff/internal/webhook"
 )
-
-// Objects reads objects from the API.
-type Objects interface {
-	Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error)
-	List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error)
-}
 
 // Config is what the connectors need.
 type Config struct {
-	Objects Objects
+	Objects webhook.Objects
 	// Kubelet has the server's client certificate for kubelets and the CA that verifies theirs.
 	Kubelet *tls.Config
 	// AddressTypes is the order of preference of a node's addresses. Empty: IP addresses before names.
@@ -36,10 +29,9 @@ type Config struct {
 
 // The resources that are read.
 var (
-	pods           = schema.GroupResource{Resource: "pods"}
-	nodes          = schema.GroupResource{Resource: "nodes"}
-	services       = schema.GroupResource{Resource: "services"}
-	endpointSlices = schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
+	pods     = schema.GroupResource{Resource: "pods"}
+	nodes    = schema.GroupResource{Resource: "nodes"}
+	services = schema.GroupResource{Resource: "services"}
 )
 
 // connector is a function that implements apiserver.Connector.
@@ -52,8 +44,9 @@ func (f connector) Connect(w http.ResponseWriter, r *http.Request, c *apiserver.
 
 // backends are the transports to kubelets and workloads.
 type backends struct {
-	objects Objects
-	kubelet *http.Transport
+	objects  webhook.Objects
+	services *webhook.Services
+	kubelet  *http.Transport
 	// unverified does not verify the kubelet's certificate (insecureSkipTLSVerifyBackend).
 	unverified *http.Transport
 	// nodes is for the node proxy, whose client chooses the path and may control the node's address.
@@ -73,6 +66,7 @@ func newBackends(c Config) *backends {
 	return &backends{
 		addressTypes: c.AddressTypes,
 		objects:      c.Objects,
+		services:     &webhook.Services{Objects: c.Objects},
 		kubelet:      newTransport(c.Kubelet, nil),
 		unverified:   newTransport(unverified, nil),
 		nodes:        newTransport(c.Kubelet, rejectLocal),

@@ -26,6 +26,7 @@ import (
 
 	"skiff/internal/apiserver"
 	"skiff/internal/kind"
+	"skiff/internal/webhook"
 )
 
 // things are objects by resource, namespace and name.
@@ -365,17 +366,12 @@ func TestServiceEndpoints(t *testing.T) {
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "s-1", Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
 			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}}, Endpoints: test.endpoints,
 		}
-		d := &backends{objects: things{"pods ns/p": pod, "services ns/s": service, "endpointslices ns/s-1": slice}}
+		objects := things{"pods ns/p": pod, "services ns/s": service, "endpointslices ns/s-1": slice}
+		d := &backends{objects: objects, services: &webhook.Services{Objects: objects}}
 		got, err := d.endpointOf(httptest.NewRequest("GET", "/", nil), service, test.port)
 		if got != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
 			t.Errorf("%s: %s %v, want %s %s", test.what, got, err, test.want, test.err)
 		}
-	}
-	if got, err := portName(service, 80); got != name || err != nil {
-		t.Errorf("port 80 is %q %v", got, err)
-	}
-	if _, err := portName(service, 81); err == nil || err.Error() != `no service port 81 found for service "s"` {
-		t.Errorf("port 81: %v", err)
 	}
 }
 

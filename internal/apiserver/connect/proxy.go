@@ -2,7 +2,6 @@ package connect
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -15,6 +14,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"skiff/internal/apiserver"
+	"skiff/internal/webhook"
 )
 
 // target parses "name", "name:port" or "scheme:name:port".
@@ -98,7 +98,7 @@ func (b *backends) serviceProxy(w http.ResponseWriter, r *http.Request, c *apise
 	}
 	service := obj.(*corev1.Service)
 	if number, err := strconv.Atoi(port); err == nil {
-		if port, err = portName(service, number); err != nil {
+		if port, err = webhook.PortName(service, number); err != nil {
 			return err
 		}
 	}
@@ -109,54 +109,11 @@ func (b *backends) serviceProxy(w http.ResponseWriter, r *http.Request, c *apise
 	return proxyTo(w, r, &url.URL{Scheme: scheme, Host: host}, c.Path, b.workloads)
 }
 
-// portName returns the name of a service's port by its number.
-func portName(service *corev1.Service, number int) (string, error) {
-	for _, port := range service.Spec.Ports {
-		if int(port.Port) == number {
-			return port.Name, nil
-		}
-	}
-	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", number, service.Name))
-}
-
-// endpointOf picks one of a service's ready endpoints at random. Only addresses of pods in the service's namespace are used: a slice
-// may contain any address.
+// endpointOf picks one of a service's ready endpoints. Only addresses of pods in the service's namespace are used: a slice may contain any
+// address.
 func (b *backends) endpointOf(r *http.Request, service *corev1.Service, port string) (string, error) {
-	objs, err := b.objects.List(r.Context(), endpointSlices, service.Namespace)
-	if err != nil {
-		return "", err
-	}
-	var candidates []string
-	for _, obj := range objs {
-		slice := obj.(*discoveryv1.EndpointSlice)
-		if slice.Labels[discoveryv1.LabelServiceName] != service.Name || slice.AddressType == discoveryv1.AddressTypeFQDN {
-			continue
-		}
-		number, ok := slicePort(slice, port)
-		if !ok {
-			continue
-		}
-		for i := range slice.Endpoints {
-			endpoint := &slice.Endpoints[i]
-			if endpoint.Conditions.Ready != nil && !*endpoint.Conditions.Ready || !b.isPod(r, service.Namespace, endpoint) {
-				continue
-			}
-			candidates = append(candidates, net.JoinHostPort(endpoint.Addresses[0], strconv.Itoa(int(number))))
-		}
-	}
-	if len(candidates) == 0 {
-		return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service.Name))
-	}
-	return candidates[rand.IntN(len(candidates))], nil
-}
-
-func slicePort(slice *discoveryv1.EndpointSlice, name string) (int32, bool) {
-	for _, port := range slice.Ports {
-		if port.Port != nil && (port.Name == nil && name == "" || port.Name != nil && *port.Name == name) {
-			return *port.Port, true
-		}
-	}
-	return 0, false
+	endpoint, err := b.services.Pick(r.Context(), service, port, func(e *discoveryv1.Endpoint) bool { return b.isPod(r, service.Namespace, e) })
+	return endpoint.Address, err
 }
 
 // isPod reports whether the endpoint is a pod of the namespace, at an address of that pod.
