@@ -24,13 +24,15 @@ func (p *patcher) applied(c *change, live kind.Object) (kind.Object, error) {
 	}
 	base := live
 	if base == nil {
-		base = w.res.kind.New()
+		base = w.res.emptyForWrite()
 	}
 	obj, err := p.merge(m, base)
 	if err != nil {
 		return nil, err
 	}
-	if w.res.kind.Default != nil {
+	if w.res.kind.Custom != nil {
+		w.res.kind.SetDefaults(w.res.version, obj)
+	} else if w.res.kind.Default != nil {
 		w.res.kind.Default(obj)
 	}
 	if live == nil && obj.GetUID() != "" {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	kjson "sigs.k8s.io/json"
 
 	"skiff/internal/kind"
 	"skiff/internal/store"
@@ -72,11 +73,11 @@ func (c *storeCodec) Encode(obj kind.Object) ([]byte, error) {
 	obj.SetResourceVersion("")
 	obj.SetSelfLink("")
 	if !c.protobuf {
-		value, err := json.Marshal(obj)
+		value, err := marshalJSON(obj)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s %s/%s: %w", c.kind.Plural, obj.GetNamespace(), obj.GetName(), err)
 		}
-		return value, nil
+		return append(value, '\n'), nil // upstream's encoder ends a value with a newline
 	}
 	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 	value, err := appendEnvelope(nil, c.prefix, obj.(protoMessage))
@@ -115,7 +116,12 @@ func (c *storeCodec) Decode(value []byte, revision store.Revision) (kind.Object,
 	if err != nil {
 		return nil, fmt.Errorf("decode stored %s: %w", c.kind.Plural, err)
 	}
-	if c.kind.Default != nil {
+	switch {
+	case c.kind.Custom != nil:
+		if err := c.kind.Custom.FromStore(obj); err != nil {
+			return nil, fmt.Errorf("decode stored %s: %w", c.kind.Plural, err)
+		}
+	case c.kind.Default != nil:
 		c.kind.Default(obj)
 	}
 	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
@@ -171,9 +177,18 @@ func unmarshalMessage(raw []byte, obj kind.Object) (kind.Object, error) {
 
 func unmarshalJSON(data []byte, obj kind.Object) error {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
-		return u.UnmarshalJSON(data)
+		u.Object = map[string]any{}
+		return kjson.UnmarshalCaseSensitivePreserveInts(data, &u.Object)
 	}
 	return json.Unmarshal(data, obj)
+}
+
+// marshalJSON encodes an object. The encoder of an unstructured object would be followed by a second pass over its text.
+func marshalJSON(obj runtime.Object) ([]byte, error) {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return json.Marshal(u.Object)
+	}
+	return json.Marshal(obj)
 }
 
 // envelope is the decoded outer message (runtime.Unknown). raw points into the input.
@@ -420,7 +435,7 @@ func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(obj)
+	return marshalJSON(obj)
 }
 
 // message is the entry's own protobuf message where it must be made by encoding: versions other than the stored one,

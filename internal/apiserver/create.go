@@ -199,7 +199,7 @@ func (s *Server) create(req *request) error {
 		return err
 	}
 	dropDuplicateOwners(obj, w.warn, textDuplicateOwners)
-	if err := w.setManagedFields(w.res.kind.New(), obj); err != nil {
+	if err := w.setManagedFields(w.res.emptyForWrite(), obj); err != nil {
 		return err
 	}
 	if obj, err = w.mutate(admission.Create, obj, nil, options); err != nil {
@@ -300,7 +300,7 @@ func (w *write) prepareNew(obj kind.Object) error {
 	}
 	k := w.res.kind
 	if k.CopyStatus != nil && !k.StatusOnCreate {
-		k.CopyStatus(obj, k.New())
+		k.CopyStatus(obj, w.res.emptyForWrite())
 	}
 	obj.SetGeneration(0)
 	if k.SpecChanged != nil {
@@ -344,7 +344,11 @@ func (w *write) insert(obj kind.Object) (outcome, error) {
 		}
 		return outcome{obj: obj, created: true}, nil
 	}
-	entry, err := w.res.table.Create(w.ctx, w.key(), obj, w.res.kind.TTL)
+	converted, err := w.res.toStore(obj)
+	if err != nil {
+		return outcome{}, err
+	}
+	entry, err := w.res.table.Create(w.ctx, w.key(), converted, w.res.kind.TTL)
 	if err != nil {
 		if errors.Is(err, store.ErrExists) {
 			err = w.errExists(obj)

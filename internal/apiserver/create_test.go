@@ -182,7 +182,7 @@ func TestCreateCustom(t *testing.T) {
 		t.Errorf("object %s", made.body)
 	}
 	made.owned(`tester Update example.com/v1 {"f:spec":{".":{},"f:size":{}}}`)
-	s.send("POST", widgetsPath+"?fieldValidation=Strict", "", `{"metadata":{"name":"b"},"unknown":1}`).
+	s.send("POST", widgetsPath+"?fieldValidation=Strict", "", `{"kind":"Widget","apiVersion":"example.com/v1","metadata":{"name":"b"},"unknown":1}`).
 		want(400, `strict decoding error: unknown field \"unknown\"`)
 	s.send("PATCH", widgetsPath+"/a", strategicPatch, `{}`).want(415, "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml")
 	s.send("PATCH", widgetsPath+"/a", mergePatch, `{"spec":{"size":4}}`).want(200, `"size":4`)

@@ -227,7 +227,8 @@ func warnOfStrictErrors(strictErrs []error, warn func(string)) {
 	}
 }
 
-// decodeBody decodes the request's body into an object of the storage version and sets its defaults.
+// decodeBody decodes the request's body into an object of the storage version and sets its defaults. A custom resource stays in the
+// version of the request.
 func (s *Server) decodeBody(req *request, body []byte, directive fieldValidation) (kind.Object, error) {
 	f, err := req.contentFormat()
 	if err != nil {
@@ -312,7 +313,8 @@ func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)
 	return nil
 }
 
-// decodeJSON decodes JSON into obj and checks that its kind is want or empty.
+// decodeJSON decodes JSON into obj and checks that its kind is want or empty. The kind of a custom resource must be set; another kind in
+// the same version is left to validation.
 func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersionKind, directive fieldValidation) ([]error, error) {
 	strictErrs, err := unmarshalStrict(data, obj, directive)
 	if err != nil {
@@ -331,11 +333,17 @@ func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersi
 	if err != nil {
 		return nil, errUnrecognized(err, want, data)
 	}
+	if _, isUnstructured := obj.(runtime.Unstructured); isUnstructured {
+		switch {
+		case kindName == "":
+			return nil, errUnrecognized(runtime.NewMissingKindErr(string(data)), want, data)
+		case gv != want.GroupVersion():
+			return nil, errWrongVersion(gv, want)
+		}
+		return strictErrs, nil
+	}
 	if err := s.checkKind(gv.WithKind(kindName), want); err != nil {
 		return nil, err
-	}
-	if _, isUnstructured := obj.(runtime.Unstructured); isUnstructured {
-		obj.GetObjectKind().SetGroupVersionKind(want)
 	}
 	return strictErrs, nil
 }
@@ -420,8 +428,11 @@ func (s *Server) checkKind(actual, want schema.GroupVersionKind) error {
 		return errCannotHandle(actual, want.Kind, fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion",
 			actual.Version, actual.Kind, internalPackage(want.Group), want.Kind))
 	}
-	return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)",
-		actual.GroupVersion(), want.GroupVersion()))
+	return errWrongVersion(actual.GroupVersion(), want)
+}
+
+func errWrongVersion(actual schema.GroupVersion, want schema.GroupVersionKind) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", actual, want.GroupVersion()))
 }
 
 // internalPackage is the name of the group's internal package in upstream's message.

@@ -80,7 +80,7 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 		return deletion{}, err
 	}
 	k := w.res.kind
-	live, err := entry.Object()
+	live, err := w.res.objectForWrite(entry)
 	if err != nil {
 		return deletion{}, err
 	}
@@ -250,7 +250,7 @@ func (w *write) deleteOrMark(entry *cache.Entry, live kind.Object, options *meta
 		obj.SetResourceVersion(live.GetResourceVersion())
 		return deletion{obj: obj, deleted: gone}, nil
 	}
-	marked, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
+	marked, err := w.store(obj, entry)
 	if err != nil {
 		return deletion{}, err
 	}
@@ -334,7 +334,7 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 	if w.rules.DryRun {
 		return deletion{obj: obj}, nil
 	}
-	marked, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
+	marked, err := w.store(obj, entry)
 	if err != nil {
 		return deletion{}, err
 	}

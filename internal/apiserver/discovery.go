@@ -122,8 +122,9 @@ func describe(res *resource) []metav1.APIResource {
 		own.StorageVersionHash = storageVersionHash(k.StorageGVK())
 	}
 	all := []metav1.APIResource{own}
-	for i := range k.Subresources {
-		sub := &k.Subresources[i]
+	subs := k.SubresourcesOf(res.version)
+	for i := range subs {
+		sub := &subs[i]
 		described := metav1.APIResource{
 			Name: k.Plural + "/" + sub.Name, Namespaced: k.Namespaced, Kind: res.gvk.Kind, Verbs: sortedVerbs(subVerbs(sub)),
 		}

@@ -74,7 +74,7 @@ func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 	if e == nil {
 		return nil, apierrors.NewNotFound(gvr.GroupResource(), name)
 	}
-	return e.Object()
+	return res.objectForWrite(e)
 }
 
 // LastChange is the revision of the last write to a resource, zero if there was none. It is cheap.
@@ -97,7 +97,7 @@ func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, names
 		return nil, "", err
 	}
 	snapshot := res.table.Snapshot()
-	objs, err = objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
+	objs, err = res.objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
 	return objs, strconv.FormatInt(snapshot.Revision(), 10), err
 }
 
@@ -106,13 +106,13 @@ func localMatcher(res *resource, namespace string, ls labels.Selector, fs fields
 	return req.matcher(&listOptions{labels: ls, fields: fs})
 }
 
-func objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err error) {
+func (r *resource) objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err error) {
 	snapshot.Ascend(match.prefix, "", func(e *cache.Entry) bool {
 		if !match.matches(e) {
 			return match.err == nil
 		}
 		var obj kind.Object
-		if obj, err = e.Object(); err == nil {
+		if obj, err = r.objectForWrite(e); err == nil {
 			objs = append(objs, obj)
 		}
 		return err == nil
@@ -141,7 +141,7 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 		snapshot := res.table.Snapshot()
 		revision = snapshot.Revision()
 		if initial {
-			if w.initial, err = objectsOf(snapshot, w.match); err != nil {
+			if w.initial, err = res.objectsOf(snapshot, w.match); err != nil {
 				return nil, err
 			}
 			w.bookmark = res.newObject()
@@ -219,9 +219,11 @@ func (w *localWatch) forward(ctx context.Context, event *cache.Event) bool {
 	switch {
 	case err != nil:
 	case deselected:
-		obj, err = deselectedObject(event)
+		if obj, err = deselectedObject(event); err == nil && w.res.kind.Custom != nil {
+			obj, err = w.res.fromStorageVersion(obj)
+		}
 	default:
-		obj, err = event.Entry.Object()
+		obj, err = w.res.objectForWrite(event.Entry)
 	}
 	if err != nil {
 		w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))

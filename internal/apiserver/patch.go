@@ -175,11 +175,13 @@ func (p *patcher) patched(obj kind.Object, empty func() kind.Object, res *resour
 		return nil, invalid(err)
 	}
 	found = append(found, more...)
-	if err := p.s.checkKind(out.GetObjectKind().GroupVersionKind(), gvk); err != nil {
-		return nil, invalid(err)
-	}
 	if _, dynamic := out.(runtime.Unstructured); dynamic {
-		out.GetObjectKind().SetGroupVersionKind(gvk)
+		// Another type is left to validation.
+		if out.GetObjectKind().GroupVersionKind().Kind == "" {
+			return nil, invalid(runtime.NewMissingKindErr(string(after)))
+		}
+	} else if err := p.s.checkKind(out.GetObjectKind().GroupVersionKind(), gvk); err != nil {
+		return nil, invalid(err)
 	}
 	if res != nil && res.kind.Prune != nil {
 		unknown, err := res.kind.Prune(out, res.version)

@@ -307,7 +307,7 @@ func appendObject(to []byte, obj runtime.Object, gvk schema.GroupVersionKind, f 
 		}
 		return appendEnvelope(to, envelopePrefix(gvk), message)
 	}
-	body, err := json.Marshal(obj)
+	body, err := marshalJSON(obj)
 	if err != nil {
 		return to, fmt.Errorf("write JSON: %w", err)
 	}

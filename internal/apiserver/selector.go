@@ -166,16 +166,16 @@ func (o *listOptions) validate() field.ErrorList {
 
 // storageVersionField maps a field label of the served version to that of the storage version and rejects unknown labels.
 func (r *resource) storageVersionField(label, value string) (string, string, error) {
-	if label == fieldName || label == fieldNamespace {
+	if label == fieldName || label == fieldNamespace && (r.kind.Namespaced || r.kind.Custom == nil) {
 		return label, value, nil
 	}
 	if mapped, ok := r.version.Fields[label]; ok {
 		return mapped, value, nil
 	}
-	if _, ok := r.kind.Fields[label]; ok {
+	if _, ok := r.kind.Fields[label]; ok && r.kind.Custom == nil {
 		return label, value, nil
 	}
-	if len(r.kind.Fields) == 0 {
+	if len(r.kind.Fields) == 0 && r.kind.Custom == nil {
 		return "", "", fmt.Errorf("%q is not a known field selector: only %q, %q", label, fieldName, fieldNamespace)
 	}
 	return "", "", fmt.Errorf("field label not supported: %s", label)

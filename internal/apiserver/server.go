@@ -285,7 +285,7 @@ func (c *catalog) add(served *servedKind) error {
 
 // serves reports whether a resource is served to clients.
 func (c *catalog) serves(res *resource) bool {
-	return len(res.kind.Verbs) > 0 && !c.disabled[res.gvr.GroupVersion()]
+	return len(res.kind.Verbs) > 0 && !res.version.NotServed && !c.disabled[res.gvr.GroupVersion()]
 }
 
 // servedKind is a kind with its table, and the resources it is served as: one for each version.
@@ -317,12 +317,12 @@ type resource struct {
 }
 
 // stored reports whether the served version is the stored one.
-func (r *resource) stored() bool { return r.version.FromStorageVersion == nil }
+func (r *resource) stored() bool { return r.gvk == r.kind.GVK }
 
 // groupResource names the resource in errors and for authorization.
 func (r *resource) groupResource() schema.GroupResource { return r.gvr.GroupResource() }
 
-// fromStorageVersion converts an object to the served version. It returns obj itself when that is the storage version.
+// fromStorageVersion converts an object to the served version. It returns obj itself when it is in that version already.
 func (r *resource) fromStorageVersion(obj kind.Object) (kind.Object, error) {
 	if r.version.FromStorageVersion == nil {
 		return obj, nil
@@ -353,12 +353,15 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 		res := &resource{
 			kind: k, version: version, gvk: version.GVK, codec: served.codec,
 			gvr: version.GVK.GroupVersion().WithResource(k.Plural), managers: s.managedFields.Resource(k, version),
-			subs: make(map[string]*kind.Subresource, len(k.Subresources)),
+			subs: make(map[string]*kind.Subresource), deprecation: version.Deprecation,
 		}
-		for j := range k.Subresources {
-			res.subs[k.Subresources[j].Name] = &k.Subresources[j]
+		subs := k.SubresourcesOf(version)
+		for j := range subs {
+			res.subs[subs[j].Name] = &subs[j]
 		}
-		res.deprecation = deprecationOf(res.newObject(), res.gvk)
+		if res.deprecation == "" {
+			res.deprecation = deprecationOf(res.newObject(), res.gvk)
+		}
 		res.encoder = newEncoder(res)
 		res.lists = res.encoder.forLists()
 		res.metrics = s.metrics.forResource(res)

@@ -24,9 +24,18 @@ func (s *Server) getSub(req *request) error {
 	if err != nil {
 		return err
 	}
-	parent, err := entry.Object()
+	parent, err := req.res.objectForWrite(entry)
 	if err != nil {
 		return err
+	}
+	if check := req.sub.View.CheckRead; check != nil {
+		view, err := req.sub.View.From(parent)
+		if err == nil {
+			err = check(view)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return s.respondView(req, parent)
 }
@@ -88,7 +97,7 @@ func (s *Server) patchSub(req *request) error {
 	if req.sub.View == nil {
 		return s.patch(req)
 	}
-	p, err := s.beginPatch(req, false)
+	p, err := s.beginPatch(req, req.res.kind.Custom != nil)
 	if err != nil {
 		return err
 	}
@@ -134,7 +143,7 @@ func (s *Server) changeView(req *request, w *write, c *change, next func(old kin
 	}
 	parent := done.obj
 	if done.entry != nil {
-		if parent, err = done.entry.Object(); err != nil {
+		if parent, err = req.res.objectForWrite(done.entry); err != nil {
 			return err
 		}
 	}
@@ -189,19 +198,31 @@ func (w *write) throughView(c *change, live kind.Object, next func(old kind.Obje
 
 // viewPaths are the paths of the parent's replicas field for each version, for managedFields.
 func (w *write) viewPaths() apimanagedfields.ResourcePathMappings {
-	dotted, ok := w.sub.View.Paths["spec.replicas"]
-	if !ok {
-		dotted = "spec.replicas"
-	}
-	var path fieldpath.Path
-	for _, name := range strings.Split(strings.TrimPrefix(dotted, "."), ".") {
-		path = append(path, fieldpath.FieldNameElement(name))
-	}
+	k := w.res.kind
 	paths := apimanagedfields.ResourcePathMappings{}
-	for _, v := range w.res.kind.Versions {
+	for i := range k.Versions {
+		v := &k.Versions[i]
+		var path fieldpath.Path // nil for a version without this view
+		for _, sub := range k.SubresourcesOf(v) {
+			if sub.Name == w.sub.Name && sub.View != nil {
+				path = replicasPath(sub.View)
+			}
+		}
 		paths[v.GVK.GroupVersion().String()] = path
 	}
 	return paths
+}
+
+// replicasPath is the path of the field of the parent that is spec.replicas of the view.
+func replicasPath(view *kind.View) (path fieldpath.Path) {
+	dotted, ok := view.Paths["spec.replicas"]
+	if !ok {
+		dotted = "spec.replicas"
+	}
+	for _, name := range strings.Split(strings.TrimPrefix(dotted, "."), ".") {
+		path = append(path, fieldpath.FieldNameElement(name))
+	}
+	return path
 }
 
 // createSub serves a POST of a subresource (eviction, binding, token).

@@ -23,6 +23,8 @@ type tableWriter struct {
 	row     func(obj kind.Object, now time.Time) []any
 	// convert: rows are computed from objects in the served version, not in the stored one.
 	convert bool
+	// view: the objects are views of the resource (scale).
+	view bool
 }
 
 // defaultColumns are the columns of a kind that defines none.
@@ -47,6 +49,12 @@ func (r *request) tableWriter(out output) (*tableWriter, error) {
 		return nil, apierrors.NewBadRequest("Unable to convert to Table as requested: " + err.Error())
 	}
 	switch {
+	case r.sub != nil && r.sub.View != nil:
+		t.view = true
+		t.columns, t.row = r.sub.View.Columns, r.sub.View.Row
+		if t.row == nil {
+			t.columns, t.row = defaultColumns, defaultRow
+		}
 	case r.res.version.Row != nil:
 		t.columns, t.row, t.convert = r.res.version.Columns, r.res.version.Row, true
 	case r.res.kind.Row != nil:
@@ -93,7 +101,7 @@ func (t *tableWriter) appendRow(to []byte, obj kind.Object, cells []any, include
 		return to, fmt.Errorf("write cells of %s: %w", obj.GetName(), err)
 	}
 	to = append(append(to, `{"cells":`...), text...)
-	if t.res.kind.RowConditions != nil {
+	if t.res.kind.RowConditions != nil && !t.view {
 		if conditions := t.res.kind.RowConditions(obj); len(conditions) > 0 {
 			if text, err = json.Marshal(conditions); err != nil {
 				return to, fmt.Errorf("write conditions of %s: %w", obj.GetName(), err)
@@ -123,6 +131,9 @@ func (t *tableWriter) appendEntry(to []byte, entry *cache.Entry) ([]byte, error)
 func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.IncludeObjectPolicy) ([]byte, error) {
 	switch include {
 	case metav1.IncludeObject:
+		if t.view {
+			return appendObject(to, obj, obj.GetObjectKind().GroupVersionKind(), formatJSON)
+		}
 		served, err := t.res.fromStorageVersion(obj)
 		if err != nil {
 			return to, err

@@ -124,7 +124,7 @@ func (s *Server) authorizeCreate(req *request) error {
 func (w *write) setManagedFieldsAndMutate(c *change, live, wanted kind.Object) (kind.Object, error) {
 	base := live
 	if base == nil {
-		base = w.res.kind.New()
+		base = w.res.emptyForWrite()
 	}
 	if err := w.setManagedFields(base, wanted); err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 	if entry == nil {
 		return w.createByChange(c)
 	}
-	live, err := entry.Object()
+	live, err := w.res.objectForWrite(entry)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -421,8 +421,17 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 	if w.rules.DryRun {
 		return outcome{obj: obj}, nil
 	}
-	stored, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
+	stored, err := w.store(obj, entry)
 	return outcome{entry: stored}, err
+}
+
+// store replaces the entry's object in the store.
+func (w *write) store(obj kind.Object, entry *cache.Entry) (*cache.Entry, error) {
+	obj, err := w.res.toStore(obj)
+	if err != nil {
+		return nil, err
+	}
+	return w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
 }
 
 // deletesNow reports whether an object that is being deleted has no finalizer and no grace period left.

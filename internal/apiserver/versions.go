@@ -106,7 +106,11 @@ func (v *writtenVersions) Decode(data []byte, gvk schema.GroupVersionKind) (runt
 			return nil, err
 		}
 	}
-	return res.toStorageVersion(obj)
+	decoded, err := res.toStorageVersion(obj)
+	if err != nil || res.kind.Custom == nil {
+		return decoded, err
+	}
+	return v.res.fromStorageVersion(decoded) // a write handles a custom resource in the version of the request
 }
 
 // decodeVersion decodes JSON into an object of the kind.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -493,7 +492,7 @@ func (e *encoder) deselectedJSON(event *cache.Event) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		return json.Marshal(obj)
+		return marshalJSON(obj)
 	})
 }
 

@@ -3,8 +3,8 @@
 // functions on the typed object; a custom resource is the same value, built at run time from its definition.
 //
 // The functions of a Kind are pure unless they take a Client. They get objects of the storage version, the only
-// in-memory form a kind has. Other served versions are converted when a request is decoded and when its response is
-// encoded (Version).
+// in-memory form a built-in kind has. Other served versions are converted when a request is decoded and when its response
+// is encoded (Version). Custom resources differ: see Custom.
 package kind
 
 import (
@@ -78,6 +78,8 @@ type Kind struct {
 	// ValidateName validates metadata.name (prefix is true for a generateName).
 	ValidateName func(name string, prefix bool) []string
 
+	// Custom is set for custom resources only.
+	Custom *Custom
 	// Prune removes the fields that are not in the schema from an object in the client's version and returns their
 	// paths. Only custom resources have it: decoding a typed object drops unknown fields.
 	Prune func(obj Object, version *Version) (unknown []string, err error)
@@ -139,10 +141,30 @@ type Kind struct {
 	Computed func(ctx context.Context, client Client) ([]Object, error)
 }
 
-// Version is one served version of a kind.
+// Custom is what only custom resources have. Their versions are equal in Go: unstructured objects whose apiVersion names
+// the version. A write handles the object in the version of the request, which decides about defaults, validation and field
+// ownership; admission and all functions of the Kind get objects in that version. The cache has objects in the version in
+// which they were stored, which may be an earlier storage version. FromStorageVersion of any version, the storage version
+// included, converts from the version that the object has; it returns the object itself if that is the wanted one.
+type Custom struct {
+	// FromStore prunes and defaults an object that was read from the store, in the version in which it was stored. It changes
+	// its argument.
+	FromStore func(obj Object) error
+	// ToStore converts an object to the storage version. It does not change its argument, and may return it.
+	ToStore func(obj Object) (Object, error)
+}
+
+// Version is one version of a kind.
 type Version struct {
 	GVK schema.GroupVersionKind
-	// New, ToStorageVersion and FromStorageVersion are nil for the storage version itself. The conversions do not change their argument.
+	// NotServed: clients cannot use the version, but objects may be stored in it. Only custom resources have such versions.
+	NotServed bool
+	// Deprecation is the text of the warning in every response; empty if the version is not deprecated, or if its Go type says so.
+	Deprecation string
+	// Subresources are set where they differ from those of the kind; a version without any has an empty list.
+	Subresources []Subresource
+	// New, ToStorageVersion and FromStorageVersion are nil for the storage version itself (but see Custom). The conversions do not
+	// change their argument.
 	New                func() Object
 	NewList            func() runtime.Object
 	ToStorageVersion   func(obj Object) (Object, error)
@@ -286,12 +308,25 @@ type UpdateStrategy struct {
 // View shows the parent as an object of another kind (scale).
 type View struct {
 	From func(parent Object) (Object, error)
+	// CheckRead refuses to show an incomplete view; a write may complete it. nil: every view is shown.
+	CheckRead func(view Object) error
 	// Apply writes the view's fields into a copy of the parent.
 	Apply func(view, parent Object) error
 	// Validate validates the view before Apply.
 	Validate func(view Object) field.ErrorList
 	// Paths maps fields of the view to fields of the parent, for managedFields (spec.replicas → spec.replicas).
 	Paths map[string]string
+	// Columns and Row are the table of the view.
+	Columns []metav1.TableColumnDefinition
+	Row     func(view Object, now time.Time) []any
+}
+
+// SubresourcesOf returns the subresources of a version.
+func (k *Kind) SubresourcesOf(v *Version) []Subresource {
+	if v.Subresources != nil {
+		return v.Subresources
+	}
+	return k.Subresources
 }
 
 // AllVerbs are the verbs of an ordinary resource, in discovery's order.

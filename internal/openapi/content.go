@@ -92,7 +92,7 @@ func (d *Documents) v3Content(rs routes, p *groupVersion) (*content, error) {
 	}
 	var own map[string]string
 	if p != nil {
-		if own, err = encodeAll(p.custom.V3); err != nil {
+		if own, err = encodeAll(p.schemas().V3); err != nil {
 			return nil, err
 		}
 	}
@@ -179,14 +179,15 @@ func (d *Documents) v2Content(s *state) (*content, error) {
 	ownV2 := map[string]*spec.Schema{}
 	var gvs []schema.GroupVersion
 	for gv, p := range s.groupVersions {
-		own, err := encodeAll(p.custom.V3)
+		custom := p.schemas()
+		own, err := encodeAll(custom.V3)
 		if err == nil {
 			err = add(groupVersionRoutes(gv, p.kinds), own)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("document of %s: %w", gv, err)
 		}
-		maps.Copy(ownV2, p.custom.V2)
+		maps.Copy(ownV2, custom.V2)
 		if ownOptions(gv) {
 			gvs = append(gvs, gv)
 		}

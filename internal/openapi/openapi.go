@@ -52,15 +52,34 @@ type state struct {
 type groupVersion struct {
 	gv     schema.GroupVersion
 	kinds  []*kind.Kind
-	custom Custom
+	custom []Custom
 	hash   string
 	v3     *document
 }
 
-// Custom has the schemas of a group version that is not built in, by definition name (see Name). They may refer to built-in
-// ones, by "#/components/schemas/…" in V3 and "#/definitions/…" in V2, which is V3 without what v2 does not support.
+// Custom are the schemas of a kind that is not built in, in one version.
 type Custom struct {
+	// Hash identifies the schemas: others have another hash.
+	Hash string
+	// Schemas makes them. It is called whenever a document is made, because they are rarely needed and may be large.
+	Schemas func() Schemas
+}
+
+// Schemas are schemas by definition name (see Name). They may refer to built-in ones, by "#/components/schemas/…" in V3 and
+// "#/definitions/…" in V2, which is V3 without what v2 does not support.
+type Schemas struct {
 	V2, V3 map[string]*spec.Schema
+}
+
+// schemas are the schemas of all custom kinds of the group version.
+func (p *groupVersion) schemas() Schemas {
+	all := Schemas{V2: map[string]*spec.Schema{}, V3: map[string]*spec.Schema{}}
+	for _, c := range p.custom {
+		own := c.Schemas()
+		maps.Copy(all.V2, own.V2)
+		maps.Copy(all.V3, own.V3)
+	}
+	return all
 }
 
 // New describes the kinds, as the server of the given version. It does no expensive work.
@@ -83,14 +102,15 @@ func New(kinds []*kind.Kind, version string) *Documents {
 	return d
 }
 
-// Update replaces one group version; without kinds it is removed. Only its own documents are made again.
-func (d *Documents) Update(gv schema.GroupVersion, kinds []*kind.Kind, own Custom) {
+// Update replaces one group version; without kinds it is removed. Only its own documents are made again. The kinds that are not
+// built in have their schemas in custom.
+func (d *Documents) Update(gv schema.GroupVersion, kinds []*kind.Kind, custom ...Custom) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	groupVersions := maps.Clone(d.state.Load().groupVersions)
 	delete(groupVersions, gv)
 	if len(kinds) > 0 {
-		groupVersions[gv] = &groupVersion{gv: gv, kinds: kinds, custom: own}
+		groupVersions[gv] = &groupVersion{gv: gv, kinds: kinds, custom: custom}
 		d.complete(groupVersions[gv])
 	}
 	d.publish(groupVersions)
@@ -105,16 +125,16 @@ func (d *Documents) complete(p *groupVersion) {
 	}
 	for _, k := range p.kinds {
 		fmt.Fprintln(h, k.GVK, k.Plural, k.ListKind, k.Namespaced, k.Verbs)
-		for _, v := range k.Versions {
-			fmt.Fprintln(h, v.GVK)
-		}
-		for _, s := range k.Subresources {
-			fmt.Fprintln(h, s.Name, s.GVK, s.Verbs, s.Create != nil)
+		for i := range k.Versions {
+			v := &k.Versions[i]
+			fmt.Fprintln(h, v.GVK, v.NotServed)
+			for _, s := range k.SubresourcesOf(v) {
+				fmt.Fprintln(h, s.Name, s.GVK, s.Verbs, s.Create != nil)
+			}
 		}
 	}
-	// Schemas are encoded with sorted keys, so equal schemas have equal text.
-	if err := json.NewEncoder(h).Encode(p.custom); err != nil {
-		panic(fmt.Sprintf("encode schemas of %s: %v", p.gv, err))
+	for _, c := range p.custom {
+		fmt.Fprintln(h, c.Hash)
 	}
 	p.hash = fmt.Sprintf("%X", h.Sum(nil))
 	p.v3 = newDocument(p.hash, func() (*content, error) { return d.groupVersionContent(p) })

@@ -219,13 +219,15 @@ func groupVersionRoutes(gv schema.GroupVersion, kinds []*kind.Kind) routes {
 	b := &builder{gv: gv, root: rootOf(gv), custom: !builtIn}
 	b.routes = append(b.routes, discoveryRoute(b.root, "get available resources", "APIResources", "APIResourceList"))
 	for _, k := range kinds {
-		for _, v := range k.Versions {
-			if v.GVK.GroupVersion() != gv {
+		for i := range k.Versions {
+			v := &k.Versions[i]
+			if v.GVK.GroupVersion() != gv || v.NotServed {
 				continue
 			}
 			b.resource(k, v.GVK)
-			for i := range k.Subresources {
-				b.subresource(k, v.GVK, &k.Subresources[i])
+			subs := k.SubresourcesOf(v)
+			for j := range subs {
+				b.subresource(k, v.GVK, &subs[j])
 			}
 		}
 	}

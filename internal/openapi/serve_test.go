@@ -275,7 +275,9 @@ func TestUpdate(t *testing.T) {
 				"items": {SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: &item}}}}}},
 		}
 	}
-	d.Update(gv, []*kind.Kind{row(gv.WithKind("CronTab"), "crontabs", true, kind.AllVerbs)}, Custom{V2: custom("#/definitions/"), V3: custom(refPrefix)})
+	d.Update(gv, []*kind.Kind{row(gv.WithKind("CronTab"), "crontabs", true, kind.AllVerbs)}, Custom{
+		Hash: "1", Schemas: func() Schemas { return Schemas{V2: custom("#/definitions/"), V3: custom(refPrefix)} },
+	})
 	after := d.state.Load()
 	if after.documents["api/v1"] != before.documents["api/v1"] || after.v2 == before.v2 {
 		t.Error("only what changed may be made anew")
@@ -302,7 +304,7 @@ func TestUpdate(t *testing.T) {
 	if w := ask(t, d.ServeV2, "/openapi/v2", "Accept", protoV2); w.Code != 200 {
 		t.Errorf("protobuf: %d %s", w.Code, w.Body)
 	}
-	d.Update(gv, nil, Custom{})
+	d.Update(gv, nil)
 	if w := ask(t, d.ServeV3, "/openapi/v3/apis/stable.example.com/v1"); w.Code != 404 {
 		t.Errorf("removed, but %d", w.Code)
 	}

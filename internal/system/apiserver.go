@@ -122,7 +122,7 @@ func apiVersions(c config.RuntimeConfig, kinds []*kind.Kind) (*openapi.Documents
 	}
 	documents := openapi.New(kinds, version.Info().GitVersion)
 	for gv := range disabled {
-		documents.Update(gv, nil, openapi.Custom{})
+		documents.Update(gv, nil)
 	}
 	return documents, disabled, nil
 }

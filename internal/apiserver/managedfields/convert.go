@@ -103,6 +103,9 @@ func (c versionConverter) typed(in runtime.Object, from *kind.Version) (kind.Obj
 }
 
 func (c versionConverter) between(obj kind.Object, from *kind.Version, wanted schema.GroupVersionKind) (kind.Object, error) {
+	if c.kind.Custom != nil {
+		return c.custom(obj, wanted)
+	}
 	var err error
 	if from.ToStorageVersion != nil {
 		if obj, err = from.ToStorageVersion(obj); err != nil {
@@ -112,6 +115,16 @@ func (c versionConverter) between(obj kind.Object, from *kind.Version, wanted sc
 	if wanted == c.kind.GVK {
 		return obj, nil
 	}
+	for i := range c.kind.Versions {
+		if v := &c.kind.Versions[i]; v.GVK == wanted && v.FromStorageVersion != nil {
+			return v.FromStorageVersion(obj)
+		}
+	}
+	return nil, runtime.NewNotRegisteredErrForKind(c.kind.Plural, wanted)
+}
+
+// custom converts a custom resource from the version it has.
+func (c versionConverter) custom(obj kind.Object, wanted schema.GroupVersionKind) (kind.Object, error) {
 	for i := range c.kind.Versions {
 		if v := &c.kind.Versions[i]; v.GVK == wanted && v.FromStorageVersion != nil {
 			return v.FromStorageVersion(obj)

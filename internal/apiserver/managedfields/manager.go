@@ -148,8 +148,12 @@ func (f *Factory) newManager(e endpoint) (*Manager, error) {
 	if dynamic {
 		newLibrary = managedfields.NewDefaultCRDFieldManager
 	}
+	hub := e.kind.GVK.GroupVersion()
+	if e.kind.Custom != nil {
+		hub = gvk.GroupVersion() // writes handle objects in the version of the request
+	}
 	versions := versionConverter{e.kind}
-	m.library, err = newLibrary(converter, versions, versions, versions, gvk, e.kind.GVK.GroupVersion(), m.subresource, resetFilters(e.kind, reset))
+	m.library, err = newLibrary(converter, versions, versions, versions, gvk, hub, m.subresource, resetFilters(e.kind, reset))
 	return m, err
 }
 
@@ -168,7 +172,7 @@ func (f *Factory) typeConverterOf(k *kind.Kind) (managedfields.TypeConverter, er
 const maxUpdaters = 10
 
 // Update sets next's managedFields for a write that is not an apply. live is the stored object, or an empty one on create; it is
-// not changed. Both are in the storage version.
+// not changed. Both are in the storage version, or for a custom resource in the version of the request.
 func (m *Manager) Update(live, next kind.Object, manager string, now time.Time) {
 	if m.ownedDescriptor != nil && m.updateFast(live, next, manager, now) {
 		return

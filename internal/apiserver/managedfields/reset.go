@@ -59,6 +59,7 @@ func siblingsOf(owned []string, at, names []string, desc *descriptor) [][]string
 	return others
 }
 
+// resetFilters are the filters of the versions. Those of a custom resource need not all have a status.
 func resetFilters(k *kind.Kind, reset [][]string) map[fieldpath.APIVersion]fieldpath.Filter {
 	if len(reset) == 0 {
 		return nil
@@ -72,8 +73,17 @@ func resetFilters(k *kind.Kind, reset [][]string) map[fieldpath.APIVersion]field
 		set.Insert(p)
 	}
 	filters := make(map[fieldpath.APIVersion]fieldpath.Filter)
-	for _, v := range k.Versions {
+	for i := range k.Versions {
+		v := &k.Versions[i]
+		if k.Custom != nil && !hasStatus(k, v) {
+			continue
+		}
 		filters[fieldpath.APIVersion(v.GVK.GroupVersion().String())] = fieldpath.NewExcludeSetFilter(set)
 	}
 	return filters
+}
+
+// hasStatus reports whether a version has the status subresource.
+func hasStatus(k *kind.Kind, v *kind.Version) bool {
+	return slices.ContainsFunc(k.SubresourcesOf(v), func(s kind.Subresource) bool { return s.Name == "status" })
 }

@@ -115,7 +115,8 @@ func readBackErrorOf(err error) error {
 // isTransient reports whether a later attempt may succeed.
 func isTransient(err error) bool {
 	var encrypted *store.EncryptionError
-	return errors.As(err, &encrypted) || readBackErrorOf(err) != nil
+	var transient interface{ Transient() bool } // of a codec or encoder that depends on something else, such as a webhook
+	return errors.As(err, &encrypted) || readBackErrorOf(err) != nil || errors.As(err, &transient) && transient.Transient()
 }
 
 // readBack reads an evicted value from the store.

@@ -197,7 +197,7 @@ func (e *Entry) Fields() (map[string]string, error) {
 }
 
 // Encoding returns the bytes derived from the entry under the id. make is called when they do not exist or have been
-// dropped. Its error is kept like a result, unless the store or a KMS plugin may succeed at the next attempt.
+// dropped. Its error is kept like a result, unless it is transient: the next attempt may succeed.
 func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
 	found := e.findMemo(id)
 	if found == nil {

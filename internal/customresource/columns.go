@@ -1,0 +1,175 @@
+package customresource
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/jsonpath"
+
+	"skiff/internal/kind"
+)
+
+// columns are the cells of a table besides the name.
+type columns struct {
+	types []string
+	paths []*jsonpath.JSONPath
+}
+
+// defaultColumns are those of a version that defines none.
+var defaultColumns = []apiextensionsv1.CustomResourceColumnDefinition{{
+	Name: "Age", Type: "date", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], JSONPath: ".metadata.creationTimestamp",
+}}
+
+// parsePath parses the JSON path of a column or of a selectable field.
+func parsePath(name, path string) (*jsonpath.JSONPath, error) {
+	parsed := jsonpath.New(name)
+	parsed.AllowMissingKeys(true)
+	return parsed, parsed.Parse("{" + path + "}")
+}
+
+// columnHeaders are the headers of a version's table.
+func columnHeaders(defined []apiextensionsv1.CustomResourceColumnDefinition) []metav1.TableColumnDefinition {
+	if len(defined) == 0 {
+		defined = defaultColumns
+	}
+	headers := []metav1.TableColumnDefinition{kind.NameColumn()}
+	for _, c := range defined {
+		description := c.Description
+		if description == "" {
+			description = "Custom resource definition column (in JSONPath format): " + c.JSONPath
+		}
+		headers = append(headers, metav1.TableColumnDefinition{Name: c.Name, Type: c.Type, Format: c.Format, Description: description, Priority: c.Priority})
+	}
+	return headers
+}
+
+func compileColumns(defined []apiextensionsv1.CustomResourceColumnDefinition) *columns {
+	if len(defined) == 0 {
+		defined = defaultColumns
+	}
+	compiled := &columns{}
+	for _, c := range defined {
+		path, err := parsePath(c.Name, c.JSONPath)
+		if err != nil {
+			path = nil // validation of definitions refuses it; the cells are empty
+		}
+		compiled.types, compiled.paths = append(compiled.types, c.Type), append(compiled.paths, path)
+	}
+	return compiled
+}
+
+// row returns the cells of an object of this version.
+func (v *version) row(obj kind.Object, now time.Time) []any {
+	c := v.columns()
+	cells := make([]any, 1, 1+len(c.paths))
+	cells[0] = obj.GetName()
+	for i, path := range c.paths {
+		cells = append(cells, cell(path, c.types[i], content(obj), now))
+	}
+	return cells
+}
+
+func cell(path *jsonpath.JSONPath, columnType string, root map[string]any, now time.Time) any {
+	if path == nil {
+		return nil
+	}
+	results, err := path.FindResults(root)
+	if err != nil || len(results) == 0 || len(results[0]) == 0 {
+		return nil
+	}
+	value := results[0][0].Interface()
+	if columnType == "string" {
+		var text bytes.Buffer
+		if err := path.PrintResults(&text, []reflect.Value{reflect.ValueOf(value)}); err != nil {
+			return nil
+		}
+		return text.String()
+	}
+	return convertCell(columnType, value, now)
+}
+
+// convertCell converts a value to the type of its column. A value of another type is not shown.
+func convertCell(columnType string, value any, now time.Time) any {
+	switch columnType {
+	case "integer":
+		switch number := value.(type) {
+		case int64:
+			return number
+		case float64:
+			return int64(number)
+		}
+	case "number":
+		switch number := value.(type) {
+		case int64:
+			return float64(number)
+		case float64:
+			return number
+		}
+	case "boolean":
+		if b, ok := value.(bool); ok {
+			return b
+		}
+	case "date":
+		if text, ok := value.(string); ok {
+			var at metav1.Time
+			if err := at.UnmarshalQueryParameter(text); err != nil {
+				return "<invalid>"
+			}
+			return kind.Age(at, now)
+		}
+	}
+	return nil
+}
+
+// fieldLabels maps the field selectors of the version to those of the Kind. The versions have different selectors, and a value may differ
+// between them.
+func (v *version) fieldLabels() map[string]string {
+	labels := make(map[string]string, len(v.spec.SelectableFields))
+	for _, f := range v.spec.SelectableFields {
+		label := strings.TrimPrefix(f.JSONPath, ".")
+		labels[label] = v.spec.Name + "/" + label
+	}
+	return labels
+}
+
+// selectableFields are the field selectors of all served versions.
+func (d *definition) selectableFields() map[string]func(kind.Object) string {
+	fields := make(map[string]func(kind.Object) string)
+	for _, v := range d.versions {
+		if !v.spec.Served {
+			continue
+		}
+		labels := v.fieldLabels()
+		for _, f := range v.spec.SelectableFields {
+			fields[labels[strings.TrimPrefix(f.JSONPath, ".")]] = v.selectableField(f.JSONPath)
+		}
+	}
+	return fields
+}
+
+// selectableField returns the value of a field in this version. It is empty if the field is not set, and if the object cannot be converted.
+func (v *version) selectableField(jsonPath string) func(kind.Object) string {
+	path, err := parsePath("selectableField", jsonPath)
+	return func(obj kind.Object) string {
+		if err != nil {
+			return "" // validation of definitions refuses the path
+		}
+		converted, err := v.convert(obj)
+		if err != nil {
+			return ""
+		}
+		results, err := path.FindResults(content(converted))
+		if err != nil || len(results) == 0 || len(results[0]) == 0 {
+			return ""
+		}
+		if value := results[0][0].Interface(); value != nil {
+			return fmt.Sprint(value)
+		}
+		return ""
+	}
+}

@@ -1,0 +1,144 @@
+package customresource
+
+import (
+	"fmt"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"skiff/internal/kind"
+)
+
+// structuralSchema is the schema of a version: which fields objects have, and their defaults.
+type structuralSchema struct {
+	// Structural is nil when the definition preserves unknown fields and its schema is not structural.
+	*structuralschema.Structural
+}
+
+// internalSchema is the validation schema of a version in the library's internal type; nil when there is none.
+func internalSchema(spec *apiextensionsv1.CustomResourceDefinitionVersion) (*apiextensions.JSONSchemaProps, error) {
+	if spec.Schema == nil {
+		return nil, nil
+	}
+	var out apiextensions.CustomResourceValidation
+	if err := apiextensionsv1.Convert_v1_CustomResourceValidation_To_apiextensions_CustomResourceValidation(spec.Schema, &out, nil); err != nil {
+		return nil, fmt.Errorf("convert schema: %w", err)
+	}
+	return out.OpenAPIV3Schema, nil
+}
+
+func (v *version) compileStructural() (*structuralSchema, error) {
+	props, err := internalSchema(v.spec)
+	if err != nil {
+		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
+	}
+	if props == nil {
+		return &structuralSchema{}, nil
+	}
+	s, err := structuralschema.NewStructural(props)
+	if v.crd.Spec.PreserveUnknownFields {
+		return &structuralSchema{s}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
+	}
+	s = s.DeepCopy() // it shares its defaults with the definition
+	if err := defaulting.PruneDefaults(s); err != nil {
+		return nil, fmt.Errorf("prune defaults in schema of %s: %w", v.gvk, err)
+	}
+	return &structuralSchema{s}, nil
+}
+
+// prune removes unknown fields from an object that a client sent, and coerces its metadata.
+func (d *definition) prune(obj kind.Object, served *kind.Version) (unknown []string, err error) {
+	v := d.versions[served.GVK.Version]
+	if d.versionOf(obj) != v {
+		return nil, nil // validation refuses it
+	}
+	return v.coerce(obj, coerceOptions{trackUnknown: true})
+}
+
+// setDefaults sets the defaults of a version. A schema that cannot be compiled has been reported by prune.
+func (v *version) setDefaults(obj kind.Object) {
+	if s, err := v.structural(); err == nil && v.versionOf(obj) == v && content(obj)["kind"] == v.gvk.Kind {
+		defaulting.Default(content(obj), s.Structural)
+	}
+}
+
+// fromStore prunes and defaults a stored object in the version in which it was stored.
+func (d *definition) fromStore(obj kind.Object) error {
+	v := d.versionOf(obj)
+	if v == nil {
+		return fmt.Errorf("request to convert CR from an invalid group/version: %s", apiVersionOf(obj))
+	}
+	if _, err := v.coerce(obj, coerceOptions{stored: true}); err != nil {
+		return err
+	}
+	v.setDefaults(obj)
+	return nil
+}
+
+type coerceOptions struct {
+	// trackUnknown: the paths of unknown fields are returned.
+	trackUnknown bool
+	// stored: the object comes from the store, where older servers may have written invalid metadata. Such fields are dropped, and a
+	// generation is set.
+	stored bool
+}
+
+// coerce makes of an unstructured object what decoding makes of a typed one: it drops unknown fields, nulls that the schema does not allow,
+// and everything in metadata that is not metadata; it fails if metadata has the wrong type.
+func (v *version) coerce(obj kind.Object, o coerceOptions) (unknown []string, err error) {
+	s, err := v.structural()
+	if err != nil {
+		return nil, err
+	}
+	root := content(obj)
+	kindName, hasKind, err := unstructured.NestedString(root, "kind")
+	if err != nil {
+		return nil, err
+	}
+	meta, hasMeta, unknown, err := objectmeta.GetObjectMetaWithOptions(root, objectmeta.ObjectMetaOptions{
+		DropMalformedFields: o.stored, ReturnUnknownFieldPaths: o.trackUnknown,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if kindName == v.gvk.Kind {
+		more, err := v.coerceFields(root, s, o)
+		if err != nil {
+			return nil, err
+		}
+		unknown = append(unknown, more...)
+		if o.stored && hasMeta && meta.Generation == 0 {
+			meta.Generation = 1
+		}
+	}
+	if hasKind {
+		root["kind"] = kindName
+	}
+	root["apiVersion"] = v.gvk.GroupVersion().String()
+	if hasMeta {
+		return unknown, objectmeta.SetObjectMeta(root, meta)
+	}
+	return unknown, nil
+}
+
+func (v *version) coerceFields(root map[string]any, s *structuralSchema, o coerceOptions) (unknown []string, err error) {
+	if !v.crd.Spec.PreserveUnknownFields {
+		unknown = pruning.PruneWithOptions(root, s.Structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: o.trackUnknown})
+		defaulting.PruneNonNullableNullsWithoutDefaults(root, s.Structural)
+	}
+	invalid, more := objectmeta.CoerceWithOptions(nil, root, s.Structural, false, objectmeta.CoerceOptions{
+		DropInvalidFields: o.stored, ReturnUnknownFieldPaths: o.trackUnknown,
+	})
+	if invalid != nil {
+		return nil, invalid
+	}
+	return append(unknown, more...), nil
+}

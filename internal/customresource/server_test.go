@@ -1,0 +1,394 @@
+package customresource_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/customresource"
+	"skiff/internal/openapi"
+	"skiff/internal/store/cache"
+	"skiff/internal/store/memory"
+)
+
+// server is an API server in the test's process that serves one custom resource.
+type server struct {
+	t      testing.TB
+	store  *memory.Store
+	client *http.Client
+}
+
+func newServer(t testing.TB, definition string, converter customresource.Converter) *server {
+	t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"}}
+	if err := yaml.UnmarshalStrict([]byte(definition), &crd.Spec); err != nil {
+		t.Fatal(err)
+	}
+	crd.Spec.Group, crd.Spec.Scope = "example.com", apiextensionsv1.NamespaceScoped
+	crd.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"}
+	crd.Status.AcceptedNames = crd.Spec.Names
+	k, err := customresource.New(crd, converter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := memory.New()
+	objects := cache.New(store, nil)
+	s, err := apiserver.New(apiserver.Config{
+		Scheme: scheme.Scheme, Cache: objects, Authenticator: authn.Chain{authn.InProcess{}}, Authorizer: authz.Chain{authz.Masters{}},
+		TypeConverter: openapi.TypeConverter,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.AddKind(k); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = objects.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	<-objects.Ready()
+	local := s.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
+	return &server{t: t, store: store, client: &http.Client{Transport: local.Transport()}}
+}
+
+// response is a response whose body is an object.
+type response struct {
+	t        testing.TB
+	code     int
+	text     string
+	object   map[string]any
+	warnings []string
+}
+
+// send sends a request below /apis/example.com. A header is "Name: value".
+func (s *server) send(method, path, body string, headers ...string) *response {
+	s.t.Helper()
+	req, err := http.NewRequest(method, "http://server/apis/example.com/"+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "tester")
+	for _, header := range headers {
+		name, value, _ := strings.Cut(header, ": ")
+		req.Header.Set(name, value)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	r := &response{t: s.t, code: resp.StatusCode, text: string(data)}
+	_ = json.Unmarshal(data, &r.object)
+	for _, warning := range resp.Header.Values("Warning") {
+		r.warnings = append(r.warnings, strings.TrimPrefix(warning, "299 - "))
+	}
+	return r
+}
+
+// expect checks the status code, and fields by their dotted paths.
+func (r *response) expect(code int, fields ...any) *response {
+	r.t.Helper()
+	if r.code != code {
+		r.t.Fatalf("%d %s, want %d", r.code, r.text, code)
+	}
+	for i := 0; i+1 < len(fields); i += 2 {
+		if got := fmt.Sprint(r.at(fields[i].(string))); got != fmt.Sprint(fields[i+1]) {
+			r.t.Errorf("%s is %s, want %v", fields[i], got, fields[i+1])
+		}
+	}
+	return r
+}
+
+func (r *response) at(path string) any {
+	var value any = r.object
+	for _, name := range strings.Split(path, ".") {
+		fields, _ := value.(map[string]any)
+		value = fields[name]
+	}
+	return value
+}
+
+func (r *response) refused(code int, message string) {
+	r.t.Helper()
+	if got := fmt.Sprint(r.object["message"]); r.code != code || !strings.Contains(got, message) {
+		r.t.Errorf("%d %s\nwant %d %s", r.code, got, code, message)
+	}
+}
+
+const strictDefinition = `
+versions:
+- name: v1
+  served: true
+  storage: true
+  subresources: {status: {}, scale: {specReplicasPath: .spec.size, statusReplicasPath: .status.size, labelSelectorPath: .status.selector}}
+  selectableFields: [{jsonPath: .spec.color}]
+  additionalPrinterColumns: [{name: Color, type: string, jsonPath: .spec.color}]
+  schema:
+    openAPIV3Schema:
+      type: object
+      properties:
+        spec:
+          type: object
+          properties:
+            size: {type: integer}
+            color: {type: string, default: blue}
+            parts: {type: array, x-kubernetes-list-type: map, x-kubernetes-list-map-keys: [name], items: {type: object, required: [name], properties: {name: {type: string}, count: {type: integer}}}}
+          x-kubernetes-validations: [{rule: "!has(self.size) || self.size < 10", message: too large}]
+        status: {type: object, properties: {size: {type: integer}, selector: {type: string}}}
+`
+
+const widgets = "v1/namespaces/ns/widgets"
+
+func TestLifecycle(t *testing.T) {
+	s := newServer(t, strictDefinition, nil)
+	created := s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"size":1},"status":{"size":7}}`)
+	created.expect(201, "metadata.generation", 1, "spec.color", "blue", "status", nil, "kind", "Widget", "apiVersion", "example.com/v1")
+	// Stored as upstream stores it: JSON with sorted keys, without resourceVersion, with a newline.
+	kvs, _, _, err := s.store.List(context.Background(), "/registry/example.com/widgets/ns/a", "", 1, 0)
+	if err != nil || len(kvs) != 1 || !bytes.HasPrefix(kvs[0].Value, []byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"creationTimestamp":"`)) ||
+		!bytes.HasSuffix(kvs[0].Value, []byte("\"spec\":{\"color\":\"blue\",\"size\":1}}\n")) || bytes.Contains(kvs[0].Value, []byte("resourceVersion")) {
+		t.Errorf("%v %v", kvs, err)
+	}
+	s.send("GET", widgets+"/a", "").expect(200, "spec.size", 1)
+	s.send("PUT", widgets+"/a", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"size":2}}`).
+		refused(422, `widgets.example.com "a" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
+	version := created.at("metadata.resourceVersion")
+	updated := s.send("PUT", widgets+"/a", fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","resourceVersion":%q},"spec":{"size":2},"status":{"size":7}}`, version))
+	updated.expect(200, "metadata.generation", 2, "spec.size", 2, "status", nil)
+	s.send("PATCH", widgets+"/a", `{"metadata":{"labels":{"x":"y"}}}`, "Content-Type: application/merge-patch+json").expect(200, "metadata.generation", 2)
+	s.send("PATCH", widgets+"/a", `{"spec":{"size":12}}`, "Content-Type: application/merge-patch+json").
+		refused(422, `Widget.example.com "a" is invalid: spec: Invalid value: too large`)
+	s.send("PATCH", widgets+"/a", `{"spec":{"size":3}}`, "Content-Type: application/strategic-merge-patch+json").
+		refused(415, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml")
+	s.send("PATCH", widgets+"/a/status", `{"status":{"size":5,"selector":"app=x"},"spec":{"size":9},"metadata":{"labels":{"x":"z"}}}`, "Content-Type: application/merge-patch+json").
+		expect(200, "metadata.generation", 2, "spec.size", 2, "status.size", 5, "metadata.labels.x", "y")
+	s.send("GET", widgets+"/a/scale", "").expect(200, "kind", "Scale", "apiVersion", "autoscaling/v1", "spec.replicas", 2, "status.replicas", 5, "status.selector", "app=x")
+	s.send("PATCH", widgets+"/a/scale", `{"spec":{"replicas":4}}`, "Content-Type: application/merge-patch+json").expect(200, "spec.replicas", 4)
+	s.send("GET", widgets+"/a", "").expect(200, "spec.size", 4, "metadata.generation", 3)
+	s.send("DELETE", widgets+"/a", "").expect(200, "status", "Success")
+	s.send("GET", widgets+"/a", "").expect(404)
+}
+
+func TestScaleWithoutReplicas(t *testing.T) {
+	s := newServer(t, strictDefinition, nil)
+	s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"}}`).expect(201)
+	s.send("GET", widgets+"/a/scale", "").refused(500, `the spec replicas field ".spec.size" does not exist`)
+	s.send("PATCH", widgets+"/a/scale", `{"metadata":{"labels":{"x":"y"}}}`, "Content-Type: application/merge-patch+json").
+		refused(400, `the spec replicas field ".spec.size" cannot be empty`)
+	s.send("PATCH", widgets+"/a/scale", `{"spec":{"replicas":2}}`, "Content-Type: application/merge-patch+json").expect(200, "spec.replicas", 2)
+	table := s.send("GET", widgets+"/a/scale", "", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io").expect(200, "kind", "Table")
+	if !strings.Contains(table.text, `"cells":["a",2,0,"`) || !strings.Contains(table.text, `"name":"Desired","type":"integer"`) {
+		t.Error(table.text)
+	}
+}
+
+func TestDecodeErrors(t *testing.T) {
+	s := newServer(t, strictDefinition, nil)
+	for _, c := range []struct{ name, body, want string }{
+		{"no kind", `{"apiVersion":"example.com/v1","metadata":{"name":"a"}}`,
+			`the object provided is unrecognized (must be of type Widget): Object 'Kind' is missing in '{"apiVersion":"example.com/v1","metadata":{"name":"a"}}' ({"apiVersion":"example.com/v1" ...)`},
+		{"no version", `{"kind":"Widget","metadata":{"name":"a"}}`, "the API version in the data () does not match the expected API version (example.com/v1)"},
+		{"other version", `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"a"}}`, "the API version in the data (example.com/v2) does not match the expected API version (example.com/v1)"},
+		{"metadata", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","labels":{"x":1}}}`,
+			`Widget in version "v1" cannot be handled as a Widget: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type string`},
+	} {
+		s.send("POST", widgets, c.body).refused(400, c.want)
+	}
+	s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Gadget","metadata":{"name":"a"}}`).
+		refused(422, `Widget.example.com "a" is invalid: kind: Invalid value: "Gadget": must be Widget`)
+	s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"Not_a_name"}}`).refused(422, `metadata.name: Invalid value: "Not_a_name"`)
+	s.send("POST", widgets, "k8s\x00", "Content-Type: application/vnd.kubernetes.protobuf").expect(415)
+}
+
+func TestFieldValidation(t *testing.T) {
+	s := newServer(t, strictDefinition, nil)
+	const body = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"NAME","unknownMeta":1},"spec":{"size":1,"size":2,"unknown":1,"parts":[{"name":"x","odd":1}]}}`
+	const found = `duplicate field "spec.size", unknown field "metadata.unknownMeta", unknown field "spec.parts[0].odd", unknown field "spec.unknown"`
+	create := func(name, validation string) *response {
+		return s.send("POST", widgets+"?fieldValidation="+validation, strings.Replace(body, "NAME", name, 1))
+	}
+	create("a", "Strict").refused(400, `Widget in version "v1" cannot be handled as a Widget: strict decoding error: `+found)
+	warned := create("a", "Warn").expect(201, "spec.size", 2, "spec.unknown", nil)
+	if got := strings.ReplaceAll(strings.Join(warned.warnings, ", "), `\"`, `"`); got != `"`+strings.ReplaceAll(found, ", ", `", "`)+`"` {
+		t.Errorf("%s", got)
+	}
+	if ignored := create("b", "Ignore").expect(201); len(ignored.warnings) > 0 {
+		t.Error(ignored.warnings)
+	}
+	s.send("PATCH", widgets+"/a?fieldValidation=Strict", `{"spec":{"size":3,"other":1,"other":2}}`, "Content-Type: application/merge-patch+json").
+		refused(422, `strict decoding error: duplicate field "spec.other", unknown field "spec.other"`)
+	s.send("PATCH", widgets+"/a?fieldValidation=Strict", `[{"op":"add","path":"/spec/other","value":1}]`, "Content-Type: application/json-patch+json").
+		refused(422, `strict decoding error: unknown field "spec.other"`)
+	s.send("POST", widgets+"?fieldValidation=Strict", "apiVersion: example.com/v1\nkind: Widget\nmetadata:\n  name: c\nspec:\n  size: 1\n  size: 2\n  unknown: 1\n", "Content-Type: application/yaml").
+		refused(400, `strict decoding error: yaml: unmarshal errors:
+  line 7: key "size" already set in map, unknown field "spec.unknown"`)
+}
+
+func TestApply(t *testing.T) {
+	s := newServer(t, strictDefinition, nil)
+	apply := func(manager, spec string, options ...string) *response {
+		return s.send("PATCH", widgets+"/a?fieldManager="+manager+strings.Join(options, ""), `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":`+spec+`}`, "Content-Type: application/apply-patch+yaml")
+	}
+	apply("one", `{"parts":[{"name":"x","count":1}]}`).expect(201, "spec.color", "blue")
+	apply("two", `{"parts":[{"name":"y","count":2}]}`).expect(200, "spec.parts", "[map[count:1 name:x] map[count:2 name:y]]")
+	apply("two", `{"parts":[{"name":"x","count":3}]}`).refused(409, `Apply failed with 1 conflict: conflict with "one": .spec.parts[name="x"].count`)
+	apply("two", `{"parts":[]}`).expect(200, "spec.parts", "[map[count:1 name:x]]")
+	apply("two", `{"color":"red"}`, "&force=true").expect(200, "spec.color", "red")
+	apply("two", `{"undeclared":1}`).refused(500, `.spec.undeclared: field not declared in schema`)
+	// A scale is a field of its own in the record of managers.
+	s.send("PATCH", widgets+"/a/scale?fieldManager=scaler&force=true", `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"a"},"spec":{"replicas":3}}`, "Content-Type: application/apply-patch+yaml").expect(200)
+	apply("one", `{"size":4}`).refused(409, `conflict with "scaler" with subresource "scale": .spec.size`)
+	// The status endpoint owns only the status.
+	s.send("PATCH", widgets+"/a/status?fieldManager=status", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"size":9},"status":{"size":1}}`, "Content-Type: application/apply-patch+yaml").
+		expect(200, "spec.size", 3, "status.size", 1)
+}
+
+func TestTablesAndSelectors(t *testing.T) {
+	s := newServer(t, strictDefinition, nil)
+	for name, color := range map[string]string{"a": "red", "b": "green"} {
+		s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":%q},"spec":{"color":%q}}`, name, color)).expect(201)
+	}
+	table := s.send("GET", widgets, "", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io").expect(200, "kind", "Table")
+	if !strings.Contains(table.text, `"cells":["a","red"]`) || !strings.Contains(table.text, `"cells":["b","green"]`) {
+		t.Error(table.text)
+	}
+	selected := s.send("GET", widgets+"?fieldSelector=spec.color%3Dred", "").expect(200, "kind", "WidgetList")
+	if items := selected.at("items").([]any); len(items) != 1 {
+		t.Errorf("%v", items)
+	}
+	s.send("GET", widgets+"?fieldSelector=spec.size%3D1", "").refused(400, "field label not supported: spec.size")
+	s.send("GET", widgets+"?fieldSelector=v1/spec.color%3Dred", "").refused(400, "field label not supported: v1/spec.color")
+}
+
+// converter has v2, which calls spec.color spec.paint.
+type converter struct{ failure error }
+
+func (c *converter) Convert(_ context.Context, objects []*unstructured.Unstructured, to schema.GroupVersion) ([]*unstructured.Unstructured, error) {
+	if c.failure != nil {
+		return nil, c.failure
+	}
+	var out []*unstructured.Unstructured
+	for _, obj := range objects {
+		text, err := json.Marshal(obj.Object)
+		if err != nil {
+			return nil, err
+		}
+		if to.Version == "v2" {
+			text = bytes.Replace(text, []byte(`"color"`), []byte(`"paint"`), 1)
+		} else {
+			text = bytes.Replace(text, []byte(`"paint"`), []byte(`"color"`), 1)
+		}
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON(text); err != nil {
+			return nil, err
+		}
+		u.SetAPIVersion(to.String())
+		out = append(out, u)
+	}
+	return out, nil
+}
+
+const convertedDefinition = `
+conversion: {strategy: Webhook}
+versions:
+- name: v1
+  served: true
+  storage: true
+  deprecated: true
+  subresources: {status: {}}
+  selectableFields: [{jsonPath: .spec.color}]
+  schema: {openAPIV3Schema: {type: object, properties: {status: {type: object}, spec: {type: object, properties: {color: {type: string, default: blue}}}}}}
+- name: v2
+  served: true
+  storage: false
+  selectableFields: [{jsonPath: .spec.paint}]
+  additionalPrinterColumns: [{name: Paint, type: string, jsonPath: .spec.paint}]
+  schema: {openAPIV3Schema: {type: object, properties: {status: {type: object}, spec: {type: object, required: [paint], properties: {paint: {type: string, maxLength: 5}}}}}}
+- name: v0
+  served: false
+  storage: false
+  schema: {openAPIV3Schema: {type: object}}
+`
+
+func TestVersions(t *testing.T) {
+	webhook := &converter{}
+	s := newServer(t, convertedDefinition, webhook)
+	const inV2 = "v2/namespaces/ns/widgets"
+	created := s.send("POST", inV2, `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"a"},"spec":{"paint":"red"}}`).
+		expect(201, "apiVersion", "example.com/v2", "spec.paint", "red")
+	if len(created.warnings) > 0 {
+		t.Error(created.warnings)
+	}
+	if got := s.send("GET", widgets+"/a", "").expect(200, "apiVersion", "example.com/v1", "spec.color", "red"); len(got.warnings) != 1 ||
+		!strings.Contains(got.warnings[0], "example.com/v1 Widget is deprecated; use example.com/v2 Widget") {
+		t.Error(got.warnings)
+	}
+	kvs, _, _, err := s.store.List(context.Background(), "/registry/example.com/widgets/ns/a", "", 1, 0)
+	if err != nil || len(kvs) != 1 || !bytes.Contains(kvs[0].Value, []byte(`"spec":{"color":"red"}`)) {
+		t.Errorf("%v %v", kvs, err)
+	}
+	// The version of the request decides about validation and subresources.
+	s.send("POST", inV2, `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"b"},"spec":{"paint":"violet"}}`).refused(422, "spec.paint: Too long")
+	s.send("POST", inV2, `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"b"},"spec":{}}`).refused(422, "spec.paint: Required value")
+	s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"b"},"spec":{"color":"violet"}}`).expect(201)
+	s.send("GET", inV2+"/a/status", "").expect(404)
+	s.send("GET", widgets+"/a/status", "").expect(200)
+	s.send("GET", "v0/namespaces/ns/widgets", "").expect(404)
+
+	list := s.send("GET", inV2, "").expect(200, "apiVersion", "example.com/v2")
+	if items := fmt.Sprint(list.at("items")); !strings.Contains(items, "paint:red") || !strings.Contains(items, "paint:violet") || strings.Contains(items, "example.com/v1 kind") {
+		t.Error(items)
+	}
+	table := s.send("GET", inV2, "", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io").expect(200)
+	if !strings.Contains(table.text, `"cells":["a","red"]`) {
+		t.Error(table.text)
+	}
+	selected := s.send("GET", inV2+"?fieldSelector=spec.paint%3Dred", "").expect(200)
+	if items := selected.at("items").([]any); len(items) != 1 {
+		t.Errorf("%v", items)
+	}
+	s.send("GET", inV2+"?fieldSelector=spec.color%3Dred", "").refused(400, "field label not supported: spec.color")
+
+	s.send("PATCH", inV2+"/a", `{"spec":{"paint":"green"}}`, "Content-Type: application/merge-patch+json").expect(200, "spec.paint", "green", "metadata.generation", 2)
+	s.send("GET", widgets+"/a", "").expect(200, "spec.color", "green")
+
+	webhook.failure = fmt.Errorf("connection refused")
+	s.send("PATCH", widgets+"/b", `{"spec":{"color":"white"}}`, "Content-Type: application/merge-patch+json").expect(200)
+	s.send("GET", inV2+"/b", "").refused(500, "connection refused")
+	// The failure is not remembered.
+	webhook.failure = nil
+	s.send("GET", inV2+"/b", "").expect(200, "spec.paint", "white")
+}
+
+// With server-side apply, the owner of a field is known in all versions.
+func TestApplyInSeveralVersions(t *testing.T) {
+	s := newServer(t, convertedDefinition, &converter{})
+	apply := func(version, manager, spec string) *response {
+		return s.send("PATCH", version+"/namespaces/ns/widgets/a?fieldManager="+manager, `{"apiVersion":"example.com/`+version+`","kind":"Widget","metadata":{"name":"a"},"spec":`+spec+`}`, "Content-Type: application/apply-patch+yaml")
+	}
+	apply("v1", "one", `{"color":"red"}`).expect(201)
+	apply("v2", "two", `{"paint":"green"}`).refused(409, `conflict with "one": .spec.color`)
+	apply("v2", "one", `{"paint":"green"}`).expect(200, "spec.paint", "green")
+	s.send("GET", widgets+"/a", "").expect(200, "spec.color", "green")
+}
