@@ -107,21 +107,32 @@ type sessionSocket struct {
 	mu   sync.Mutex // guards writing
 }
 
-// read copies the client's input to stdin and its terminal sizes to sizes until the client disconnects.
+// maxControlMessage is the largest message of a client that is not input for the command. What follows is ignored.
+const maxControlMessage = 1 << 10
+
+// read copies the client's input to stdin and its terminal sizes to sizes until the client disconnects. Input is not held: it is copied as it
+// arrives and as fast as the command reads.
 func (s *sessionSocket) read(stdin *io.PipeWriter, sizes terminalSizes) error {
+	buffer := make([]byte, 32<<10)
 	for {
-		_, message, err := s.conn.ReadMessage()
+		_, message, err := s.conn.NextReader()
 		if err != nil {
 			return io.EOF
 		}
-		if len(message) == 0 {
+		var channel [1]byte
+		if _, err := io.ReadFull(message, channel[:]); err != nil {
+			continue // an empty message, or the next read fails as well
+		}
+		if channel[0] == channelStdin {
+			// An error: the command has closed its input, or the next read fails as well.
+			_, _ = io.CopyBuffer(stdin, message, buffer)
 			continue
 		}
-		switch body := message[1:]; message[0] {
-		case channelStdin:
-			if _, err := stdin.Write(body); err != nil {
-				continue // the command has closed its input
-			}
+		body, err := io.ReadAll(io.LimitReader(message, maxControlMessage))
+		if err != nil {
+			continue
+		}
+		switch channel[0] {
 		case channelResize:
 			var size remotecommand.TerminalSize
 			if json.Unmarshal(body, &size) == nil {

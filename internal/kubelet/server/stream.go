@@ -195,13 +195,21 @@ const (
 	protocolTunnel  = "SPDY/3.1+portforward.k8s.io"
 )
 
+// maxSocketMessage is the largest message of a client over a WebSocket, as upstream's. A larger one ends the session.
+const maxSocketMessage = 32 << 20
+
 // upgrade accepts a WebSocket with the given subprotocol.
 func upgrade(w http.ResponseWriter, r *http.Request, protocol string) (*websocket.Conn, error) {
 	upgrader := websocket.Upgrader{
 		ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10, Subprotocols: []string{protocol},
 		CheckOrigin: func(*http.Request) bool { return true }, // the filter has authenticated the client
 	}
-	return upgrader.Upgrade(w, r, nil)
+	conn, err := upgrader.Upgrade(w, r, nil)
+	if err != nil {
+		return nil, err
+	}
+	conn.SetReadLimit(maxSocketMessage)
+	return conn, nil
 }
 
 // dialSPDY opens an upgraded connection to the runtime.

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -198,6 +200,54 @@ func TestExec(t *testing.T) {
 		if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &out}); err != nil || out.String() != "attached to "+id {
 			t.Errorf("%s: %v, %q", protocol, err, out.String())
 		}
+	}
+}
+
+// dialSocket opens a WebSocket and begins a message of a size, masked with zeros.
+func dialSocket(t *testing.T, config *rest.Config, path, protocol string, size uint64) *websocket.Conn {
+	t.Helper()
+	dialer := websocket.Dialer{Subprotocols: []string{protocol}}
+	conn, _, err := dialer.DialContext(t.Context(), "ws"+strings.TrimPrefix(config.Host, "http")+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	if _, err := conn.NetConn().Write(append(binary.BigEndian.AppendUint64([]byte{0x82, 0xff}, size), 0, 0, 0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// A message that is larger than upstream allows ends the session before it has arrived. Over the older protocols the runtime has the limit.
+func TestSocketMessageLimit(t *testing.T) {
+	config, _ := newKubelet(t)
+	for path, protocol := range map[string]string{
+		"/exec/ns/p/c?command=cat&input=1&output=1": protocolSession,
+		"/portForward/ns/p?port=81":                 protocolTunnel,
+	} {
+		conn := dialSocket(t, config, path, protocol, maxSocketMessage+1)
+		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second)) // a server without the limit waits for the message
+		var err error
+		for err == nil {
+			_, _, err = conn.ReadMessage()
+		}
+		if !websocket.IsCloseError(err, websocket.CloseMessageTooBig) {
+			t.Errorf("%s: the session ended with %v", path, err)
+		}
+	}
+}
+
+// The input of a command is not held until its message is complete.
+func TestInputIsStreamed(t *testing.T) {
+	config, _ := newKubelet(t)
+	conn := dialSocket(t, config, "/exec/ns/p/c?command=cat&input=1&output=1", protocolSession, maxSocketMessage)
+	if _, err := conn.NetConn().Write([]byte("\x00hello")); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_, output, err := conn.ReadMessage()
+	if err != nil || string(output) != "\x01hello" {
+		t.Errorf("%q, %v", output, err)
 	}
 }
 
