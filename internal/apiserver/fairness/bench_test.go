@@ -71,6 +71,16 @@ func BenchmarkBusy(b *testing.B) {
 	})
 }
 
+// BenchmarkManySubjects is the matching of a request in a cluster where schemas list many other subjects.
+func BenchmarkManySubjects(b *testing.B) {
+	f := standard(600, manySubjects(10_000)...)
+	jane := benchmarks[3].attributes
+	b.ReportAllocs()
+	for b.Loop() {
+		f.classify(jane)
+	}
+}
+
 func TestAcquireDoesNotAllocate(t *testing.T) {
 	f := standard(600)
 	until := time.Now().Add(time.Hour)

@@ -47,8 +47,8 @@ type Fairness struct {
 
 // flowSchemas are all schemas at one time. They are immutable; a new configuration replaces them.
 type flowSchemas struct {
-	ordered  []*schema // in the order of matching
-	catchAll *schema   // for requests that no schema matches
+	index    *ruleIndex
+	catchAll *schema // for requests that no schema matches
 }
 
 // New makes a Fairness for a server with a number of seats.
@@ -97,10 +97,8 @@ func (f *Fairness) Acquire(ctx context.Context, a *authz.Attributes, work Work, 
 // classify returns the schema that a request belongs to.
 func (f *Fairness) classify(a *authz.Attributes) *schema {
 	all := f.schemas.Load()
-	for _, s := range all.ordered {
-		if s.matches(a) {
-			return s
-		}
+	if s := all.index.find(a); s != nil {
+		return s
 	}
 	return all.catchAll
 }
@@ -155,10 +153,10 @@ func (f *Fairness) setSchemas(objects []*flowcontrolv1.FlowSchema) {
 			byName[s.Name] = s
 		}
 	}
-	next := &flowSchemas{}
+	next := &flowSchemas{index: newRuleIndex()}
 	for _, s := range slices.SortedFunc(maps.Values(byName), compareSchemas) {
 		compiled := compile(s, f.levels[s.Spec.PriorityLevelConfiguration.Name])
-		next.ordered = append(next.ordered, compiled)
+		next.index.add(compiled, s.Spec.Rules)
 		if s.Name == flowcontrolv1.FlowSchemaNameCatchAll {
 			next.catchAll = compiled
 		}

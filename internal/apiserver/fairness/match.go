@@ -2,11 +2,13 @@ package fairness
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"strings"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 )
 
@@ -17,26 +19,22 @@ type schema struct {
 	levelUID []string
 	level    *level
 	stats    *stats // of the schema in its level
-	rules    []rule
 
 	byUser, byNamespace bool   // what distinguishes the flows of the schema
 	seed                uint64 // hash of the name
 }
 
-// rule matches subjects and their requests.
+// rule matches the requests of the subjects that the index has it for.
 type rule struct {
-	everyone   bool
-	users      []string
-	groups     []string
-	namespaces []string // of service accounts, as prefixes of their user names
-	resources  []resourceRule
-	paths      []pathRule
+	schema    *schema
+	resources []resourceRule
+	paths     []pathRule
 }
 
 type resourceRule struct {
 	verbs, groups, namespaces stringSet
-	resources                 stringSet      // only "*" is used
-	names                     []resourceName // otherwise
+	anyResource               bool
+	names                     map[resourceName]struct{} // otherwise
 	cluster                   bool
 }
 
@@ -48,20 +46,45 @@ type pathRule struct {
 	prefixes     []string
 }
 
-// stringSet is a list of strings, or all strings.
+// stringSet is a set of strings, or all strings.
 type stringSet struct {
-	all  bool
-	list []string
+	all     bool
+	members map[string]struct{}
 }
 
 func newStringSet(list []string) stringSet {
 	if len(list) == 1 && list[0] == "*" {
 		return stringSet{all: true}
 	}
-	return stringSet{list: list}
+	s := stringSet{members: make(map[string]struct{}, len(list))}
+	for _, member := range list {
+		s.members[member] = struct{}{}
+	}
+	return s
 }
 
-func (w *stringSet) has(s string) bool { return w.all || slices.Contains(w.list, s) }
+func (w *stringSet) has(s string) bool {
+	if w.all {
+		return true
+	}
+	_, found := w.members[s]
+	return found
+}
+
+// ruleIndex finds the rules for a subject. A request is matched with the rules of its own user, groups and namespace, and with those of
+// everyone: what other subjects are listed, and in how many schemas, costs it nothing.
+type ruleIndex struct {
+	rules []rule // of all schemas, in the order of matching
+	// The positions of the rules of a subject, ascending. Service accounts are listed by their user name.
+	users      map[string][]int
+	groups     map[string][]int
+	namespaces map[string][]int // of all service accounts in a namespace, by the prefix of their user names
+	everyone   []int
+}
+
+func newRuleIndex() *ruleIndex {
+	return &ruleIndex{users: map[string][]int{}, groups: map[string][]int{}, namespaces: map[string][]int{}}
+}
 
 // compareSchemas orders schemas by matching precedence.
 func compareSchemas(a, b *flowcontrolv1.FlowSchema) int {
@@ -77,51 +100,117 @@ func compile(object *flowcontrolv1.FlowSchema, l *level) *schema {
 		s.byUser = method.Type == flowcontrolv1.FlowDistinguisherMethodByUserType
 		s.byNamespace = method.Type == flowcontrolv1.FlowDistinguisherMethodByNamespaceType
 	}
-	for i := range object.Spec.Rules {
-		s.rules = append(s.rules, compileRule(&object.Spec.Rules[i]))
-	}
 	return s
 }
 
-func compileRule(object *flowcontrolv1.PolicyRulesWithSubjects) rule {
-	var r rule
-	for _, subject := range object.Subjects {
-		switch {
-		case subject.Kind == flowcontrolv1.SubjectKindUser && subject.User != nil:
-			r.everyone = r.everyone || subject.User.Name == flowcontrolv1.NameAll
-			r.users = append(r.users, subject.User.Name)
-		case subject.Kind == flowcontrolv1.SubjectKindGroup && subject.Group != nil:
-			r.everyone = r.everyone || subject.Group.Name == flowcontrolv1.NameAll
-			r.groups = append(r.groups, subject.Group.Name)
-		case subject.Kind == flowcontrolv1.SubjectKindServiceAccount && subject.ServiceAccount != nil:
-			prefix := "system:serviceaccount:" + subject.ServiceAccount.Namespace + ":"
-			if subject.ServiceAccount.Name == flowcontrolv1.NameAll {
-				r.namespaces = append(r.namespaces, prefix)
-			} else {
-				r.users = append(r.users, prefix+subject.ServiceAccount.Name)
+// add adds the rules of a schema. Schemas are added in the order of matching.
+func (x *ruleIndex) add(s *schema, rules []flowcontrolv1.PolicyRulesWithSubjects) {
+	for i := range rules {
+		position := len(x.rules)
+		x.rules = append(x.rules, compileRule(s, &rules[i]))
+		for _, subject := range rules[i].Subjects {
+			x.addSubject(subject, position)
+		}
+	}
+}
+
+func (x *ruleIndex) addSubject(subject flowcontrolv1.Subject, position int) {
+	switch {
+	case subject.Kind == flowcontrolv1.SubjectKindUser && subject.User != nil:
+		if subject.User.Name == flowcontrolv1.NameAll {
+			x.everyone = addPosition(x.everyone, position)
+		} else {
+			x.users[subject.User.Name] = addPosition(x.users[subject.User.Name], position)
+		}
+	case subject.Kind == flowcontrolv1.SubjectKindGroup && subject.Group != nil:
+		if subject.Group.Name == flowcontrolv1.NameAll {
+			x.everyone = addPosition(x.everyone, position)
+		} else {
+			x.groups[subject.Group.Name] = addPosition(x.groups[subject.Group.Name], position)
+		}
+	case subject.Kind == flowcontrolv1.SubjectKindServiceAccount && subject.ServiceAccount != nil:
+		prefix := serviceAccountPrefix + subject.ServiceAccount.Namespace + ":"
+		if subject.ServiceAccount.Name == flowcontrolv1.NameAll {
+			x.namespaces[prefix] = addPosition(x.namespaces[prefix], position)
+		} else {
+			user := prefix + subject.ServiceAccount.Name
+			x.users[user] = addPosition(x.users[user], position)
+		}
+	}
+}
+
+const serviceAccountPrefix = "system:serviceaccount:"
+
+// addPosition appends a position, unless the rule has listed the subject before.
+func addPosition(positions []int, position int) []int {
+	if n := len(positions); n > 0 && positions[n-1] == position {
+		return positions
+	}
+	return append(positions, position)
+}
+
+// candidates yields the positions of all rules for a user: of its name, of each group, of its namespace and of everyone.
+func (x *ruleIndex) candidates(user *authn.User) iter.Seq[[]int] {
+	return func(yield func([]int) bool) {
+		if !yield(x.users[user.Username]) {
+			return
+		}
+		for _, group := range user.Groups {
+			if !yield(x.groups[group]) {
+				return
+			}
+		}
+		if account, ok := strings.CutPrefix(user.Username, serviceAccountPrefix); ok {
+			colon := strings.IndexByte(account, ':') // of an account without a name: -1, and the prefix has no namespace
+			if !yield(x.namespaces[user.Username[:len(serviceAccountPrefix)+colon+1]]) {
+				return
+			}
+		}
+		yield(x.everyone)
+	}
+}
+
+// find returns the schema of the first rule that matches, or nil.
+func (x *ruleIndex) find(a *authz.Attributes) *schema {
+	first := len(x.rules)
+	for positions := range x.candidates(&a.User) {
+		for _, position := range positions {
+			if position >= first {
+				break
+			}
+			if x.rules[position].matchesRequest(a) {
+				first = position
 			}
 		}
 	}
+	if first == len(x.rules) {
+		return nil
+	}
+	return x.rules[first].schema
+}
+
+func compileRule(s *schema, object *flowcontrolv1.PolicyRulesWithSubjects) rule {
+	r := rule{schema: s}
 	for _, object := range object.ResourceRules {
 		compiled := resourceRule{
-			verbs: newStringSet(object.Verbs), groups: newStringSet(object.APIGroups), resources: newStringSet(object.Resources),
-			namespaces: newStringSet(object.Namespaces), cluster: object.ClusterScope,
+			verbs: newStringSet(object.Verbs), groups: newStringSet(object.APIGroups), namespaces: newStringSet(object.Namespaces),
+			cluster: object.ClusterScope, anyResource: slices.Equal(object.Resources, []string{flowcontrolv1.ResourceAll}),
+			names: make(map[resourceName]struct{}, len(object.Resources)),
 		}
-		for _, name := range compiled.resources.list {
+		for _, name := range object.Resources {
 			resource, subresource, _ := strings.Cut(name, "/")
-			compiled.names = append(compiled.names, resourceName{resource, subresource})
+			compiled.names[resourceName{resource, subresource}] = struct{}{}
 		}
 		r.resources = append(r.resources, compiled)
 	}
 	for _, object := range object.NonResourceRules {
-		compiled := pathRule{verbs: newStringSet(object.Verbs)}
+		compiled := pathRule{verbs: newStringSet(object.Verbs), exact: newStringSet(object.NonResourceURLs)}
 		for _, path := range object.NonResourceURLs {
 			if path == flowcontrolv1.NonResourceAll {
 				compiled.exact.all = true
 				continue
 			}
 			// A path matches itself and everything below it, with or without a trailing asterisk.
-			compiled.exact.list = append(compiled.exact.list, path)
 			prefix := strings.TrimSuffix(path, "*")
 			if !strings.HasSuffix(prefix, "/") {
 				prefix += "/"
@@ -131,33 +220,6 @@ func compileRule(object *flowcontrolv1.PolicyRulesWithSubjects) rule {
 		r.paths = append(r.paths, compiled)
 	}
 	return r
-}
-
-func (s *schema) matches(a *authz.Attributes) bool {
-	for i := range s.rules {
-		r := &s.rules[i]
-		if r.matchesSubject(a.User.Username, a.User.Groups) && r.matchesRequest(a) {
-			return true
-		}
-	}
-	return false
-}
-
-func (r *rule) matchesSubject(user string, groups []string) bool {
-	if r.everyone || slices.Contains(r.users, user) {
-		return true
-	}
-	for _, group := range r.groups {
-		if slices.Contains(groups, group) {
-			return true
-		}
-	}
-	for _, prefix := range r.namespaces {
-		if strings.HasPrefix(user, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 func (r *rule) matchesRequest(a *authz.Attributes) bool {
@@ -181,7 +243,7 @@ func (r *resourceRule) matchesRequest(a *authz.Attributes) bool {
 	if !r.verbs.has(a.Verb) || !r.groups.has(a.Group) {
 		return false
 	}
-	if !r.resources.all && !slices.Contains(r.names, resourceName{a.Resource, a.Subresource}) {
+	if _, named := r.names[resourceName{a.Resource, a.Subresource}]; !named && !r.anyResource {
 		return false
 	}
 	if a.Namespace == "" {

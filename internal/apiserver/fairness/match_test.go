@@ -1,6 +1,7 @@
 package fairness
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -152,6 +153,55 @@ func TestMatching(t *testing.T) {
 				t.Errorf("%s", got)
 			}
 		})
+	}
+}
+
+// manySubjects are a schema with n subjects of each kind, and n schemas with one user each. All precede those of a new cluster but exempt.
+func manySubjects(n int) (schemas []*flowcontrolv1.FlowSchema) {
+	schema := func(name string, subjects ...flowcontrolv1.Subject) {
+		s := bootstrap.MandatoryFlowSchemaCatchAll.DeepCopy()
+		s.Name, s.Spec.MatchingPrecedence, s.Spec.Rules[0].Subjects = name, 5, subjects
+		schemas = append(schemas, s)
+	}
+	var all []flowcontrolv1.Subject
+	for i := range n {
+		name := fmt.Sprint("subject-", i)
+		user := flowcontrolv1.Subject{Kind: "User", User: &flowcontrolv1.UserSubject{Name: name}}
+		all = append(all, user,
+			flowcontrolv1.Subject{Kind: "Group", Group: &flowcontrolv1.GroupSubject{Name: name}},
+			flowcontrolv1.Subject{Kind: "ServiceAccount", ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: name, Name: "*"}},
+			flowcontrolv1.Subject{Kind: "ServiceAccount", ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: "team", Name: name}})
+		schema("for-"+name, user)
+	}
+	schema("for-all", all...)
+	return schemas
+}
+
+// The rules that a request is matched with do not depend on how many others there are, nor on how many subjects they list.
+func TestMatchingDoesNotGrow(t *testing.T) {
+	work := func(f *Fairness, user authn.User) (rules int) {
+		for positions := range f.schemas.Load().index.candidates(&user) {
+			rules += len(positions)
+		}
+		return rules
+	}
+	const small, factor = 50, 4
+	one, many := standard(600, manySubjects(small)...), standard(600, manySubjects(small*factor)...)
+	for name, user := range map[string]authn.User{
+		"not listed":      {Username: "jane", Groups: authenticated},
+		"user":            {Username: "subject-1", Groups: authenticated},
+		"group":           {Username: "jane", Groups: []string{"subject-1", authn.GroupAuthenticated}},
+		"account":         {Username: "system:serviceaccount:team:subject-1", Groups: accounts},
+		"namespace":       {Username: "system:serviceaccount:subject-1:robot", Groups: accounts},
+		"no such account": {Username: "system:serviceaccount:team", Groups: accounts},
+		"a node":          {Username: "system:node:a", Groups: nodes},
+	} {
+		if few, more := work(one, user), work(many, user); few != more || few == 0 {
+			t.Errorf("%s: matched with %d rules of %d schemas and with %d of %d", name, few, small, more, small*factor)
+		}
+	}
+	if got := many.classify(attributes("subject-199", authenticated, "get", "", "pods", "", "ns", "")).name; got != "for-all" {
+		t.Errorf("the last subject belongs to %s", got) // by name, before its own schema
 	}
 }
 
