@@ -35,6 +35,7 @@ type world struct {
 	objects  map[schema.GroupResource]map[string]kind.Object
 	revision int
 	writes   int
+	reads    int // objects
 	// before is called before each update without the lock, to simulate another writer.
 	before func(name string)
 }
@@ -65,6 +66,7 @@ func (w *world) put(obj kind.Object) {
 func (w *world) Get(_ context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.reads++
 	if obj, ok := w.objects[gr][namespace+"/"+name]; ok {
 		return obj, nil
 	}
@@ -80,6 +82,7 @@ func (w *world) List(_ context.Context, gr schema.GroupResource, namespace strin
 			objs = append(objs, obj)
 		}
 	}
+	w.reads += len(objs)
 	slices.SortFunc(objs, func(a, b kind.Object) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return objs, nil
 }
