@@ -101,6 +101,17 @@ func (e *NoSpaceError) Error() string { return ErrNoSpace.Error() + ": " + e.Mes
 // Is makes errors.Is find ErrNoSpace.
 func (e *NoSpaceError) Is(target error) bool { return target == ErrNoSpace }
 
+// ForDeletion marks the updates of an object that is being deleted. Without them the deletion could not go on, so a store that has no space for
+// other writes accepts them as long as it can.
+func ForDeletion(ctx context.Context) context.Context {
+	return context.WithValue(ctx, forDeletion{}, true)
+}
+
+// IsForDeletion reports whether ForDeletion has marked the context.
+func IsForDeletion(ctx context.Context) bool { return ctx.Value(forDeletion{}) != nil }
+
+type forDeletion struct{}
+
 // Watch is a running stream of changes.
 type Watch interface {
 	Batches() <-chan Batch

@@ -20,8 +20,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestEtcdFullDisk fills the disk of a server up to a part of etcd's reserve. It refuses writes and serves reads, also after a restart, and accepts
-// writes again when there is space.
+// TestEtcdFullDisk fills the disk of a server, first a part of etcd's reserve and then all of it. It refuses writes, deletes and serves reads,
+// also after a restart, and accepts writes again when there is space.
 func TestEtcdFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	disk := filepath.Join(dir, "data")
@@ -32,7 +32,8 @@ func TestEtcdFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Unmount(disk, unix.MNT_DETACH) }()
-	server, maps := startOnDisk(t, dir)
+	server, client := startOnDisk(t, dir)
+	maps, pods := client.ConfigMaps("default"), client.Pods("default")
 	defer func() { server.Stop() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -40,10 +41,13 @@ func TestEtcdFullDisk(t *testing.T) {
 		_, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		return err
 	}
-	for _, name := range []string{"a", "b"} {
+	for _, name := range []string{"a", "b", "d", "e"} {
 		if err := create(name); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, name := range []string{"graceful", "late"} {
+		createBoundPod(ctx, t, pods, name)
 	}
 	expectFull := func() {
 		t.Helper()
@@ -57,14 +61,38 @@ func TestEtcdFullDisk(t *testing.T) {
 		}
 	}
 	filler := filepath.Join(disk, "filler")
-	fill(t, filler)
+	const reserve = 128 << 20
+	fill(t, filler, reserve-16<<20)
 	expectFull()
+	// A deletion with a grace period begins with an update.
+	if err := pods.Delete(ctx, "graceful", metav1.DeleteOptions{}); err != nil {
+		t.Errorf("graceful deletion on a full disk: %v", err)
+	}
+	if marked, err := pods.Get(ctx, "graceful", metav1.GetOptions{}); err != nil || marked.DeletionTimestamp == nil {
+		t.Errorf("the pod that is being deleted: %+v, %v", marked.ObjectMeta, err)
+	}
+	// To the last byte: what is allocated in advance is enough for deletions, but not for updates.
+	fill(t, filler, 0)
+	expectFull()
+	for _, name := range []string{"b", "d"} {
+		if err := maps.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Errorf("deletion on a disk without a free byte: %v", err)
+		}
+	}
+	var status *apierrors.StatusError
+	if err := pods.Delete(ctx, "late", metav1.DeleteOptions{}); !errors.As(err, &status) || status.ErrStatus.Code != http.StatusInsufficientStorage {
+		t.Errorf("graceful deletion on a disk without a free byte: %v", err)
+	}
 	if code := server.Server[0].Terminate(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM; the log ends:\n%s", code, server.Server[0].Log(20))
 	}
-	fill(t, filler) // what the server has freed
-	server, maps = startOnDisk(t, dir)
+	fill(t, filler, 0) // what the server has freed
+	server, client = startOnDisk(t, dir)
+	maps = client.ConfigMaps("default")
 	expectFull()
+	if err := maps.Delete(ctx, "e", metav1.DeleteOptions{}); err != nil {
+		t.Errorf("deletion after a start on a disk without a free byte: %v", err)
+	}
 	if log := server.Server[0].Log(100); !strings.Contains(log, "no space in etcd, rejecting writes") || strings.Contains(log, "failed to preallocate") {
 		t.Errorf("the log does not say that writes are rejected, or etcd has no log segment:\n%s", log)
 	}
@@ -74,18 +102,15 @@ func TestEtcdFullDisk(t *testing.T) {
 	if err := create("c"); err != nil {
 		t.Errorf("write with space on the disk: %v", err)
 	}
-	if err := maps.Delete(ctx, "b", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
-	}
 	if code := server.Server[0].Terminate(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM; the log ends:\n%s", code, server.Server[0].Log(20))
 	}
 }
 
 // startOnDisk starts a server and waits until it is ready.
-func startOnDisk(t *testing.T, dir string) (*cluster.Cluster, typedcorev1.ConfigMapInterface) {
+func startOnDisk(t *testing.T, dir string) (*cluster.Cluster, typedcorev1.CoreV1Interface) {
 	t.Helper()
-	server, err := cluster.Skiff(dir)
+	server, err := cluster.Skiff(dir, "--disable-admission-plugins=ServiceAccount")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,11 +118,22 @@ func startOnDisk(t *testing.T, dir string) (*cluster.Cluster, typedcorev1.Config
 	if err != nil {
 		t.Fatal(err)
 	}
-	return server, clientset.NewForConfigOrDie(config).CoreV1().ConfigMaps("default")
+	return server, clientset.NewForConfigOrDie(config).CoreV1()
 }
 
-// fill appends to a file until 8 MiB are free on its disk. etcd needs some of it for a restart.
-func fill(t *testing.T, path string) {
+// createBoundPod creates a pod of a node: its deletion has a grace period.
+func createBoundPod(ctx context.Context, t *testing.T, pods typedcorev1.PodInterface, name string) {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+		NodeName: "elsewhere", Containers: []corev1.Container{{Name: "c", Image: "image"}},
+	}}
+	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fill appends to a file until so many bytes are free on its disk.
+func fill(t *testing.T, path string, free int64) {
 	t.Helper()
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -109,10 +145,11 @@ func fill(t *testing.T, path string) {
 		if err := unix.Statfs(filepath.Dir(path), &stat); err != nil {
 			t.Fatal(err)
 		}
-		if int64(stat.Bavail)*stat.Bsize <= 8<<20 {
+		left := int64(stat.Bavail)*stat.Bsize - free
+		if left <= 0 {
 			return
 		}
-		if _, err := file.Write(make([]byte, 64<<10)); err != nil {
+		if _, err := file.Write(make([]byte, min(left, 64<<10))); err != nil && !errors.Is(err, unix.ENOSPC) {
 			t.Fatal(err)
 		}
 	}

@@ -63,8 +63,12 @@ func (t *Table) Update(ctx context.Context, key string, obj kind.Object, ttl tim
 		}
 		return current, nil
 	}
+	marked := ctx
+	if obj.GetDeletionTimestamp() != nil {
+		marked = store.ForDeletion(ctx)
+	}
 	return t.write(ctx, &write{key: key, value: value, object: obj}, func() (store.Revision, error) {
-		return t.cache.store.Update(ctx, key, value, ttl, expected)
+		return t.cache.store.Update(marked, key, value, ttl, expected)
 	})
 }
 

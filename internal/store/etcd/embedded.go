@@ -28,6 +28,7 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/schema"
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
@@ -45,7 +46,7 @@ const (
 	electionTicks    = 2
 	// catchUpEntries is how many log entries etcd keeps in memory for members that lag behind. There are none.
 	catchUpEntries = 100
-	// spareQuota is the minimum that etcd's own quota exceeds ours, because compaction needs space to write.
+	// spareQuota is how much etcd's own quota exceeds that of ordinary writes, because deletions and compaction need space to write.
 	spareQuota = 64 << 20
 	// maxRequestBytes is etcd's default, on which upstream's API servers rely.
 	maxRequestBytes = 3 << 19
@@ -64,6 +65,7 @@ type embedded struct {
 	// maintaining is true while maintain runs, usageHigh when most of the quota is in use.
 	maintaining, usageHigh atomic.Bool
 	defragmenting          sync.Mutex
+	allocation             allocation
 	// running is done when the store is closed.
 	running context.Context
 	stop    context.CancelFunc
@@ -105,7 +107,8 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 		return nil, err
 	}
 	// A server without space serves reads from the start.
-	if err := e.lacksSpace(0); err != nil {
+	e.allocate()
+	if err := e.lacksSpace(0, forWrites); err != nil {
 		e.reject(1, err)
 	}
 	return e, nil
@@ -162,8 +165,11 @@ func lockDir(dir string) (*os.File, error) {
 	return file, nil
 }
 
+// writeQuota is the quota of ordinary writes: the configured one, without what is kept for deletions and compaction.
+func writeQuota(configured int64) int64 { return configured - min(configured/10, spareQuota) }
+
 func serverConfig(c Config) config.ServerConfig {
-	log := newLogger(c.Log)
+	log := newLogger(c.Log, zap.WithFatalHook(fatal{log: c.Log, dir: c.DataDir, exit: os.Exit}))
 	peers := types.MustNewURLs([]string{peerURL})
 	_, err := os.Stat(filepath.Join(c.DataDir, "member"))
 	return config.ServerConfig{
@@ -179,7 +185,7 @@ func serverConfig(c Config) config.ServerConfig {
 		TickMs:                      tickMilliseconds,
 		ElectionTicks:               electionTicks,
 		PreVote:                     true,
-		QuotaBackendBytes:           c.QuotaBytes + max(c.QuotaBytes/10, spareQuota),
+		QuotaBackendBytes:           writeQuota(c.QuotaBytes) + spareQuota,
 		MaxRequestBytes:             maxRequestBytes,
 		MaxTxnOps:                   128,
 		SnapshotCount:               etcdserver.DefaultSnapshotCount,
@@ -244,7 +250,7 @@ func (e *embedded) listen(c Config) error {
 }
 
 func (e *embedded) transact(ctx context.Context, request *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if err := e.checkSpace(request); err != nil {
+	if err := e.checkSpace(ctx, request); err != nil {
 		return nil, err
 	}
 	response, err := e.server.Txn(ctx, request)
@@ -266,6 +272,10 @@ func (e *embedded) read(ctx context.Context, request *pb.RangeRequest) (*pb.Rang
 }
 
 func (e *embedded) grant(ctx context.Context, seconds int64) (int64, error) {
+	if err := e.lacksSpace(0, forWrites); err != nil {
+		e.reject(1, err)
+		return 0, err
+	}
 	response, err := e.server.LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds})
 	if err != nil {
 		return 0, embeddedError(ctx, err)
@@ -274,6 +284,9 @@ func (e *embedded) grant(ctx context.Context, seconds int64) (int64, error) {
 }
 
 func (e *embedded) compact(ctx context.Context, revision store.Revision) error {
+	if err := e.lacksDisk(); err != nil {
+		return err
+	}
 	_, err := e.server.Compact(ctx, &pb.CompactionRequest{Revision: revision})
 	return embeddedError(ctx, err)
 }

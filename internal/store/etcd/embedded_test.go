@@ -133,6 +133,14 @@ func TestQuota(t *testing.T) {
 	if kv, err := s.Get(ctx, "/registry/0"); err != nil || len(kv.Value) != len(value) {
 		t.Errorf("read from a full store: %d bytes, %v", len(kv.Value), err)
 	}
+	// A deletion that takes an update, such as one with a grace period, goes on.
+	if _, err := s.Update(ctx, "/registry/0", value, 0, revisions[0]); !errors.Is(err, store.ErrNoSpace) {
+		t.Errorf("an update of a full store: %v", err)
+	}
+	var err error
+	if revisions[0], err = s.Update(store.ForDeletion(ctx), "/registry/0", value, 0, revisions[0]); err != nil {
+		t.Fatalf("an update for a deletion: %v", err)
+	}
 	for i, revision := range revisions {
 		if _, err := s.Delete(ctx, fmt.Sprint("/registry/", i), revision); err != nil {
 			t.Fatalf("a full store refuses deletions: %v", err)

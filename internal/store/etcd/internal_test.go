@@ -7,11 +7,15 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.etcd.io/etcd/server/v3/storage"
+	"go.uber.org/zap"
 )
 
 // Of the servers that share an etcd one compacts per interval, and another takes over when it stops.
@@ -134,18 +138,63 @@ func TestWorthDefragmenting(t *testing.T) {
 
 func TestLogBridge(t *testing.T) {
 	var out strings.Builder
-	log := newLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	target := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	exited := 0
+	log := newLogger(target, zap.WithFatalHook(fatal{log: target, dir: t.TempDir(), exit: func(code int) { exited = code }}))
 	log.Sugar().Info("chatter")
 	log.Sugar().Warnw("trouble", "key", "value")
 	log.Sugar().With("member", 1).Errorw("failure")
+	log.Fatal("failed to commit tx")
 	got := out.String()
+	if exited != 1 {
+		t.Errorf("exit code %d", exited)
+	}
 	if strings.Contains(got, "chatter") {
 		t.Errorf("etcd is not quiet: %s", got)
 	}
-	for _, want := range []string{`level=WARN msg=trouble key=value`, `level=ERROR msg=failure member=1`} {
+	for _, want := range []string{`level=WARN msg=trouble key=value`, `level=ERROR msg=failure member=1`,
+		`level=ERROR msg="etcd failed, the process ends and must be restarted" cause="failed to commit tx" directory=`, ` free=`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("log has no %q: %s", want, got)
 		}
+	}
+}
+
+// The default quota is the largest that etcd starts with without a warning.
+func TestDefaultQuota(t *testing.T) {
+	if got := serverConfig(Config{QuotaBytes: defaultQuotaBytes, Log: slog.New(slog.DiscardHandler)}).QuotaBackendBytes; got != storage.MaxQuotaBytes {
+		t.Errorf("etcd's quota is %d by default, its maximum %d", got, int64(storage.MaxQuotaBytes))
+	}
+}
+
+// Blocks for what etcd writes next are allocated: at the start, and when it has used half of them.
+func TestAllocatedAhead(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "probe"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := allocateFile(filepath.Join(dir, "probe"), 4096); errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("the file system of the temporary directory cannot allocate")
+	}
+	s, err := Open(ctx, Config{DataDir: dir, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	e := s.engine.(*embedded)
+	for i := range 40 {
+		size := e.server.Backend().Size()
+		if ahead := allocatedBytes(databaseFile(dir)) - size; ahead < allocatedAhead/2-(4<<20) {
+			t.Fatalf("%d bytes are allocated ahead of %d", ahead, size)
+		}
+		if _, err := s.Create(ctx, "/registry/"+strconv.Itoa(i), make([]byte, 1<<20), 0); err != nil {
+			t.Fatal(err)
+		}
+		e.server.Backend().ForceCommit() // which updates the size
+	}
+	if info, err := os.Stat(databaseFile(dir)); err != nil || info.Size() >= allocatedBytes(databaseFile(dir)) {
+		t.Errorf("%d bytes, of which %d are allocated, %v", info.Size(), allocatedBytes(databaseFile(dir)), err)
 	}
 }
 

@@ -9,8 +9,26 @@ import (
 )
 
 // newLogger forwards etcd's log from level warning up to skiff's. Lower levels are of interest only to etcd's developers.
-func newLogger(log *slog.Logger) *zap.Logger {
-	return zap.New(&core{handler: log.Handler()})
+func newLogger(log *slog.Logger, options ...zap.Option) *zap.Logger {
+	return zap.New(&core{handler: log.Handler()}, options...)
+}
+
+// fatal ends the process after an error that etcd cannot handle, such as a failed write to its disk. What was acknowledged is on the disk, so
+// the next start continues from there.
+type fatal struct {
+	log  *slog.Logger
+	dir  string
+	exit func(code int)
+}
+
+// OnWrite implements zapcore.CheckWriteHook.
+func (f fatal) OnWrite(entry *zapcore.CheckedEntry, _ []zapcore.Field) {
+	args := []any{"cause", entry.Message, "directory", f.dir}
+	if free, err := freeBytes(f.dir); err == nil {
+		args = append(args, "free", free)
+	}
+	f.log.Error("etcd failed, the process ends and must be restarted", args...)
+	f.exit(1)
 }
 
 // core is a zapcore.Core on a slog.Handler.

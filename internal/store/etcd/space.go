@@ -13,14 +13,20 @@ import (
 )
 
 // The embedded etcd ends the process when it cannot write to its disk. So a write for which there is no space, within the quota or on the
-// disk, is refused before etcd receives it. Deletions and compaction are not: they free space, and there is a reserve for them.
-// While writes are refused, reclaim tries to free space.
+// disk, is refused before etcd receives it. What deletes objects or frees space may use the reserves. While writes are refused, reclaim tries
+// to free space.
+//
+// Other programs can use up the disk to its last byte. The next blocks of etcd's file are allocated in advance (allocate), as etcd itself allocates
+// its log, so that what it writes by its own accord, and deletions, succeed even then.
 const (
-	// diskReserve is left free on the disk. Deletions, compaction and leases need some of it, and etcd allocates the next segment of its log, of 64 MB,
-	// before it needs it.
+	// diskReserve is left free on the disk by ordinary writes: etcd allocates the next segment of its log, of 64 MB, before it needs it.
 	diskReserve = 128 << 20
-	// minDiskFree is how much must be free on the disk for a compaction or defragmentation.
+	// deletionReserve is left free by the updates that are part of a deletion.
+	deletionReserve = 80 << 20
+	// minDiskFree is how much must be free on the disk, or allocated in advance, for removals and compaction.
 	minDiskFree = 16 << 20
+	// allocatedAhead is how much of the file is allocated before etcd needs it.
+	allocatedAhead = 32 << 20
 	// A warning is logged when more than warnPercent of the quota are in use, and again after the usage was below resetPercent.
 	warnPercent, resetPercent = 80, 75
 	// The file is defragmented when that frees at least minReclaimedBytes and more than half of it: the server is blocked
@@ -30,34 +36,64 @@ const (
 	minReclaimPause, maxReclaimPause = time.Second, time.Minute
 )
 
+// allowance is what a write may use of the reserves.
+type allowance struct {
+	overQuota int64 // bytes
+	diskFree  int64 // bytes to be left free
+}
+
+var (
+	forWrites    = allowance{diskFree: diskReserve}
+	forDeletions = allowance{overQuota: spareQuota / 2, diskFree: deletionReserve}
+)
+
 // checkSpace refuses writes for which there is no space. etcd's own check is in its gRPC API, which embedded calls bypass.
-func (e *embedded) checkSpace(request *pb.TxnRequest) error {
+func (e *embedded) checkSpace(ctx context.Context, request *pb.TxnRequest) error {
 	size := int64(0)
 	for _, change := range request.Success {
 		if put := change.GetRequestPut(); put != nil && string(put.Key) != compactKey {
 			size += int64(len(put.Key) + len(put.Value))
 		}
 	}
-	if size == 0 {
-		return nil
+	e.allocate()
+	err := e.lacksDisk()
+	if size > 0 && err == nil {
+		e.warnUsage()
+		allowed := forWrites
+		if store.IsForDeletion(ctx) {
+			allowed = forDeletions
+		}
+		err = e.lacksSpace(size, allowed)
 	}
-	e.warnUsage()
-	if err := e.lacksSpace(size); err != nil {
-		e.reject(size, err)
-		return err
+	if err != nil {
+		e.reject(max(size, 1), err)
+	}
+	return err
+}
+
+// lacksDisk returns an error when etcd must not write at all, not even to delete.
+func (e *embedded) lacksDisk() error {
+	free, err := freeBytes(e.dir)
+	if err != nil {
+		return nil // the write itself finds out
+	}
+	ahead := max(e.allocation.end.Load()-e.server.Backend().Size(), 0)
+	if free+ahead < minDiskFree {
+		return &store.NoSpaceError{Message: fmt.Sprintf("the disk of etcd's data directory has %d bytes free, %d are needed to delete objects: "+
+			"remove files from it, or enlarge it", free+ahead, int64(minDiskFree))}
 	}
 	return nil
 }
 
 // lacksSpace returns an error when there is no space for a write of a size.
-func (e *embedded) lacksSpace(size int64) error {
-	if used := e.server.Backend().Size(); used+size > e.quota {
+func (e *embedded) lacksSpace(size int64, allowed allowance) error {
+	if used := e.server.Backend().Size(); used+size > writeQuota(e.quota)+allowed.overQuota {
 		return &store.NoSpaceError{Message: fmt.Sprintf("etcd's database has %d bytes, its quota is %d bytes: "+
 			"delete objects that are not needed, or raise --etcd-quota-backend-bytes", used, e.quota)}
 	}
-	if free, err := freeBytes(e.dir); err == nil && free-size < diskReserve {
+	if free, err := freeBytes(e.dir); err == nil && free-size < allowed.diskFree {
 		return &store.NoSpaceError{Message: fmt.Sprintf("the disk of etcd's data directory has %d bytes free, of which %d are reserved: "+
-			"remove files from it, or enlarge it", free, int64(diskReserve))}
+			"remove files from it, or enlarge it", free, allowed.diskFree)}
 	}
 	return nil
 }
@@ -99,7 +135,7 @@ func (e *embedded) reclaim(ctx context.Context) {
 			e.log.Warn("failed to free space in etcd", "error", err)
 			logged = true
 		}
-		if e.lacksSpace(e.rejectedBytes.Load()) == nil && len(e.server.Alarms()) == 0 {
+		if e.lacksSpace(e.rejectedBytes.Load(), forWrites) == nil && len(e.server.Alarms()) == 0 {
 			e.rejectedBytes.Store(0)
 			e.log.Info("etcd has space again, accepting writes", "size", e.server.Backend().Size(), "quota", e.quota)
 			return
@@ -121,6 +157,7 @@ func (e *embedded) reclaimOnce(ctx context.Context) error {
 	if free < minDiskFree {
 		return fmt.Errorf("compaction needs %d bytes on the disk, %d are free", int64(minDiskFree), free)
 	}
+	e.allocate()
 	_, err = e.server.Compact(ctx, &pb.CompactionRequest{Revision: e.server.KV().Rev(), Physical: true})
 	if err = embeddedError(ctx, err); err != nil && !errors.Is(err, store.ErrCompacted) {
 		return fmt.Errorf("compact: %w", err)
@@ -150,7 +187,7 @@ func (e *embedded) defragment(rejected int64) error {
 	if err != nil {
 		return err
 	}
-	u := usage{size: e.server.Backend().Size(), inUse: e.server.Backend().SizeInUse(), quota: e.quota, free: free, rejected: rejected}
+	u := usage{size: e.server.Backend().Size(), inUse: e.server.Backend().SizeInUse(), quota: writeQuota(e.quota), free: free, rejected: rejected}
 	if !u.worthDefragmenting() {
 		return nil
 	}
@@ -158,6 +195,8 @@ func (e *embedded) defragment(rejected int64) error {
 	if err := e.server.Defragment(); err != nil {
 		return fmt.Errorf("defragment: %w", err)
 	}
+	e.allocation.reset()
+	e.allocate()
 	e.log.Info("defragmented etcd", "from", u.size, "to", e.server.Backend().Size(), "took", time.Since(start))
 	return nil
 }
@@ -188,7 +227,7 @@ func (u usage) worthDefragmenting() bool {
 // disarm deactivates a NOSPACE alarm that etcd raised in an earlier run or for another client, if there is space now.
 func (e *embedded) disarm(ctx context.Context) error {
 	for _, alarm := range e.server.Alarms() {
-		if alarm.Alarm != pb.AlarmType_NOSPACE || e.lacksSpace(0) != nil {
+		if alarm.Alarm != pb.AlarmType_NOSPACE || e.lacksSpace(0, forWrites) != nil {
 			continue
 		}
 		_, err := e.server.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: alarm.MemberID, Alarm: alarm.Alarm})
