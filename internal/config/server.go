@@ -12,8 +12,10 @@ import (
 type Server struct {
 	APIServer
 	// NoNode leaves out the node, and Without further components that run elsewhere: upstream's, or skiff's own on another host.
-	NoNode        bool
-	Without       []string
+	NoNode  bool
+	Without []string
+	// Disable names the parts of the cluster that a user installs instead of skiff's own.
+	Disable       []string
 	Node          Node
 	PodCIDRs      PodCIDRs
 	NodeLifecycle NodeLifecycle
@@ -27,6 +29,14 @@ const (
 
 var optionalComponents = []string{ComponentControllers, ComponentScheduler}
 
+// ClusterDNS is the part of the cluster that --disable=dns leaves to a DNS server that the user installs.
+const ClusterDNS = "dns"
+
+var optionalParts = []string{ClusterDNS}
+
+// minServiceBits is the number of host bits of the smallest service CIDR that has an address for the cluster's DNS, the tenth.
+const minServiceBits = 4
+
 // DefaultServer is the configuration of a server started without flags.
 func DefaultServer() Server {
 	return Server{APIServer: DefaultAPIServer(), PodCIDRs: PodCIDRs{ClusterCIDR: "10.42.0.0/16"}, NodeLifecycle: defaultNodeLifecycle()}
@@ -38,6 +48,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 	fs := groups.Common(groupGeneric)
 	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "Run the control plane without a node on this host.")
 	listVar(fs, &c.Without, "without", "Components not to run in this process, separated by commas: controllers, scheduler.")
+	listVar(fs, &c.Disable, "disable", "Parts of the cluster that skiff does not provide, because another implementation is installed, separated by commas: dns.")
 	c.servingFlags(groups)
 	c.Node.flags(groups, "node-name", "kubelet-config")
 	c.networkingFlags(groups, "service-cidr")
@@ -56,11 +67,30 @@ func (c *Server) Validate() error {
 			errs = append(errs, fmt.Errorf("--without: %q is not one of %s", component, strings.Join(optionalComponents, ", ")))
 		}
 	}
+	errs = append(errs, c.validateDisable())
 	if c.NoNode && !reflect.DeepEqual(c.Node, Node{}) {
 		errs = append(errs, errors.New("--no-node: the flags of the node have no effect without a node"))
 	}
 	return errors.Join(errs...)
 }
+
+// validateDisable checks --disable, and that the parts that are not disabled can work.
+func (c *Server) validateDisable() error {
+	for _, part := range c.Disable {
+		if !slices.Contains(optionalParts, part) {
+			return fmt.Errorf("--disable: %q is not one of %s", part, strings.Join(optionalParts, ", "))
+		}
+	}
+	// An invalid --service-cidr is reported by its own validation.
+	cidrs, err := c.ServiceCIDRs()
+	if err != nil || len(cidrs) == 0 || !c.Provides(ClusterDNS) || cidrs[0].Addr().BitLen()-cidrs[0].Bits() >= minServiceBits {
+		return nil
+	}
+	return fmt.Errorf("--service-cidr: %s has no tenth address for the cluster's DNS; use a larger CIDR or --disable=%s", cidrs[0], ClusterDNS)
+}
+
+// Provides reports whether a part of the cluster is skiff's own.
+func (c *Server) Provides(part string) bool { return !slices.Contains(c.Disable, part) }
 
 // Runs reports whether a component runs in the server's process.
 func (c *Server) Runs(component string) bool { return !slices.Contains(c.Without, component) }

@@ -53,9 +53,14 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	if err != nil {
 		return err
 	}
-	return runRenewedNode(ctx, remote, join.Certificate, nodeOptions{
-		Node: c.Node, dataDir: c.DataDir, root: root, clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile,
-	}, log)
+	o := nodeOptions{
+		Node: c.Node, dataDir: c.DataDir, root: root, clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
+	}
+	if o.serviceCIDRs, err = readServiceCIDRs(ctx, remote, log); err != nil {
+		return wrap("read the service CIDRs of the cluster", err)
+	}
+	o.clusterDNS = clusterDNS(o.serviceCIDRs)
+	return runRenewedNode(ctx, remote, join.Certificate, o, log)
 }
 
 // RunKubelet runs this host as a node of a cluster until ctx is done.

@@ -55,6 +55,9 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 			return err
 		}
 	}
+	if err := dnsAddresses(c.DataDir).Set(nil); err != nil {
+		return err
+	}
 	groups, err := cgroup.New(cgroup.Settings{Root: settings.CgroupRoot})
 	if err != nil {
 		return err

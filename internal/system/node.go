@@ -54,6 +54,10 @@ type nodeOptions struct {
 	// clusterCIDRs and serviceCIDRs are the cluster's, as far as they are configured here.
 	clusterCIDRs, serviceCIDRs []netip.Prefix
 	clusterDomain              string
+	// clusterDNS is the address of the cluster's DNS, unless the configuration file has it; empty: there is none.
+	clusterDNS []string
+	// servesDNS runs the cluster's DNS on the node.
+	servesDNS bool
 	// identity returns the serving certificate of the kubelet's server and its client CAs; nil: those of the kubelet's own configuration.
 	identity func(name string, addresses []string) (*nodeIdentity, error)
 	// certificateDir is the directory of the certificates that the cluster issues to the node.
@@ -106,8 +110,12 @@ func (s *server) nodeOptions() (o nodeOptions, err error) {
 			o.clusterCIDRs = append(o.clusterCIDRs, prefix)
 		}
 	}
-	o.serviceCIDRs, err = c.ServiceCIDRs()
-	return o, err
+	if o.serviceCIDRs, err = c.ServiceCIDRs(); err != nil {
+		return o, err
+	}
+	o.servesDNS = c.Provides(config.ClusterDNS)
+	o.clusterDNS = clusterDNS(o.serviceCIDRs)
+	return o, nil
 }
 
 // runNode runs the components of a node until ctx is done.
@@ -268,7 +276,7 @@ func (n *nodeComponents) build() error {
 	n.objects = objects.New(n.client, func(uid types.UID) { n.kubelet.Changed(uid) }, n.log.With("component", "objects"))
 	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
 	for _, step := range []func() error{
-		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet,
+		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -444,6 +452,9 @@ func reserved(amounts map[string]string) corev1.ResourceList {
 // resolver is the DNS configuration of pods.
 func (n *nodeComponents) resolver() (environment.DNSSettings, error) {
 	s := environment.DNSSettings{ClusterDNS: n.settings.ClusterDNS, ClusterDomain: cmp.Or(n.settings.ClusterDomain, n.clusterDomain)}
+	if len(s.ClusterDNS) == 0 {
+		s.ClusterDNS = n.clusterDNS
+	}
 	path := *n.settings.ResolverConfig
 	if path == "" {
 		return s, nil

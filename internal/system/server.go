@@ -46,30 +46,30 @@ const (
 
 // RunAPIServer runs the API server without the other components until ctx is done.
 func RunAPIServer(ctx context.Context, c config.APIServer) error {
-	server := config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}}
-	return runServer(ctx, server, config.FlagValues(&c))
+	withoutOthers := config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}}
+	return runServer(ctx, &server{config: withoutOthers, isAPIServerOnly: true, flags: config.FlagValues(&c)})
 }
 
 // RunServer runs a cluster until ctx is done: API server, controllers, scheduler and a node, as configured. It returns after the requests
 // in flight have finished and everything it started has ended.
 func RunServer(ctx context.Context, c config.Server) error {
-	return runServer(ctx, c, config.FlagValues(&c))
+	return runServer(ctx, &server{config: c, flags: config.FlagValues(&c)})
 }
 
-// runServer is RunServer with the flags that /flagz shows.
-func runServer(ctx context.Context, c config.Server, flags map[string]string) error {
-	level := &slog.LevelVar{}
-	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+// runServer runs a server of which the configuration is set.
+func runServer(ctx context.Context, s *server) error {
+	s.logLevel = &slog.LevelVar{}
+	if err := s.logLevel.UnmarshalText([]byte(s.config.LogLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
 	}
-	log := newLoggerAt(level)
-	unlock, err := openDataDir(c.DataDir)
+	s.log = newLoggerAt(s.logLevel)
+	unlock, err := openDataDir(s.config.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	started := time.Now()
-	s := &server{config: c, registry: newRegistry(), queries: &deferredHandler{}, flags: flags, logLevel: level, log: log}
+	s.registry, s.queries = newRegistry(), &deferredHandler{}
 	defer s.close()
 	if err := s.open(ctx); err != nil {
 		return err
@@ -79,7 +79,10 @@ func runServer(ctx context.Context, c config.Server, flags map[string]string) er
 
 // server is a control plane, and perhaps a node, in one process.
 type server struct {
-	config     config.Server
+	config config.Server
+	// isAPIServerOnly is set for `skiff apiserver`, which leaves the objects of the cluster's other components to them.
+	isAPIServerOnly bool
+
 	listener   net.Listener
 	certs      *certificates
 	encryption *encryption.Encryption // nil: objects are stored unencrypted
@@ -240,6 +243,9 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		}
 		start("cluster authentication", s.runClusterAuthentication)
 		start("service repair", s.runServiceRepair)
+		if !s.isAPIServerOnly {
+			start("cluster DNS", s.runDNSService)
+		}
 		start("controllers and scheduler", s.runComponents)
 		if !s.config.NoNode {
 			start("node", s.runNode)

@@ -70,7 +70,7 @@ func SkiffNode(dir string, flags ...string) (*Cluster, error) {
 		return nil, err
 	}
 	c, err := Skiff(dir, append([]string{
-		"--no-node=false", "--without=", "--bind-address=0.0.0.0", "--advertise-address=" + namespaces.NodeAddress, "--node-ip=" + namespaces.NodeAddress,
+		"--no-node=false", "--without=", "--disable=", "--bind-address=0.0.0.0", "--advertise-address=" + namespaces.NodeAddress, "--node-ip=" + namespaces.NodeAddress,
 	}, flags...)...)
 	if err != nil {
 		source.Stop()

@@ -22,8 +22,8 @@ type keys struct {
 	proxy *pki.CA
 }
 
-// Skiff starts skiff's API server from bin/ with its state below dir, without controllers and scheduler unless the flags
-// say otherwise (--without=). Started again on the same dir it keeps its state and port.
+// Skiff starts skiff's API server from bin/ with its state below dir, without controllers, scheduler and DNS unless the flags
+// say otherwise (--without=, --disable=). Started again on the same dir it keeps its state and port.
 func Skiff(dir string, flags ...string) (*Cluster, error) {
 	root, err := Root()
 	if err != nil {
@@ -37,7 +37,7 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{Name: "skiff", Dir: dir, URL: "https://127.0.0.1:" + port, Kubeconfig: filepath.Join(dir, "data/admin.kubeconfig")}
-	args := append([]string{"server", "--no-node", "--without=controllers,scheduler", "--data-dir", filepath.Join(dir, "data"),
+	args := append([]string{"server", "--no-node", "--without=controllers,scheduler", "--disable=dns", "--data-dir", filepath.Join(dir, "data"),
 		"--bind-address", "127.0.0.1", "--secure-port", port}, flags...)
 	began := time.Now()
 	p, err := start(dir, "skiff", filepath.Join(root, "bin/skiff"), args...)

@@ -46,10 +46,13 @@ func EnsureObjects(ctx context.Context, client kind.Client, c Cluster) error {
 	for _, p := range scheduling.SystemPriorityClasses() {
 		objects = append(objects, object{schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}, p})
 	}
-	objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, metricsReader()})
+	objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, metricsReader()},
+		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, nodeDNSReader()})
 	for _, b := range nodeBindings(c.NodeGroup) {
 		objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, b})
 	}
+	objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "roles"}, nodeDNSConfigReader()},
+		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "rolebindings"}, nodeDNSConfigBinding()})
 	for _, o := range objects {
 		if err := Ensure(ctx, client, o.resource, o.value); err != nil {
 			return err
@@ -81,6 +84,9 @@ func nodeBindings(group string) []*rbacv1.ClusterRoleBinding {
 		{"skiff:node-bootstrapper", "system:node-bootstrapper", group},
 		{"skiff:node-autoapprove", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", group},
 		{"skiff:node-autoapprove-renewal", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
+		// Nodes run the service proxy and the cluster's DNS.
+		{"skiff:node-proxier", "system:node-proxier", "system:nodes"},
+		{nodeDNS, nodeDNS, "system:nodes"},
 	} {
 		bindings = append(bindings, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: b.name},
@@ -89,6 +95,38 @@ func nodeBindings(group string) []*rbacv1.ClusterRoleBinding {
 		})
 	}
 	return bindings
+}
+
+// nodeDNS is the name of the roles with which nodes serve the cluster's DNS.
+const nodeDNS = "skiff:node-dns"
+
+// nodeDNSReader lets nodes read what the cluster's DNS needs besides Services and endpoints.
+func nodeDNSReader() *rbacv1.ClusterRole {
+	return &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: nodeDNS},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"get"}},
+		},
+	}
+}
+
+// nodeDNSConfigReader lets nodes read the ConfigMap with the settings of the cluster's DNS.
+func nodeDNSConfigReader() *rbacv1.Role {
+	return &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: nodeDNS},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"kube-dns"}, Verbs: []string{"get", "list", "watch"}},
+		},
+	}
+}
+
+func nodeDNSConfigBinding() *rbacv1.RoleBinding {
+	return &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: nodeDNS},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: nodeDNS},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
+	}
 }
 
 // Ensure creates an object unless it exists.

@@ -63,8 +63,8 @@ func (b *bundles) all() ([]*certificatesv1.ClusterTrustBundle, error) {
 }
 
 func (b *bundles) watch(ctx context.Context) {
-	watchObjects(ctx, b.resource, "", client.Selector{}, handler[*certificatesv1.ClusterTrustBundle]{
-		replace: func(objects []*certificatesv1.ClusterTrustBundle) bool {
+	b.resource.Follow(ctx, "", client.Selector{}, client.FollowHandler[*certificatesv1.ClusterTrustBundle]{
+		Replace: func(objects []*certificatesv1.ClusterTrustBundle) bool {
 			b.change(func() {
 				clear(b.objects)
 				for _, object := range objects {
@@ -73,7 +73,7 @@ func (b *bundles) watch(ctx context.Context) {
 			})
 			return true
 		},
-		apply: func(object *certificatesv1.ClusterTrustBundle, deleted bool) bool {
+		Apply: func(object *certificatesv1.ClusterTrustBundle, deleted bool) bool {
 			b.change(func() {
 				if b.objects[object.Name] = object; deleted {
 					delete(b.objects, object.Name)
@@ -81,7 +81,7 @@ func (b *bundles) watch(ctx context.Context) {
 			})
 			return true
 		},
-		fail: func(err error) {
+		Fail: func(err error) {
 			b.mu.Lock()
 			b.failure = err
 			b.mu.Unlock()

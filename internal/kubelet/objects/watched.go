@@ -140,8 +140,8 @@ func (w *watchedKind[T]) watch(ctx context.Context, key types.NamespacedName, e 
 		return
 	}
 	match := client.Selector{Fields: fields.OneTermEqualSelector("metadata.name", key.Name)}
-	watchObjects(ctx, w.resource, key.Namespace, match, handler[T]{
-		replace: func(objects []T) bool {
+	w.resource.Follow(ctx, key.Namespace, match, client.FollowHandler[T]{
+		Replace: func(objects []T) bool {
 			if len(objects) == 0 {
 				w.update(e, *new(T), false)
 				return true
@@ -149,11 +149,11 @@ func (w *watchedKind[T]) watch(ctx context.Context, key types.NamespacedName, e 
 			w.update(e, objects[0], true)
 			return !w.immutable(objects[0])
 		},
-		apply: func(object T, deleted bool) bool {
+		Apply: func(object T, deleted bool) bool {
 			w.update(e, object, !deleted)
 			return deleted || !w.immutable(object)
 		},
-		fail: func(err error) {
+		Fail: func(err error) {
 			w.mu.Lock()
 			e.failure = err
 			w.mu.Unlock()

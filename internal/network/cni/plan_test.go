@@ -72,12 +72,15 @@ func TestRules(t *testing.T) {
   iifname skiff0 ip daddr 127.0.0.0/8 drop
   iifname skiff0 ip saddr 127.0.0.0/8 drop
 chain ports-in (nat prerouting -100)
+  ip daddr 10.43.0.0/16 accept
   fib daddr type local jump host-ports
 chain ports-out (nat output -100)
+  ip daddr 10.43.0.0/16 accept
   fib daddr type local jump host-ports
 chain unowned-forward (filter forward 0)
   ip daddr 10.43.0.0/16 reject with icmpx host-unreachable
 chain unowned-output (filter output 0)
+  fib daddr type local accept
   ip daddr 10.43.0.0/16 reject with icmpx host-unreachable
 chain host-ports
   meta mark |= 0x2000 dnat ip to ip daddr . meta l4proto . th dport map @ports-address4

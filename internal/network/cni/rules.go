@@ -82,19 +82,22 @@ func planRules(s Settings) ruleset {
 	hook := func(name, hookName string, kind nftables.ChainType, at *nftables.ChainHook, priority nftables.ChainPriority, rules ...clause) chain {
 		return chain{name: name, hook: hookName, kind: kind, at: at, priority: &priority, rules: rules}
 	}
-	var rejected []clause
+	var rejected, toPorts []clause
 	for _, p := range s.ServiceCIDRs {
 		rejected = append(rejected, rule(destination(p), reject()))
+		// The host has the address of the cluster's DNS. It is no address for host ports.
+		toPorts = append(toPorts, rule(destination(p), accept()))
 	}
-	toPorts := rule(toThisHost(), jump("host-ports"))
+	toPorts = append(toPorts, rule(toThisHost(), jump("host-ports")))
+	rejectedOutput := append([]clause{rule(toThisHost(), accept())}, rejected...)
 	chains := []chain{
 		// route_localnet is enabled for host ports. Other packets from or to loopback addresses are dropped.
 		hook("guard", "prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, -300,
 			rule(from(s.Bridge), destination(loopback), drop()), rule(from(s.Bridge), source(loopback), drop())),
-		hook("ports-in", "prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, -100, toPorts),
-		hook("ports-out", "output", nftables.ChainTypeNAT, nftables.ChainHookOutput, -100, toPorts),
+		hook("ports-in", "prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, -100, toPorts...),
+		hook("ports-out", "output", nftables.ChainTypeNAT, nftables.ChainHookOutput, -100, toPorts...),
 		hook("unowned-forward", "forward", nftables.ChainTypeFilter, nftables.ChainHookForward, 0, rejected...),
-		hook("unowned-output", "output", nftables.ChainTypeFilter, nftables.ChainHookOutput, 0, rejected...),
+		hook("unowned-output", "output", nftables.ChainTypeFilter, nftables.ChainHookOutput, 0, rejectedOutput...),
 	}
 	ports := chain{name: "host-ports"}
 	outbound := []chain{}

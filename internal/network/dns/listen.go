@@ -1,0 +1,343 @@
+package dns
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxReaders is the number of goroutines that read from a UDP socket, if the host has as many CPUs.
+	maxReaders = 8
+	// maxQuerySize is the size of the largest query. Queries have one name and few options.
+	maxQuerySize = 4096
+	// udpBufferSize is the size of the socket's receive buffer.
+	udpBufferSize = 4 << 20
+	// maxConnections and maxConnectionsPerClient bound the TCP connections.
+	maxConnections          = 1000
+	maxConnectionsPerClient = 100
+	// tcpTimeout is how long a TCP client may take for the next query or for reading a response.
+	tcpTimeout = 10 * time.Second
+	// listenRetry is the time between two attempts to listen.
+	listenRetry = 2 * time.Second
+	// readRetry is the pause after a failure to read from or accept on a socket.
+	readRetry = 10 * time.Millisecond
+)
+
+// runListeners listens on the addresses of the Service until ctx is done.
+func (s *Server) runListeners(ctx context.Context) error {
+	listeners := map[netip.Addr]*listener{}
+	defer func() {
+		s.closeExcept(listeners, nil)
+		if err := s.config.Addresses.Set(nil); err != nil {
+			s.log.Error("failed to remove the addresses of the DNS server", "error", err)
+		}
+	}()
+	failed := false
+	for {
+		err := s.syncListeners(listeners)
+		if err != nil && !failed {
+			s.log.Error("failed to listen for DNS queries", "error", err, "retry", listenRetry.String())
+		}
+		failed = err != nil
+		var retry <-chan time.Time
+		if failed {
+			retry = time.After(listenRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.addressChanged:
+		case <-retry:
+		}
+	}
+}
+
+// syncListeners opens and closes listeners so that there is one for each address.
+func (s *Server) syncListeners(listeners map[netip.Addr]*listener) error {
+	wanted := s.ownAddresses()
+	s.closeExcept(listeners, wanted)
+	if err := s.config.Addresses.Set(wanted); err != nil {
+		return err
+	}
+	var errs []error
+	for _, ip := range wanted {
+		if listeners[ip] != nil {
+			continue
+		}
+		l, err := s.listen(ip)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		listeners[ip] = l
+		s.log.Info("serving DNS", "address", l.udp.LocalAddr().String())
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Server) closeExcept(listeners map[netip.Addr]*listener, wanted []netip.Addr) {
+	for ip, l := range listeners {
+		if !slices.Contains(wanted, ip) {
+			l.close()
+			delete(listeners, ip)
+		}
+	}
+}
+
+// listener serves one address.
+type listener struct {
+	*Server
+	udp     *net.UDPConn
+	tcp     net.Listener
+	metrics net.Listener
+	// ctx is done when the listener is closed.
+	ctx    context.Context
+	cancel context.CancelFunc
+	// readers are the goroutines that read from sockets, pending those that answer a query or serve a connection.
+	readers, pending sync.WaitGroup
+
+	mu          sync.Mutex
+	connections map[netip.Addr]int
+	total       int
+}
+
+// listen starts to serve an address.
+func (s *Server) listen(ip netip.Addr) (*listener, error) {
+	l := &listener{Server: s, connections: map[netip.Addr]int{}}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	if err := l.open(ip); err != nil {
+		l.close()
+		return nil, fmt.Errorf("listen on %s: %w", ip, err)
+	}
+	for range min(maxReaders, runtime.GOMAXPROCS(0)) {
+		l.readers.Go(l.readUDP)
+	}
+	l.readers.Go(l.acceptTCP)
+	l.readers.Go(l.serveMetrics)
+	return l, nil
+}
+
+// open opens the sockets.
+func (l *listener) open(ip netip.Addr) error {
+	// Another program may have bound the port for all addresses. With SO_REUSEADDR on both sockets, queries for this address come here.
+	reuse := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if controlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); controlErr != nil {
+			return controlErr
+		}
+		return err
+	}}
+	// The UDP socket last: it could be opened although another program listens, and would take its queries.
+	var err error
+	if l.tcp, err = reuse.Listen(l.ctx, "tcp", netip.AddrPortFrom(ip, l.ports.dns).String()); err != nil {
+		return err
+	}
+	if l.metrics, err = reuse.Listen(l.ctx, "tcp", netip.AddrPortFrom(ip, l.ports.metrics).String()); err != nil {
+		return err
+	}
+	packets, err := reuse.ListenPacket(l.ctx, "udp", netip.AddrPortFrom(ip, l.ports.dns).String())
+	if err != nil {
+		return err
+	}
+	l.udp = packets.(*net.UDPConn)
+	// A smaller buffer than requested is no failure.
+	_ = l.udp.SetReadBuffer(udpBufferSize)
+	return nil
+}
+
+// close stops serving and returns when everything has ended.
+func (l *listener) close() {
+	l.cancel()
+	if l.udp != nil {
+		l.udp.Close()
+	}
+	if l.tcp != nil {
+		l.tcp.Close()
+	}
+	if l.metrics != nil {
+		l.metrics.Close()
+	}
+	l.readers.Wait()
+	l.pending.Wait()
+}
+
+// readUDP answers the queries that arrive over UDP.
+func (l *listener) readUDP() {
+	w := l.newWorker()
+	packet := make([]byte, maxQuerySize)
+	for {
+		size, from, err := l.udp.ReadFromUDPAddrPort(packet)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			l.pauseAfter(err)
+			continue
+		}
+		l.guard(func() { l.answerUDP(w, packet[:size], from) })
+	}
+}
+
+// pauseAfter logs a failure of a socket and waits.
+func (l *listener) pauseAfter(err error) {
+	l.logAccept.Do(func() { l.log.Warn("failed to receive DNS queries", "error", err) })
+	select {
+	case <-l.ctx.Done():
+	case <-time.After(readRetry):
+	}
+}
+
+// answerUDP answers a query, in another goroutine if other name servers are needed.
+func (l *listener) answerUDP(w *worker, packet []byte, from netip.AddrPort) {
+	req := request{packet: packet, client: from.Addr().Unmap()}
+	response, result := w.answer(req)
+	if result == wait && !l.forwarder.acquire(req.client) {
+		response, result = w.refuse(req), respond
+	}
+	switch result {
+	case respond:
+		// A client that cannot be reached repeats its query or has gone.
+		_, _ = l.udp.WriteToUDPAddrPort(response, from)
+	case wait:
+		req.packet = bytes.Clone(packet)
+		l.pending.Go(func() {
+			defer l.forwarder.release(req.client)
+			l.guard(func() { l.resolveUDP(req, from) })
+		})
+	}
+}
+
+func (l *listener) resolveUDP(req request, from netip.AddrPort) {
+	w := l.workers.Get().(*worker)
+	if response, result := w.resolve(l.ctx, req); result == respond {
+		_, _ = l.udp.WriteToUDPAddrPort(response, from)
+	}
+	l.workers.Put(w)
+}
+
+// acceptTCP serves connections.
+func (l *listener) acceptTCP() {
+	for {
+		c, err := l.tcp.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			l.pauseAfter(err)
+			continue
+		}
+		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		if !l.admit(client) {
+			c.Close()
+			continue
+		}
+		l.pending.Go(func() {
+			defer l.leave(client)
+			defer c.Close()
+			stop := context.AfterFunc(l.ctx, func() { c.Close() })
+			defer stop()
+			l.guard(func() { l.serveTCP(c, client) })
+		})
+	}
+}
+
+// admit counts a connection. It returns false if there are too many.
+func (l *listener) admit(client netip.Addr) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.total >= maxConnections || l.connections[client] >= maxConnectionsPerClient {
+		return false
+	}
+	l.total++
+	l.connections[client]++
+	return true
+}
+
+func (l *listener) leave(client netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total--
+	if l.connections[client]--; l.connections[client] == 0 {
+		delete(l.connections, client)
+	}
+}
+
+// serveTCP answers the queries of a connection, one after the other, until the client closes it or is silent for too long.
+func (l *listener) serveTCP(c net.Conn, client netip.Addr) {
+	w := l.workers.Get().(*worker)
+	defer l.workers.Put(w)
+	packet := make([]byte, maxQuerySize)
+	var out []byte
+	for {
+		if c.SetReadDeadline(time.Now().Add(tcpTimeout)) != nil {
+			return
+		}
+		size, ok := readQuery(c, packet)
+		if !ok {
+			return
+		}
+		response, result := l.answerTCP(w, request{packet: packet[:size], client: client, isTCP: true})
+		if result == drop {
+			return
+		}
+		out = append(binary.BigEndian.AppendUint16(out[:0], uint16(len(response))), response...)
+		if c.SetWriteDeadline(time.Now().Add(tcpTimeout)) != nil {
+			return
+		}
+		if _, err := c.Write(out); err != nil {
+			return
+		}
+	}
+}
+
+// readQuery reads a query and its length.
+func readQuery(c net.Conn, packet []byte) (size int, ok bool) {
+	var length [2]byte
+	if _, err := io.ReadFull(c, length[:]); err != nil {
+		return 0, false
+	}
+	if size = int(binary.BigEndian.Uint16(length[:])); size > len(packet) {
+		return 0, false
+	}
+	_, err := io.ReadFull(c, packet[:size])
+	return size, err == nil
+}
+
+func (l *listener) answerTCP(w *worker, req request) ([]byte, result) {
+	response, result := w.answer(req)
+	if result != wait {
+		return response, result
+	}
+	if !l.forwarder.acquire(req.client) {
+		return w.refuse(req), respond
+	}
+	defer l.forwarder.release(req.client)
+	return w.resolve(l.ctx, req)
+}
+
+// serveMetrics serves the DNS metrics at /metrics without TLS, as CoreDNS does.
+func (l *listener) serveMetrics() {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(l.Server.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: tcpTimeout, ReadTimeout: tcpTimeout, WriteTimeout: 3 * tcpTimeout, IdleTimeout: tcpTimeout, MaxHeaderBytes: 16 << 10}
+	stop := context.AfterFunc(l.ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(l.metrics); !errors.Is(err, http.ErrServerClosed) && l.ctx.Err() == nil {
+		l.log.Error("failed to serve DNS metrics", "error", err)
+	}
+}

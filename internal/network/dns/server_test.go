@@ -1,0 +1,862 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/test/inprocess"
+)
+
+// deadline bounds waiting for something that is expected to happen.
+const deadline = 30 * time.Second
+
+// eventually waits until a condition holds.
+func eventually(t testing.TB, about string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(deadline); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("did not happen: %s", about)
+		}
+	}
+}
+
+// upstream is a name server on loopback.
+type upstream struct {
+	address netip.AddrPort
+	queries atomic.Int64
+}
+
+// newUpstream starts a name server that answers over UDP and TCP with handle.
+func newUpstream(t testing.TB, handle func(w dns.ResponseWriter, q *dns.Msg)) *upstream {
+	t.Helper()
+	u := &upstream{}
+	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.address = netip.MustParseAddrPort(packets.LocalAddr().String())
+	stream, err := net.Listen("tcp", u.address.String())
+	if err != nil {
+		t.Skipf("the port of the UDP socket is in use for TCP: %v", err)
+	}
+	counted := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		u.queries.Add(1)
+		handle(w, q)
+	})
+	for _, server := range []*dns.Server{{PacketConn: packets, Handler: counted}, {Listener: stream, Handler: counted}} {
+		started := make(chan struct{})
+		server.NotifyStartedFunc = func() { close(started) }
+		go func() { _ = server.ActivateAndServe() }()
+		<-started
+		t.Cleanup(func() { _ = server.Shutdown() })
+	}
+	return u
+}
+
+// records answers with records in text form, the name replaced by the queried one; without records with NXDOMAIN.
+func records(texts ...string) func(dns.ResponseWriter, *dns.Msg) {
+	return func(w dns.ResponseWriter, q *dns.Msg) {
+		reply := new(dns.Msg).SetReply(q)
+		for _, text := range texts {
+			rr, err := dns.NewRR(text)
+			if err != nil {
+				panic(err)
+			}
+			reply.Answer = append(reply.Answer, rr)
+		}
+		if len(texts) == 0 {
+			reply.Rcode = dns.RcodeNameError
+			soa, _ := dns.NewRR("example. 60 SOA ns.example. hostmaster.example. 1 2 3 4 60")
+			reply.Ns = append(reply.Ns, soa)
+		}
+		_ = w.WriteMsg(reply)
+	}
+}
+
+// serve runs a server's listener on a free loopback port and returns its address.
+func serve(t testing.TB, s *Server) string {
+	t.Helper()
+	s.ports = ports{}
+	// The UDP and the TCP socket must have the same port.
+	for range 100 {
+		probe, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.ports.dns = uint16(probe.LocalAddr().(*net.UDPAddr).Port)
+		probe.Close()
+		l, err := s.listen(netip.MustParseAddr("127.0.0.1"))
+		if err != nil {
+			continue
+		}
+		t.Cleanup(l.close)
+		return l.udp.LocalAddr().String()
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
+// useUpstreams sets the host's name servers.
+func useUpstreams(s *Server, upstreams ...*upstream) {
+	var servers []netip.AddrPort
+	for _, u := range upstreams {
+		servers = append(servers, u.address)
+	}
+	s.setHostServers(servers)
+}
+
+// exchange sends a query to a server.
+func exchange(t testing.TB, network, address string, m *dns.Msg) *dns.Msg {
+	t.Helper()
+	c := &dns.Client{Net: network, Timeout: deadline, UDPSize: 4096}
+	reply, _, err := c.Exchange(m, address)
+	if err != nil {
+		t.Fatalf("%s over %s: %v", m.Question[0].Name, network, err)
+	}
+	return reply
+}
+
+func TestTransports(t *testing.T) {
+	s := manyEndpoints(t, 200)
+	address := serve(t, s)
+	for _, network := range []string{"udp", "tcp"} {
+		reply := exchange(t, network, address, new(dns.Msg).SetQuestion("wEb.DeFaUlT.svc.cluster.local.", dns.TypeA))
+		if len(reply.Answer) != 1 || reply.Question[0].Name != "wEb.DeFaUlT.svc.cluster.local." || reply.Answer[0].Header().Name != "wEb.DeFaUlT.svc.cluster.local." {
+			t.Errorf("%s: %v", network, reply)
+		}
+		reply = exchange(t, network, address, new(dns.Msg).SetQuestion("many.default.svc.cluster.local.", dns.TypeA))
+		if reply.Truncated != (network == "udp") || network == "tcp" && len(reply.Answer) != 200 {
+			t.Errorf("%s: truncated %v, %d answers", network, reply.Truncated, len(reply.Answer))
+		}
+	}
+	// Several queries in one connection.
+	c, err := dns.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 3 {
+		if err := c.WriteMsg(new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		if reply, err := c.ReadMsg(); err != nil || len(reply.Answer) != 1 {
+			t.Fatalf("response %v, %v", reply, err)
+		}
+	}
+}
+
+// TestConnectionLimit checks that one client cannot have all TCP connections.
+func TestConnectionLimit(t *testing.T) {
+	address := serve(t, specServer(t))
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}()
+	for range maxConnectionsPerClient {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+	}
+	// Accepting is asynchronous: the last of the allowed connections is served.
+	last := &dns.Conn{Conn: open[len(open)-1]}
+	if err := last.WriteMsg(new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", dns.TypeA)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := last.ReadMsg(); err != nil {
+		t.Fatal(err)
+	}
+	extra, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer extra.Close()
+	_ = extra.SetReadDeadline(time.Now().Add(deadline))
+	if _, err := extra.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
+		t.Errorf("connection %d: %v, want it to be closed", maxConnectionsPerClient+1, err)
+	}
+}
+
+func TestForwarding(t *testing.T) {
+	s := specServer(t)
+	u := newUpstream(t, records("www.example. 60 CNAME example.", "example. 60 A 192.0.2.1"))
+	useUpstreams(s, u)
+	address := serve(t, s)
+	for i, network := range []string{"udp", "tcp", "udp"} {
+		reply := exchange(t, network, address, new(dns.Msg).SetQuestion("WWW.Example.", dns.TypeA))
+		want := "NOERROR\nexample. 60 A 192.0.2.1\nwww.example. 60 CNAME example."
+		if got := format(reply); got != want || reply.Question[0].Name != "WWW.Example." || !reply.RecursionAvailable {
+			t.Errorf("query %d:\n%s\nwant:\n%s", i, got, want)
+		}
+	}
+	if n := u.queries.Load(); n != 1 {
+		t.Errorf("%d queries were forwarded, want 1: the others are answered from the cache", n)
+	}
+	// A query for other records, or with DNSSEC, is another one.
+	exchange(t, "udp", address, new(dns.Msg).SetQuestion("www.example.", dns.TypeAAAA))
+	exchange(t, "udp", address, new(dns.Msg).SetQuestion("www.example.", dns.TypeA).SetEdns0(1232, true))
+	if n := u.queries.Load(); n != 3 {
+		t.Errorf("%d queries were forwarded, want 3", n)
+	}
+}
+
+func TestNegativeCache(t *testing.T) {
+	s := specServer(t)
+	u := newUpstream(t, records())
+	useUpstreams(s, u)
+	address := serve(t, s)
+	for range 3 {
+		reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("missing.example.", dns.TypeA))
+		if reply.Rcode != dns.RcodeNameError || len(reply.Ns) != 1 {
+			t.Errorf("response %v", reply)
+		}
+	}
+	if n := u.queries.Load(); n != 1 {
+		t.Errorf("%d queries were forwarded, want 1", n)
+	}
+	if s.denial.entries() != 1 || s.success.entries() != 0 {
+		t.Errorf("%d negative and %d positive entries", s.denial.entries(), s.success.entries())
+	}
+}
+
+// TestTruncatedUpstream checks that a truncated response is asked for over TCP, and truncated again only for a client with UDP.
+func TestTruncatedUpstream(t *testing.T) {
+	s := specServer(t)
+	var texts []string
+	for i := range 100 {
+		texts = append(texts, fmt.Sprintf("example. 60 A 192.0.2.%d", i))
+	}
+	var overTCP atomic.Int64
+	u := newUpstream(t, func(w dns.ResponseWriter, q *dns.Msg) {
+		if _, ok := w.RemoteAddr().(*net.TCPAddr); ok {
+			overTCP.Add(1)
+			records(texts...)(w, q)
+			return
+		}
+		reply := new(dns.Msg).SetReply(q)
+		reply.Truncated = true
+		_ = w.WriteMsg(reply)
+	})
+	useUpstreams(s, u)
+	address := serve(t, s)
+	reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA))
+	if !reply.Truncated || len(reply.Answer) < 20 || len(reply.Answer) == 100 {
+		t.Errorf("UDP: truncated %v, %d answers", reply.Truncated, len(reply.Answer))
+	}
+	reply = exchange(t, "tcp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA))
+	if reply.Truncated || len(reply.Answer) != 100 {
+		t.Errorf("TCP: truncated %v, %d answers", reply.Truncated, len(reply.Answer))
+	}
+	if overTCP.Load() != 1 || u.queries.Load() != 2 {
+		t.Errorf("%d of %d queries were forwarded over TCP, want 1 of 2", overTCP.Load(), u.queries.Load())
+	}
+}
+
+// TestFailingUpstreams has a row for each way in which the first name server can fail.
+func TestFailingUpstreams(t *testing.T) {
+	code := func(rcode int) func(dns.ResponseWriter, *dns.Msg) {
+		return func(w dns.ResponseWriter, q *dns.Msg) { _ = w.WriteMsg(new(dns.Msg).SetRcode(q, rcode)) }
+	}
+	for name, handle := range map[string]func(dns.ResponseWriter, *dns.Msg){
+		"SERVFAIL": code(dns.RcodeServerFailure), "REFUSED": code(dns.RcodeRefused),
+		"another question": func(w dns.ResponseWriter, q *dns.Msg) {
+			reply := new(dns.Msg).SetReply(q)
+			reply.Question[0].Name = "evil.example."
+			_ = w.WriteMsg(reply)
+		},
+		"not a message": func(w dns.ResponseWriter, q *dns.Msg) { _, _ = w.Write([]byte{byte(q.Id >> 8), byte(q.Id), 0x80}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := specServer(t)
+			bad, good := newUpstream(t, handle), newUpstream(t, records("example. 60 A 192.0.2.1"))
+			useUpstreams(s, bad, good)
+			reply := exchange(t, "udp", serve(t, s), new(dns.Msg).SetQuestion("example.", dns.TypeA))
+			if len(reply.Answer) != 1 || bad.queries.Load() == 0 {
+				t.Errorf("response %v after %d queries to the first name server", reply, bad.queries.Load())
+			}
+		})
+	}
+	t.Run("all", func(t *testing.T) {
+		s := specServer(t)
+		useUpstreams(s, newUpstream(t, code(dns.RcodeServerFailure)))
+		reply := exchange(t, "udp", serve(t, s), new(dns.Msg).SetQuestion("example.", dns.TypeA))
+		if reply.Rcode != dns.RcodeServerFailure {
+			t.Errorf("response %v", reply)
+		}
+	})
+	t.Run("none", func(t *testing.T) {
+		reply := exchange(t, "udp", serve(t, specServer(t)), new(dns.Msg).SetQuestion("example.", dns.TypeA))
+		if reply.Rcode != dns.RcodeServerFailure {
+			t.Errorf("response %v", reply)
+		}
+	})
+}
+
+// TestForwardLimits checks that one client cannot take all seats, and that there is an end to them.
+func TestForwardLimits(t *testing.T) {
+	f := newForwarder(newMetrics())
+	greedy := netip.MustParseAddr("10.42.0.1")
+	for i := range maxForwardedPerClient {
+		if !f.acquire(greedy) {
+			t.Fatalf("seat %d was refused", i)
+		}
+	}
+	if f.acquire(greedy) {
+		t.Error("a client got more seats than allowed")
+	}
+	taken := maxForwardedPerClient
+	for ip := greedy.Next(); taken < maxForwarded; ip = ip.Next() {
+		if !f.acquire(ip) {
+			t.Fatalf("seat %d was refused", taken)
+		}
+		taken++
+	}
+	if f.acquire(netip.MustParseAddr("10.43.0.1")) {
+		t.Error("there were more seats than allowed")
+	}
+	f.release(greedy)
+	if !f.acquire(netip.MustParseAddr("10.43.0.1")) {
+		t.Error("a released seat was refused")
+	}
+}
+
+// TestRefusedWhenBusy checks the response to a query for which there is no seat.
+func TestRefusedWhenBusy(t *testing.T) {
+	s := specServer(t)
+	useUpstreams(s, newUpstream(t, records("example. 60 A 192.0.2.1")))
+	for range maxForwardedPerClient {
+		s.forwarder.acquire(netip.MustParseAddr("127.0.0.1"))
+	}
+	address := serve(t, s)
+	for _, network := range []string{"udp", "tcp"} {
+		if reply := exchange(t, network, address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Rcode != dns.RcodeRefused {
+			t.Errorf("%s: %v", network, reply)
+		}
+		if reply := exchange(t, network, address, new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", dns.TypeA)); len(reply.Answer) != 1 {
+			t.Errorf("%s: a name of the cluster: %v", network, reply)
+		}
+	}
+}
+
+// TestExternalName checks that the target of an ExternalName outside of the cluster is resolved.
+func TestExternalName(t *testing.T) {
+	s := specServer(t)
+	addExternal(s, "default/outside", "www.example")
+	u := newUpstream(t, records("www.example. 60 CNAME example.", "example. 60 A 192.0.2.1"))
+	useUpstreams(s, u)
+	address := serve(t, s)
+	const want = "NOERROR\nexample. 60 A 192.0.2.1\nouTside.default.svc.cluster.local. 5 CNAME www.example.\nwww.example. 60 CNAME example."
+	for _, network := range []string{"udp", "tcp"} {
+		reply := exchange(t, network, address, new(dns.Msg).SetQuestion("ouTside.default.svc.cluster.local.", dns.TypeA))
+		if got := format(reply); got != want {
+			t.Errorf("%s:\n%s\nwant:\n%s", network, got, want)
+		}
+	}
+	if n := u.queries.Load(); n != 1 {
+		t.Errorf("%d queries were forwarded, want 1", n)
+	}
+	reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("outside.default.svc.cluster.local.", dns.TypeCNAME))
+	if got, want := format(reply), "NOERROR aa\noutside.default.svc.cluster.local. 5 CNAME www.example."; got != want {
+		t.Errorf("CNAME:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// TestSettings checks stub domains, upstream name servers and hosts.
+func TestSettings(t *testing.T) {
+	s := specServer(t)
+	host := newUpstream(t, records("a. 60 A 192.0.2.1"))
+	stub := newUpstream(t, records("a. 60 A 192.0.2.2"))
+	inner := newUpstream(t, records("a. 60 A 192.0.2.3"))
+	other := newUpstream(t, records("a. 60 A 192.0.2.4"))
+	useUpstreams(s, host)
+	address := serve(t, s)
+	answers := func(name string, qtype uint16) string {
+		reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion(name, qtype))
+		var texts []string
+		for _, rr := range reply.Answer {
+			texts = append(texts, strings.Fields(rr.String())[4])
+		}
+		slices.Sort(texts)
+		return strings.Join(texts, " ")
+	}
+	apply := func(data map[string]string) {
+		s.setConfigMap(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ConfigMapNamespace, Name: ConfigMapName}, Data: data})
+	}
+	stubs := fmt.Sprintf(`{"acme.example": [%q], "inner.acme.example.": [%q]}`, stub.address, inner.address)
+	apply(map[string]string{"stubDomains": stubs, "hosts": "192.0.2.9 one.example two.example # comment\n\nfd00::9 one.example\n10.96.77.77 vip.example\n"})
+	check := func(want map[string]string) {
+		t.Helper()
+		for name, expected := range want {
+			if got := answers(name, dns.TypeA); got != expected {
+				t.Errorf("%s: %q, want %q", name, got, expected)
+			}
+		}
+	}
+	check(map[string]string{
+		"example.": "192.0.2.1", "acme.example.": "192.0.2.2", "x.Acme.example.": "192.0.2.2", "x.inner.acme.example.": "192.0.2.3", "xacme.example.": "192.0.2.1",
+		"one.example.": "192.0.2.9", "two.example.": "192.0.2.9",
+	})
+	for name, expected := range map[string]string{
+		"9.2.0.192.in-addr.arpa.": "one.example.", "77.77.96.10.in-addr.arpa.": "vip.example.", "1.1.96.10.in-addr.arpa.": "web.default.svc.cluster.local.",
+	} {
+		if got := answers(name, dns.TypePTR); got != expected {
+			t.Errorf("%s: %q, want %q", name, got, expected)
+		}
+	}
+	if got := answers("one.example.", dns.TypeAAAA); got != "fd00::9" {
+		t.Errorf("AAAA of a host: %q", got)
+	}
+	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("two.example.", dns.TypeAAAA)); reply.Rcode != dns.RcodeSuccess || len(reply.Answer) != 0 {
+		t.Errorf("AAAA of a host with an IPv4 address: %v", reply)
+	}
+
+	// An invalid change keeps the last settings, cached responses of former name servers are forgotten.
+	apply(map[string]string{"stubDomains": "{"})
+	check(map[string]string{"acme.example.": "192.0.2.2"})
+	apply(map[string]string{"upstreamNameservers": fmt.Sprintf("[%q]", other.address)})
+	check(map[string]string{"example.": "192.0.2.4", "acme.example.": "192.0.2.4", "one.example.": "192.0.2.4"})
+	s.setConfigMap(nil)
+	check(map[string]string{"example.": "192.0.2.1"})
+}
+
+func TestInvalidSettings(t *testing.T) {
+	zone, _ := parseDomain("cluster.local")
+	for _, test := range []struct{ key, value, want string }{
+		{"Corefile", ".:53 {}", "data[Corefile]: unknown key"},
+		{"stubDomains", "[]", "data[stubDomains]: expected a JSON object"},
+		{"stubDomains", `{"a..b": ["10.0.0.1"]}`, "a label that is empty"},
+		{"stubDomains", `{"svc.cluster.local": ["10.0.0.1"]}`, "belongs to the domain of the cluster"},
+		{"stubDomains", `{"a.example": []}`, "the list of name servers is empty"},
+		{"stubDomains", `{"a.example": ["ns.example"]}`, `"ns.example" is not an IP address`},
+		{"stubDomains", `{"a.example": ["10.0.0.1"], "A.example.": ["10.0.0.1"]}`, "is there twice"},
+		{"upstreamNameservers", `{}`, "expected a JSON list"},
+		{"upstreamNameservers", `["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]`, "more than 3"},
+		{"upstreamNameservers", `["0.0.0.0"]`, "not the address of a name server"},
+		{"upstreamNameservers", `["10.0.0.1:0"]`, "not the address of a name server"},
+		{"hosts", "example 10.0.0.1", `line 1: "example" is not an IP address`},
+		{"hosts", "\n10.0.0.1", "line 2: 10.0.0.1 has no name"},
+		{"hosts", "10.0.0.1 web.default.svc.cluster.local", "belongs to the domain of the cluster"},
+	} {
+		if _, err := parseSettings(map[string]string{test.key: test.value}, zone); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s %s: %v, want %q", test.key, test.value, err, test.want)
+		}
+	}
+	good := map[string]string{"stubDomains": `{"a.example": ["10.0.0.1", "10.0.0.1:5353", "fd00::1", "[fd00::1]:5353"]}`, "upstreamNameservers": `["10.0.0.1"]`}
+	if _, err := parseSettings(good, zone); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestResolvConf checks which file the name servers come from, and that changes are followed.
+func TestResolvConf(t *testing.T) {
+	dir := t.TempDir()
+	c := &resolvConf{path: filepath.Join(dir, "resolv.conf"), resolvedPath: filepath.Join(dir, "resolved.conf")}
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(c.path, "search example\nnameserver 192.0.2.1\nnameserver fd00::1\nnameserver 192.0.2.1\nnameserver x\n")
+	current := make(chan string, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.follow(ctx, func(servers []netip.AddrPort) { current <- fmt.Sprint(servers) }, func(err error) { current <- "error" })
+	}()
+	expect := func(want string) {
+		t.Helper()
+		for timeout := time.After(deadline); ; {
+			select {
+			case got := <-current:
+				if got == want {
+					return
+				}
+			case <-timeout:
+				t.Fatalf("the name servers did not become %s", want)
+			}
+		}
+	}
+	expect("[192.0.2.1:53 [fd00::1]:53]")
+	write(c.path, "nameserver 127.0.0.53\noptions edns0 trust-ad\n")
+	expect("[127.0.0.53:53]")
+	write(c.resolvedPath, "nameserver 192.0.2.2\n")
+	expect("[192.0.2.2:53]")
+	write(c.resolvedPath, "nameserver 192.0.2.33\n")
+	expect("[192.0.2.33:53]")
+	// Replaced by a rename, as network managers do.
+	write(filepath.Join(dir, "new"), "nameserver 192.0.2.44\n")
+	if err := os.Rename(filepath.Join(dir, "new"), c.path); err != nil {
+		t.Fatal(err)
+	}
+	expect("[192.0.2.44:53]")
+	if err := os.Remove(c.path); err != nil {
+		t.Fatal(err)
+	}
+	expect("error")
+	cancel()
+	<-done
+}
+
+// TestOwnAddress checks that queries are never forwarded to the server itself.
+func TestOwnAddress(t *testing.T) {
+	s := specServer(t)
+	u := newUpstream(t, records("example. 60 A 192.0.2.1"))
+	own := []netip.Addr{u.address.Addr()}
+	s.own.Store(&own)
+	useUpstreams(s, u)
+	if reply := exchange(t, "udp", serve(t, s), new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Rcode != dns.RcodeServerFailure || u.queries.Load() != 0 {
+		t.Errorf("response %v after %d queries", reply, u.queries.Load())
+	}
+}
+
+// TestLoop checks that a name server that forwards queries back is found out, and that forwarding goes on when it no longer does.
+func TestLoop(t *testing.T) {
+	s := specServer(t)
+	own := []netip.Addr{netip.MustParseAddr("127.0.0.2")}
+	s.own.Store(&own)
+	address := serve(t, s)
+	var loops atomic.Bool
+	loops.Store(true)
+	u := newUpstream(t, func(w dns.ResponseWriter, q *dns.Msg) {
+		if !loops.Load() {
+			records("example. 60 A 192.0.2.1")(w, q)
+			return
+		}
+		reply, _, err := new(dns.Client).Exchange(q, address)
+		if err == nil {
+			_ = w.WriteMsg(reply)
+		}
+	})
+	useUpstreams(s, u)
+	s.probe(t.Context())
+	if !s.isLooping() {
+		t.Fatal("the loop was not detected")
+	}
+	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Rcode != dns.RcodeServerFailure {
+		t.Errorf("response in a loop: %v", reply)
+	}
+	loops.Store(false)
+	s.probe(t.Context())
+	if s.isLooping() {
+		t.Fatal("the end of the loop was not detected")
+	}
+	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); len(reply.Answer) != 1 {
+		t.Errorf("response after the loop: %v", reply)
+	}
+}
+
+// TestCacheBounds checks that the cache does not grow beyond its limits, and that TTLs and expiry are right.
+func TestCacheBounds(t *testing.T) {
+	evicted := 0
+	c := newResponseCache(func() { evicted++ })
+	now := time.Unix(1000, 0)
+	reply := new(dns.Msg).SetQuestion("example.", dns.TypeTXT)
+	rr, _ := dns.NewRR("example. 10 TXT " + strings.Repeat(`"`+strings.Repeat("a", 200)+`" `, 10))
+	reply.Answer = append(reply.Answer, rr)
+	m, err := newMessage(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.lifetime != 10*time.Second {
+		t.Errorf("lifetime %v, want that of the record", m.lifetime)
+	}
+	for i := range 100_000 {
+		c.put([]byte(fmt.Sprint(i)), m, now)
+	}
+	total := 0
+	for i := range c.shards {
+		total += c.shards[i].bytes
+	}
+	if total > cacheShards*maxShardBytes || c.entries() > cacheShards*maxShardEntries || c.entries() < cacheShards*maxShardEntries/4 || evicted == 0 {
+		t.Errorf("%d bytes, %d entries, %d evicted", total, c.entries(), evicted)
+	}
+	c.put([]byte("key"), m, now)
+	if got, age := c.get([]byte("key"), now.Add(9*time.Second)); got != m || age != 9*time.Second {
+		t.Errorf("before it expires: %v, age %v", got, age)
+	}
+	if got, _ := c.get([]byte("key"), now.Add(10*time.Second)); got != nil {
+		t.Error("an expired entry was returned")
+	}
+	var q query
+	if _, err := q.parse(packQuery(t, reply)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLifetimes(t *testing.T) {
+	for _, test := range []struct {
+		about             string
+		answer, authority string
+		rcode             int
+		want              time.Duration
+	}{
+		{"record", "a. 20 A 192.0.2.1", "", dns.RcodeSuccess, 20 * time.Second},
+		{"long TTL", "a. 3600 A 192.0.2.1", "", dns.RcodeSuccess, maxLifetime},
+		{"short TTL", "a. 1 A 192.0.2.1", "", dns.RcodeSuccess, minLifetime},
+		{"TTL 0", "a. 0 A 192.0.2.1", "", dns.RcodeSuccess, 0},
+		{"no name", "", "a. 20 SOA b. c. 1 2 3 4 10", dns.RcodeNameError, 10 * time.Second},
+		{"no data", "", "a. 8 SOA b. c. 1 2 3 4 10", dns.RcodeSuccess, 8 * time.Second},
+		{"no name without SOA", "", "", dns.RcodeNameError, 0},
+		{"failure", "", "", dns.RcodeServerFailure, 0},
+		{"refused", "", "", dns.RcodeRefused, 0},
+	} {
+		reply := new(dns.Msg).SetQuestion("a.", dns.TypeA)
+		reply.Rcode = test.rcode
+		if test.answer != "" {
+			rr, _ := dns.NewRR(test.answer)
+			reply.Answer = append(reply.Answer, rr)
+		}
+		if test.authority != "" {
+			rr, _ := dns.NewRR(test.authority)
+			reply.Ns = append(reply.Ns, rr)
+		}
+		m, err := newMessage(reply)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.lifetime != test.want {
+			t.Errorf("%s: %v, want %v", test.about, m.lifetime, test.want)
+		}
+	}
+}
+
+// addServiceCIDR creates the range of cluster IPs, which a server creates at its start.
+func addServiceCIDR(t testing.TB, c *client.Client) {
+	t.Helper()
+	object := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}}
+	if _, err := client.For[*networkingv1.ServiceCIDR](c).Create(t.Context(), object, client.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestChanges runs a server against an API server and checks that changes are visible.
+func TestChanges(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := inprocess.Start(t, ctx)
+	addServiceCIDR(t, c)
+	informers := client.NewInformers(c)
+	s, err := New(Config{
+		ClusterDomain: "cluster.local", Client: c, Informers: informers, Addresses: noAddresses{}, Log: slog.New(slog.DiscardHandler),
+		Events: client.NewEventBroadcaster(c).NewRecorder("dns"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 2)
+	go func() { done <- informers.Run(ctx) }()
+	go func() { done <- s.Run(ctx) }()
+	defer func() {
+		cancel()
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	eventually(t, "the informers sync", s.hasSynced)
+	lookup := func(name string, qtype uint16) string {
+		return format(ask(t, s, new(dns.Msg).SetQuestion(name, qtype), false))
+	}
+	is := func(name string, qtype uint16, want string) {
+		t.Helper()
+		eventually(t, name+" is "+want, func() bool { return lookup(name, qtype) == want })
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	namespaces, services := client.For[*corev1.Namespace](c), client.For[*corev1.Service](c)
+	slicesClient := client.For[*discoveryv1.EndpointSlice](c)
+	_, err = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}, client.WriteOptions{})
+	must(err)
+	is("10-0-0-1.prod.pod.cluster.local.", dns.TypeA, "NOERROR aa\n10-0-0-1.prod.pod.cluster.local. 5 A 10.0.0.1")
+	headless := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "db"}}
+	headless.Spec = corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Name: "pg", Port: 5432}}}
+	_, err = services.Create(ctx, headless, client.WriteOptions{})
+	must(err)
+	slice, err := slicesClient.Create(ctx, newSlice("prod/db/1", []string{"pg/TCP/5432"}, "10.42.0.1 db-0"), client.WriteOptions{})
+	must(err)
+	is("db.prod.svc.cluster.local.", dns.TypeA, "NOERROR aa\ndb.prod.svc.cluster.local. 5 A 10.42.0.1")
+	is("1.0.42.10.in-addr.arpa.", dns.TypePTR, "NOERROR aa\n1.0.42.10.in-addr.arpa. 5 PTR db-0.db.prod.svc.cluster.local.")
+	changed := slice.DeepCopy()
+	changed.Endpoints[0].Addresses = []string{"10.42.0.2"}
+	slice, err = slicesClient.Update(ctx, changed, client.WriteOptions{})
+	must(err)
+	is("db.prod.svc.cluster.local.", dns.TypeA, "NOERROR aa\ndb.prod.svc.cluster.local. 5 A 10.42.0.2")
+	eventually(t, "the former address is forgotten", func() bool {
+		_, endpoints, _ := s.index.reverse(netip.MustParseAddr("10.42.0.1"))
+		return len(endpoints) == 0
+	})
+	notReady := slice.DeepCopy()
+	notReady.Endpoints[0].Conditions.Ready = new(false)
+	_, err = slicesClient.Update(ctx, notReady, client.WriteOptions{})
+	must(err)
+	is("db.prod.svc.cluster.local.", dns.TypeA, "NXDOMAIN aa\n"+soa)
+	must(services.Delete(ctx, "prod", "db", metav1.DeleteOptions{}))
+	must(slicesClient.Delete(ctx, "prod", "db-1", metav1.DeleteOptions{}))
+	eventually(t, "the index is empty", func() bool {
+		s.index.mu.RLock()
+		defer s.index.mu.RUnlock()
+		return len(s.index.services)+len(s.index.endpoints)+len(s.index.slices)+len(s.index.clusterIPs)+len(s.index.endpointIPs) == 0
+	})
+
+	// The ConfigMap is followed.
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ConfigMapNamespace, Name: ConfigMapName}, Data: map[string]string{"hosts": "192.0.2.1 a.example"}}
+	_, err = client.For[*corev1.ConfigMap](c).Create(ctx, config, client.WriteOptions{})
+	must(err)
+	eventually(t, "the ConfigMap is applied", func() bool { return len(s.settings.Load().hosts) == 1 })
+	must(client.For[*corev1.ConfigMap](c).Delete(ctx, ConfigMapNamespace, ConfigMapName, metav1.DeleteOptions{}))
+	eventually(t, "the ConfigMap is no longer applied", func() bool { return len(s.settings.Load().hosts) == 0 })
+}
+
+// TestService checks that the Service of the cluster's DNS is created, created again, left alone and deleted, and that the server follows it.
+func TestService(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := inprocess.Start(t, ctx)
+	addServiceCIDR(t, c)
+	s := newTestServer(t)
+	services := client.For[*corev1.Service](c)
+	get := func() *corev1.Service {
+		service, err := services.Get(ctx, ServiceNamespace, ServiceName)
+		if err != nil {
+			return nil
+		}
+		return service
+	}
+	options := ServiceOptions{Client: c, IP: netip.MustParseAddr("10.96.0.10"), Log: slog.New(slog.DiscardHandler)}
+	run := func(o ServiceOptions) (stop func()) {
+		own, cancel := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := RunService(own, o); err != nil {
+				t.Error(err)
+			}
+		}()
+		return func() {
+			cancel()
+			<-done
+		}
+	}
+	stop := run(options)
+	eventually(t, "the Service is created", func() bool { return get() != nil })
+	first := get()
+	if first.Spec.ClusterIP != "10.96.0.10" || !IsOwnService(first) || first.Labels["k8s-app"] != "kube-dns" || len(first.Spec.Ports) != 3 {
+		t.Errorf("the Service is %v", first)
+	}
+	s.serviceChanged(first, false)
+	if got := fmt.Sprint(s.ownAddresses()); got != "[10.96.0.10]" {
+		t.Errorf("the server listens on %s", got)
+	}
+	if err := services.Delete(ctx, ServiceNamespace, ServiceName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Service is created again", func() bool { return get() != nil && get().UID != first.UID })
+	stop()
+
+	other := get().DeepCopy()
+	delete(other.Labels, ProxyLabel)
+	if _, err := services.Update(ctx, other, client.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.serviceChanged(other, false)
+	if got := s.ownAddresses(); len(got) != 0 {
+		t.Errorf("the server listens on %s, which belongs to another", got)
+	}
+	options.Disabled = true
+	if err := options.sync(ctx, get()); err != nil || get() == nil {
+		t.Errorf("the Service of another was deleted: %v", err)
+	}
+	other = get().DeepCopy()
+	other.Labels[ProxyLabel] = ProxyName
+	if _, err := services.Update(ctx, other, client.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stop = run(options)
+	eventually(t, "the Service is deleted", func() bool { return get() == nil })
+	stop()
+}
+
+func TestServiceIP(t *testing.T) {
+	for cidr, want := range map[string]string{
+		"10.96.0.0/12": "10.96.0.10", "10.43.0.0/16": "10.43.0.10", "fd00:96::/112": "fd00:96::a", "10.0.0.16/28": "10.0.0.26", "10.0.0.0/29": "", "10.96.3.4/12": "10.96.0.10",
+	} {
+		ip, err := ServiceIP(netip.MustParsePrefix(cidr))
+		if (err == nil) != (want != "") || want != "" && ip.String() != want {
+			t.Errorf("%s: %v, %v", cidr, ip, err)
+		}
+	}
+}
+
+// TestMetrics checks that CoreDNS's metrics are served.
+func TestMetrics(t *testing.T) {
+	s := specServer(t)
+	useUpstreams(s, newUpstream(t, records("example. 60 A 192.0.2.1")))
+	address := serve(t, s)
+	for range 2 {
+		exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA))
+		exchange(t, "udp", address, new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", dns.TypeA))
+	}
+	l, err := s.listen(netip.MustParseAddr("127.0.0.3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	response, err := http.Get("http://" + l.metrics.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`coredns_dns_requests_total{family="1",proto="udp",server="dns://:53",type="A",view="",zone="cluster.local."} 2`,
+		`coredns_dns_requests_total{family="1",proto="udp",server="dns://:53",type="A",view="",zone="."} 2`,
+		`coredns_dns_responses_total{plugin="",rcode="NOERROR",server="dns://:53",view="",zone="cluster.local."} 2`,
+		`coredns_dns_request_duration_seconds_count{server="dns://:53",view="",zone="cluster.local."} 2`,
+		`coredns_dns_request_size_bytes_count{proto="udp",server="dns://:53",view="",zone="."} 2`,
+		`coredns_dns_response_size_bytes_count{proto="udp",server="dns://:53",view="",zone="."} 2`,
+		`coredns_cache_requests_total{server="dns://:53",view="",zones="."} 2`,
+		`coredns_cache_misses_total{server="dns://:53",view="",zones="."} 1`,
+		`coredns_cache_hits_total{server="dns://:53",type="success",view="",zones="."} 1`,
+		`coredns_cache_entries{server="dns://:53",type="success",view="",zones="."} 1`,
+		`coredns_forward_max_concurrent_rejects_total 0`,
+		`coredns_panics_total 0`,
+		`coredns_proxy_request_duration_seconds_count{proxy_name="forward",rcode="NOERROR",to="`,
+	} {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("%s is missing in:\n%s", want, body)
+		}
+	}
+}
