@@ -98,8 +98,8 @@ func TestKubectl(t *testing.T) {
 			}
 		}
 		for _, line := range eventLines(t, c, "twice") {
-			if strings.HasPrefix(line, "Warning MissingClusterDNS kubelet does not have") {
-				t.Errorf("an event of the node is listed for the pod: %s", line)
+			if strings.Contains(line, "MissingClusterDNS") {
+				t.Errorf("the pod does not use the cluster's DNS: %s", line)
 			}
 		}
 	})
