@@ -134,6 +134,11 @@ func New(c Config) (*Server, error) {
 	if c.Audit != nil {
 		s.metrics.registry.MustRegister(c.Audit)
 	}
+	for _, plugin := range c.Admission {
+		if collector, ok := plugin.(prometheus.Collector); ok {
+			s.metrics.registry.MustRegister(collector)
+		}
+	}
 	s.readOnly.limit, s.mutating.limit = int64(s.limits.ReadOnly), int64(s.limits.Mutating)
 	s.metrics.watch(s)
 	s.health = newHealth(s, c.Checks)

@@ -6,13 +6,17 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/admission/cel"
+	"skiff/internal/apiserver/admission/policy"
 	"skiff/internal/apiserver/audit"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authn/impersonation"
@@ -20,6 +24,7 @@ import (
 	"skiff/internal/apiserver/fairness"
 	"skiff/internal/config"
 	"skiff/internal/kind"
+	"skiff/internal/openapi"
 )
 
 // apiServerUser is the user as which the API server reads and writes its own objects.
@@ -38,10 +43,13 @@ type accessControl struct {
 	escalation           *authz.Escalation
 	fieldAccess          *authz.FieldAuthorizer
 	admission            admission.Chain
-	fairness             *fairness.Fairness // nil: the number of requests is limited, but they are not queued
-	auditor              *audit.Auditor     // nil: nothing is audited
-	nodeGraph            *authz.NodeGraph
-	log                  *slog.Logger
+	matchConditions      *cel.Metrics
+	// typeConverter returns the schemas of built-in kinds, which are made on first use.
+	typeConverter func() (managedfields.TypeConverter, error)
+	fairness      *fairness.Fairness // nil: the number of requests is limited, but they are not queued
+	auditor       *audit.Auditor     // nil: nothing is audited
+	nodeGraph     *authz.NodeGraph
+	log           *slog.Logger
 
 	// Authenticators, authorizers and admission read objects of the server, which is made after them. attach sets these before the first
 	// request.
@@ -65,15 +73,10 @@ func newAccessControl(c config.APIServer, certs *certificates, log *slog.Logger)
 	if err := a.setAuthorization(c.Authorization); err != nil {
 		return nil, fmt.Errorf("authorization: %w", err)
 	}
-	var err error
-	a.admission, err = admission.List(admission.Options{
-		Client: func() kind.Client { return a.client }, Authorizer: a.authorizer, Resources: a.resourceOf,
-		Enable: c.Admission.Enable, Disable: c.Admission.Disable, ConfigFile: c.Admission.ConfigFile,
-		DefaultNotReadyTolerationSeconds: &c.Admission.NotReadySeconds, DefaultUnreachableTolerationSeconds: &c.Admission.UnreachableSeconds,
-	})
-	if err != nil {
+	if err := a.setAdmission(c.Admission); err != nil {
 		return nil, fmt.Errorf("admission: %w", err)
 	}
+	var err error
 	if a.auditor, err = newAuditor(c.Audit, log.With("component", "audit")); err != nil {
 		return nil, err
 	}
@@ -212,6 +215,35 @@ func (a *accessControl) setAuthorization(c config.Authorization) error {
 		},
 	}
 	return nil
+}
+
+// setAdmission makes the admission plugins.
+func (a *accessControl) setAdmission(c config.Admission) error {
+	a.matchConditions = cel.NewMetrics()
+	a.typeConverter = sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() })
+	policies := policy.Options{
+		Client:  func() kind.Client { return a.client },
+		Objects: func() policy.Objects { return a.policy.Cache },
+		Kinds: func(gvk schema.GroupVersionKind) (*kind.Kind, *kind.Version) {
+			return a.kinds(gvk)
+		},
+		Authorizer: a.authorizer, TypeConverter: a.typeConverter, Conditions: a.matchConditions, Log: a.log,
+	}
+	mutating, err := policy.NewMutating(policies)
+	if err != nil {
+		return err
+	}
+	validating, err := policy.NewValidating(policies)
+	if err != nil {
+		return err
+	}
+	a.admission, err = admission.List(admission.Options{
+		Client: func() kind.Client { return a.client }, Authorizer: a.authorizer, Resources: a.resourceOf,
+		Extensions: map[string]admission.Plugin{policy.MutatingName: mutating, policy.ValidatingName: validating},
+		Enable:     c.Enable, Disable: c.Disable, ConfigFile: c.ConfigFile,
+		DefaultNotReadyTolerationSeconds: &c.NotReadySeconds, DefaultUnreachableTolerationSeconds: &c.UnreachableSeconds,
+	})
+	return err
 }
 
 // attach sets the server whose objects are read.

@@ -6,12 +6,10 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
@@ -87,7 +85,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Admission:        o.access.admission,
 		OpenAPI:          documents,
 		DisabledVersions: disabled,
-		TypeConverter:    sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
+		TypeConverter:    o.access.typeConverter,
 		Version:          version.Info(),
 		Limits: apiserver.Limits{
 			ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight), Timeout: c.RequestTimeout,
@@ -104,6 +102,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	if err != nil {
 		return nil, err
 	}
+	o.registry.MustRegister(o.access.matchConditions)
 	o.access.attach(server)
 	return server, nil
 }

@@ -1,6 +1,6 @@
 // Package admissionregistration has the kinds of admissionregistration.k8s.io: webhooks and policies that validate or
-// mutate objects. The kinds check that rules are valid and that expressions compile. Nothing calls webhooks or evaluates
-// policies yet, so that objects of these kinds cannot be created.
+// mutate objects. The kinds check that rules are valid and that expressions compile. Nothing calls webhooks yet, so that
+// their configurations cannot be created.
 package admissionregistration
 
 import (

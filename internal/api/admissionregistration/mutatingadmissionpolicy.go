@@ -18,7 +18,7 @@ import (
 type mutatingPolicy = admissionregistrationv1.MutatingAdmissionPolicy
 
 // MutatingAdmissionPolicy mutates objects with CEL expressions before they are stored.
-var MutatingAdmissionPolicy = unenforced("spec", kind.Definition[*mutatingPolicy]{
+var MutatingAdmissionPolicy = kind.Of(kind.Definition[*mutatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingAdmissionPolicy"), Plural: "mutatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.MutatingAdmissionPolicyList{},
 	Default: func(policy *mutatingPolicy) {

@@ -13,7 +13,7 @@ import (
 type mutatingBinding = admissionregistrationv1.MutatingAdmissionPolicyBinding
 
 // MutatingAdmissionPolicyBinding selects where a mutating policy applies and its parameters.
-var MutatingAdmissionPolicyBinding = unenforced("spec", kind.Definition[*mutatingBinding]{
+var MutatingAdmissionPolicyBinding = kind.Of(kind.Definition[*mutatingBinding]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingAdmissionPolicyBinding"), Plural: "mutatingadmissionpolicybindings", Categories: categories,
 	List:    &admissionregistrationv1.MutatingAdmissionPolicyBindingList{},
 	Default: func(binding *mutatingBinding) { defaultMatchResources(binding.Spec.MatchResources) },

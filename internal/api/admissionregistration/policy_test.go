@@ -82,7 +82,7 @@ func TestValidatingPolicies(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, errs := kindtest.Create(ValidatingAdmissionPolicy, nil, policy(test.change))
-			kindtest.Errors(t, withoutUnenforced(errs), test.want...)
+			kindtest.Errors(t, errs, test.want...)
 		})
 	}
 }
@@ -92,11 +92,11 @@ func TestStoredConditionsAreNotCompiledAgain(t *testing.T) {
 		s.MatchConditions = []admissionregistrationv1.MatchCondition{{Name: "c", Expression: "nosuch"}}
 	})
 	_, errs := kindtest.Update(ValidatingAdmissionPolicy, nil, broken, broken)
-	kindtest.Errors(t, withoutUnenforced(errs))
+	kindtest.Errors(t, errs)
 	changed := broken.DeepCopy()
 	changed.Spec.ParamKind = &admissionregistrationv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
 	_, errs = kindtest.Update(ValidatingAdmissionPolicy, nil, changed, broken)
-	kindtest.Errors(t, withoutUnenforced(errs), "spec.matchConditions[0].expression: Invalid value: compilation failed")
+	kindtest.Errors(t, errs, "spec.matchConditions[0].expression: Invalid value: compilation failed")
 }
 
 func TestPolicyStatus(t *testing.T) {
@@ -104,7 +104,7 @@ func TestPolicyStatus(t *testing.T) {
 	bad.Status.TypeChecking = &admissionregistrationv1.TypeChecking{ExpressionWarnings: []admissionregistrationv1.ExpressionWarning{{}, {FieldRef: "spec[", Warning: "w"}, {FieldRef: "spec.validations[0].expression", Warning: "w"}}}
 	bad.Status.Conditions = []metav1.Condition{{Type: "T"}}
 	_, errs := kindtest.UpdateSubresource(ValidatingAdmissionPolicy, "status", nil, bad, policy(nil))
-	kindtest.Errors(t, withoutUnenforced(errs),
+	kindtest.Errors(t, errs,
 		"status.typeChecking.expressionWarnings[0].warning: Required value", "status.typeChecking.expressionWarnings[0].fieldRef: Required value",
 		"status.typeChecking.expressionWarnings[1].fieldRef: Invalid value: invalid JSONPath",
 		"status.conditions[0].status: Required value", "status.conditions[0].lastTransitionTime: Required value", "status.conditions[0].reason: Required value")
@@ -157,7 +157,7 @@ func TestMutatingPolicies(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, errs := kindtest.Create(MutatingAdmissionPolicy, nil, mutation(test.change))
-			kindtest.Errors(t, withoutUnenforced(errs), test.want...)
+			kindtest.Errors(t, errs, test.want...)
 		})
 	}
 }
@@ -194,10 +194,10 @@ func TestBindings(t *testing.T) {
 				test.change(&binding.Spec)
 			}
 			_, errs := kindtest.Create(ValidatingAdmissionPolicyBinding, nil, binding)
-			kindtest.Errors(t, withoutUnenforced(errs), test.want...)
+			kindtest.Errors(t, errs, test.want...)
 			_, errs = kindtest.Create(MutatingAdmissionPolicyBinding, nil, &mutatingBinding{ObjectMeta: binding.ObjectMeta, Spec: admissionregistrationv1.MutatingAdmissionPolicyBindingSpec{
 				PolicyName: binding.Spec.PolicyName, ParamRef: binding.Spec.ParamRef, MatchResources: binding.Spec.MatchResources}})
-			kindtest.Errors(t, withoutUnenforced(errs), test.wantOfMutating...)
+			kindtest.Errors(t, errs, test.wantOfMutating...)
 		})
 	}
 }

@@ -22,7 +22,7 @@ import (
 type validatingPolicy = admissionregistrationv1.ValidatingAdmissionPolicy
 
 // ValidatingAdmissionPolicy validates objects with CEL expressions.
-var ValidatingAdmissionPolicy = unenforced("spec", kind.Definition[*validatingPolicy]{
+var ValidatingAdmissionPolicy = kind.Of(kind.Definition[*validatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), Plural: "validatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.ValidatingAdmissionPolicyList{},
 	Default: func(policy *validatingPolicy) {

@@ -16,7 +16,7 @@ import (
 type validatingBinding = admissionregistrationv1.ValidatingAdmissionPolicyBinding
 
 // ValidatingAdmissionPolicyBinding selects where a policy applies, its parameters and its validation actions.
-var ValidatingAdmissionPolicyBinding = unenforced("spec", kind.Definition[*validatingBinding]{
+var ValidatingAdmissionPolicyBinding = kind.Of(kind.Definition[*validatingBinding]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicyBinding"), Plural: "validatingadmissionpolicybindings", Categories: categories,
 	List:    &admissionregistrationv1.ValidatingAdmissionPolicyBindingList{},
 	Default: func(binding *validatingBinding) { defaultMatchResources(binding.Spec.MatchResources) },

@@ -230,18 +230,13 @@ func BenchmarkChain(b *testing.B) {
 	}
 }
 
-// TestUnenforcedPolicies checks that no request stores a policy or a webhook that nothing evaluates, while reading them works.
-func TestUnenforcedPolicies(t *testing.T) {
+// TestUnenforcedWebhooks checks that no request stores a webhook that nothing evaluates, while reading them works.
+func TestUnenforcedWebhooks(t *testing.T) {
 	s := newServer(t, true)
 	const group = "/apis/admissionregistration.k8s.io/v1/"
 	rules := `[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["pods"]}]`
 	webhooks := `"webhooks":[{"name":"a.example.com","sideEffects":"None","admissionReviewVersions":["v1"],"clientConfig":{"url":"https://example.com"},"rules":` + rules + `}]`
 	for resource, object := range map[string]string{
-		"validatingadmissionpolicies":       `"kind":"ValidatingAdmissionPolicy","spec":{"matchConstraints":{"resourceRules":` + rules + `},"validations":[{"expression":"true"}]}`,
-		"validatingadmissionpolicybindings": `"kind":"ValidatingAdmissionPolicyBinding","spec":{"policyName":"p","validationActions":["Deny"]}`,
-		"mutatingadmissionpolicies": `"kind":"MutatingAdmissionPolicy","spec":{"matchConstraints":{"resourceRules":` + rules +
-			`},"reinvocationPolicy":"Never","mutations":[{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"Object{}"}}]}`,
-		"mutatingadmissionpolicybindings": `"kind":"MutatingAdmissionPolicyBinding","spec":{"policyName":"p"}`,
 		"validatingwebhookconfigurations": `"kind":"ValidatingWebhookConfiguration",` + webhooks,
 		"mutatingwebhookconfigurations":   `"kind":"MutatingWebhookConfiguration",` + webhooks,
 	} {
