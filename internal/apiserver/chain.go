@@ -232,11 +232,10 @@ func (s *Server) dispatch(req *request) error {
 		return s.dispatchPath(req)
 	}
 	info := &req.info
-	catalog := s.catalog.Load()
 	gv := schema.GroupVersion{Group: info.group, Version: info.version}
-	req.res = catalog.byVersion[gv.WithResource(info.resource)]
+	req.res = s.catalog.find(gv.WithResource(info.resource))
 	if req.res == nil {
-		if !catalog.versions[gv] {
+		if !s.catalog.servesVersion(gv) {
 			return s.notFound(req)
 		}
 		return errNoRoute()

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -43,14 +44,27 @@ func compareGroups(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// documents are the discovery documents of one catalog.
+// documents are the discovery documents of the catalog at one time.
 type documents struct {
-	groups    []metav1.APIGroup // without the core group
-	core      metav1.APIVersions
-	resources map[schema.GroupVersion]*metav1.APIResourceList
+	groups  []metav1.APIGroup // without the core group
+	core    metav1.APIVersions
+	byGroup map[string]*groupDocuments
 	// The aggregated documents of /api and /apis are built on first use.
 	aggregatedCore   func() *aggregated
 	aggregatedGroups func() *aggregated
+}
+
+// groupDocuments are the documents of one group.
+type groupDocuments struct {
+	group     metav1.APIGroup
+	resources map[string]*metav1.APIResourceList // by version
+	// aggregated is the group in the aggregated document, with the hash of its content. It is built on first use.
+	aggregated func() aggregatedGroup
+}
+
+type aggregatedGroup struct {
+	apidiscoveryv2.APIGroupDiscovery
+	hash [sha512.Size]byte
 }
 
 // aggregated is an aggregated discovery document: all groups in one.
@@ -59,56 +73,60 @@ type aggregated struct {
 	etag string // quoted
 }
 
-func (s *Server) newDocuments(c *catalog) *documents {
-	d := &documents{resources: make(map[schema.GroupVersion]*metav1.APIResourceList)}
-	for _, served := range c.kinds {
-		for _, res := range served.resources {
-			if !c.serves(res) {
-				continue
-			}
-			gv := res.gvr.GroupVersion()
-			list := d.resources[gv]
-			if list == nil {
-				list = &metav1.APIResourceList{GroupVersion: gv.String()}
-				d.resources[gv] = list
-			}
-			list.APIResources = append(list.APIResources, describe(res)...)
+// discovery returns the documents, made again if the catalog has changed. Only those of changed groups are made anew.
+func (c *catalog) discovery() *documents {
+	if d := c.documents.Load(); d != nil {
+		return d
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d := c.documents.Load(); d != nil {
+		return d
+	}
+	d := &documents{byGroup: make(map[string]*groupDocuments, len(c.groups))}
+	d.core.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: c.address}}
+	d.core.Versions = []string{}
+	names := slices.SortedFunc(maps.Keys(c.groups), compareGroups)
+	for _, name := range names {
+		group := c.groups[name]
+		if group.documents == nil {
+			group.documents = group.describe(name)
+		}
+		d.byGroup[name] = group.documents
+		if name != "" {
+			d.groups = append(d.groups, group.documents.group)
+			continue
+		}
+		for _, version := range group.documents.group.Versions {
+			d.core.Versions = append(d.core.Versions, version.Version)
 		}
 	}
-	versions := make(map[string][]string)
-	for gv, list := range d.resources {
-		slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
-		versions[gv.Group] = append(versions[gv.Group], gv.Version)
-	}
-	names := make([]string, 0, len(versions))
-	for group, of := range versions {
-		names = append(names, group)
-		slices.SortFunc(of, func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
-	}
-	slices.SortFunc(names, compareGroups)
-	d.describeGroups(names, versions, s.config.Address)
-	aggregate := func(core bool) func() *aggregated {
-		return sync.OnceValue(func() *aggregated { return d.aggregate(names, versions, core) })
-	}
-	d.aggregatedCore, d.aggregatedGroups = aggregate(true), aggregate(false)
+	d.aggregatedCore = sync.OnceValue(func() *aggregated { return d.aggregate([]string{""}) })
+	d.aggregatedGroups = sync.OnceValue(func() *aggregated {
+		return d.aggregate(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "" }))
+	})
+	c.documents.Store(d)
 	return d
 }
 
-func (d *documents) describeGroups(names []string, versions map[string][]string, address string) {
-	d.core.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: address}}
-	d.core.Versions = []string{}
-	for _, name := range names {
-		if name == "" {
-			d.core.Versions = versions[""]
-			continue
+// describe makes the documents of a group.
+func (g *servedGroup) describe(name string) *groupDocuments {
+	d := &groupDocuments{group: metav1.APIGroup{Name: name}, resources: make(map[string]*metav1.APIResourceList, len(g.versions))}
+	for v, resources := range g.versions {
+		list := &metav1.APIResourceList{GroupVersion: schema.GroupVersion{Group: name, Version: v}.String()}
+		for res := range resources {
+			list.APIResources = append(list.APIResources, describe(res)...)
 		}
-		group := metav1.APIGroup{Name: name}
-		for _, v := range versions[name] {
-			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: name + "/" + v, Version: v})
-		}
-		group.PreferredVersion = group.Versions[0]
-		d.groups = append(d.groups, group)
+		slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
+		d.resources[v] = list
 	}
+	newestFirst := func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) }
+	for _, v := range slices.SortedFunc(maps.Keys(g.versions), newestFirst) {
+		d.group.Versions = append(d.group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: d.resources[v].GroupVersion, Version: v})
+	}
+	d.group.PreferredVersion = d.group.Versions[0]
+	d.aggregated = sync.OnceValue(d.aggregate)
+	return d
 }
 
 // describe returns the discovery entries of a resource and its subresources.
@@ -117,6 +135,9 @@ func describe(res *resource) []metav1.APIResource {
 	own := metav1.APIResource{
 		Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: res.gvk.Kind,
 		Verbs: sortedVerbs(k.Verbs), ShortNames: k.Short, Categories: k.Categories,
+	}
+	if k.DiscoveryVerbs != nil {
+		own.Verbs = sortedVerbs(k.DiscoveryVerbs)
 	}
 	if k.Action == nil && k.Computed == nil {
 		own.StorageVersionHash = storageVersionHash(k.StorageGVK())
@@ -162,26 +183,35 @@ func storageVersionHash(gvk schema.GroupVersionKind) string {
 	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
-func (d *documents) aggregate(names []string, versions map[string][]string, core bool) *aggregated {
-	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
+// aggregate makes the aggregated document of the groups.
+func (d *documents) aggregate(names []string) *aggregated {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: make([]apidiscoveryv2.APIGroupDiscovery, 0, len(names))}
+	sum := sha512.New()
 	for _, name := range names {
-		if (name == "") != core {
+		group := d.byGroup[name]
+		if group == nil {
 			continue
 		}
-		group := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		for _, v := range versions[name] {
-			group.Versions = append(group.Versions, apidiscoveryv2.APIVersionDiscovery{
-				Version: v, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
-				Resources: aggregateResources(d.resources[schema.GroupVersion{Group: name, Version: v}].APIResources),
-			})
-		}
-		list.Items = append(list.Items, group)
+		one := group.aggregated()
+		list.Items = append(list.Items, one.APIGroupDiscovery)
+		sum.Write(one.hash[:])
 	}
-	text, err := json.Marshal(list.Items)
+	return &aggregated{list: list, etag: fmt.Sprintf(`"%X"`, sum.Sum(nil))}
+}
+
+func (d *groupDocuments) aggregate() aggregatedGroup {
+	group := aggregatedGroup{APIGroupDiscovery: apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: d.group.Name}}}
+	for _, v := range d.group.Versions {
+		group.Versions = append(group.Versions, apidiscoveryv2.APIVersionDiscovery{
+			Version: v.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: aggregateResources(d.resources[v.Version].APIResources),
+		})
+	}
+	text, err := json.Marshal(group.APIGroupDiscovery)
 	if err != nil {
 		panic(err) // marshalling plain structs does not fail
 	}
-	return &aggregated{list: list, etag: fmt.Sprintf(`"%X"`, sha512.Sum512(text))}
+	group.hash = sha512.Sum512(text)
+	return group
 }
 
 func aggregateResources(flat []metav1.APIResource) []apidiscoveryv2.APIResourceDiscovery {
@@ -214,7 +244,7 @@ func (s *Server) discover(req *request) (ok bool, err error) {
 	if root != "api" && root != "apis" {
 		return false, nil
 	}
-	d := s.catalog.Load().documents
+	d := s.catalog.discovery()
 	switch {
 	case root == "api" && rest == "":
 		return true, s.respondRoot(req, &d.core, schema.GroupVersionKind{Kind: "APIVersions"}, d.aggregatedCore)
@@ -227,19 +257,18 @@ func (s *Server) discover(req *request) (ok bool, err error) {
 	if groupVersion != "" {
 		return s.respondResources(req, d, schema.GroupVersion{Group: group, Version: groupVersion})
 	}
-	for i := range d.groups {
-		if d.groups[i].Name == group {
-			return true, s.respondDiscovery(req, &d.groups[i], metav1.Unversioned.WithKind("APIGroup"))
-		}
+	if found := d.byGroup[group]; found != nil && group != "" {
+		return true, s.respondDiscovery(req, &found.group, metav1.Unversioned.WithKind("APIGroup"))
 	}
 	return false, nil
 }
 
 func (s *Server) respondResources(req *request, d *documents, gv schema.GroupVersion) (ok bool, err error) {
-	list := d.resources[gv]
-	if list == nil {
+	group := d.byGroup[gv.Group]
+	if group == nil || group.resources[gv.Version] == nil {
 		return false, nil
 	}
+	list := group.resources[gv.Version]
 	gvk := metav1.Unversioned.WithKind("APIResourceList")
 	if gv.Group == "" {
 		gvk.Version = ""

@@ -87,7 +87,7 @@ func TestAggregatedDiscovery(t *testing.T) {
 	if pods == nil || pods.Scope != "Namespaced" || pods.ResponseKind.Kind != "Pod" || len(pods.Subresources) != 3 || pods.Subresources[2].Subresource != "status" || pods.SingularResource != "pod" {
 		t.Errorf("pods: %+v", pods)
 	}
-	if err := s.RemoveKind(s.find("events").kind); err != nil {
+	if err := s.AddKind(widgetKind()); err != nil {
 		t.Fatal(err)
 	}
 	changed := s.get("/apis", accept, "If-None-Match: "+etag)

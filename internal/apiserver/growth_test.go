@@ -169,7 +169,7 @@ func (g *growth) store(f growingField, items any) {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	res := g.catalog.Load().byVersion[f.version.GVK.GroupVersion().WithResource(f.kind.Plural)]
+	res := g.catalog.find(f.version.GVK.GroupVersion().WithResource(f.kind.Plural))
 	obj := res.newObject()
 	if err := json.Unmarshal(raw, obj); err != nil {
 		g.t.Fatalf("%s: %v", f, err)

@@ -147,8 +147,7 @@ func (s *Server) paths() []string {
 	for path := range s.config.Paths {
 		paths = append(paths, path)
 	}
-	d := s.catalog.Load().documents
-	for gv := range d.resources {
+	for _, gv := range s.catalog.groupVersions() {
 		if gv.Group == "" {
 			paths = append(paths, "/api/"+gv.Version)
 		} else {

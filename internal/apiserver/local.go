@@ -39,7 +39,7 @@ func (l *Local) As(user authn.User) *Local { return l.server.Local(user) }
 
 // find returns the resource, which must be requested in its storage version: other versions are converted for each reader.
 func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
-	res := l.server.catalog.Load().byVersion[gvr]
+	res := l.server.catalog.find(gvr)
 	if res == nil || res.table == nil || !res.stored() {
 		return nil, apierrors.NewNotFound(gvr.GroupResource(), "")
 	}

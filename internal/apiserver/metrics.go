@@ -116,7 +116,7 @@ func (objectCounts) Describe(ch chan<- *prometheus.Desc) { ch <- objectCountDesc
 
 // Collect implements prometheus.Collector.
 func (o objectCounts) Collect(ch chan<- prometheus.Metric) {
-	for _, served := range o.s.catalog.Load().kinds {
+	for _, served := range o.s.catalog.all() {
 		if served.table == nil {
 			continue
 		}

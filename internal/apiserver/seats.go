@@ -92,7 +92,7 @@ const listSample = 8
 
 // requested is the resource that a path names, or nil when it is not served here.
 func (s *Server) requested(info *requestInfo) *resource {
-	return s.catalog.Load().byVersion[schema.GroupVersionResource{Group: info.group, Version: info.version, Resource: info.resource}]
+	return s.catalog.find(schema.GroupVersionResource{Group: info.group, Version: info.version, Resource: info.resource})
 }
 
 func (s *Server) estimateList(req *request) fairness.Work {

@@ -5,13 +5,12 @@
 // have a file each. Reads are served from the cache (package store/cache) with encodings that are made once per object and shared by
 // all readers; writes go through admission and the Kind's validation.
 //
-// The set of resources can change while the server runs: it is an immutable catalog behind an atomic pointer.
+// The set of resources can change while the server runs (catalog.go): a change costs no more than the kind that it adds or removes.
 package apiserver
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -116,8 +115,8 @@ type Server struct {
 	identify func(*http.Request) (authn.Identity, bool, error)
 
 	managedFields *managedfields.Factory
-	mu            sync.Mutex // guards changes of the catalog
-	catalog       atomic.Pointer[catalog]
+	changes       sync.Mutex // serializes changes of the catalog, which load tables
+	catalog       *catalog
 }
 
 // New makes a server for the kinds of the configuration.
@@ -142,8 +141,8 @@ func New(c Config) (*Server, error) {
 	s.readOnly.limit, s.mutating.limit = int64(s.limits.ReadOnly), int64(s.limits.Mutating)
 	s.metrics.watch(s)
 	s.health = newHealth(s, c.Checks)
-	s.catalog.Store(&catalog{})
-	if err := s.SetKinds(c.Kinds); err != nil {
+	s.catalog = newCatalog(c.DisabledVersions, c.Address)
+	if err := s.addBuiltIn(c.Kinds); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -162,136 +161,8 @@ func identifierOf(a authn.Authenticator) func(*http.Request) (authn.Identity, bo
 	}
 }
 
-// SetKinds sets the served kinds. Kinds that were served before keep their cache tables.
-func (s *Server) SetKinds(kinds []*kind.Kind) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.setKinds(kinds)
-}
-
-// AddKind serves one more kind.
-func (s *Server) AddKind(k *kind.Kind) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old := s.catalog.Load().kinds
-	kinds := make([]*kind.Kind, 0, len(old)+1)
-	for _, o := range old {
-		kinds = append(kinds, o.kind)
-	}
-	return s.setKinds(append(kinds, k))
-}
-
-// RemoveKind stops serving a kind. Its objects remain in the store.
-func (s *Server) RemoveKind(k *kind.Kind) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var kinds []*kind.Kind
-	for _, o := range s.catalog.Load().kinds {
-		if o.kind != k {
-			kinds = append(kinds, o.kind)
-		}
-	}
-	return s.setKinds(kinds)
-}
-
-func (s *Server) setKinds(kinds []*kind.Kind) error {
-	old := s.catalog.Load()
-	next := &catalog{
-		disabled:   s.config.DisabledVersions,
-		byVersion:  make(map[schema.GroupVersionResource]*resource),
-		byResource: make(map[schema.GroupResource]*resource),
-		byKind:     make(map[schema.GroupVersionKind]*resource),
-		versions:   make(map[schema.GroupVersion]bool),
-		groups:     make(map[string]bool),
-
-		equivalents: make(map[any][]*resource),
-	}
-	kept := make(map[*kind.Kind]*servedKind, len(old.kinds))
-	for _, o := range old.kinds {
-		kept[o.kind] = o
-	}
-	for _, k := range kinds {
-		served := kept[k]
-		if served == nil {
-			served = s.newServedKind(k)
-		}
-		delete(kept, k)
-		if err := next.add(served); err != nil {
-			return err
-		}
-	}
-	next.documents = s.newDocuments(next)
-	for _, served := range next.kinds {
-		if served.table == nil && served.storable() {
-			served.attach(s.config.Cache)
-		}
-	}
-	s.catalog.Store(next)
-	for _, removed := range kept {
-		if removed.table != nil {
-			s.config.Cache.Remove(removed.table)
-		}
-	}
-	return nil
-}
-
 // Handler is the filter chain and all handlers; see chain.go.
 func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
-
-// resource returns the resource of a kind in its storage version, or in the preferred one where the kind is stored under another group's
-// version. It returns nil when it is not served.
-func (s *Server) resource(gr schema.GroupResource) *resource {
-	return s.catalog.Load().byResource[gr]
-}
-
-// KindOf returns the Kind that is served as gvk and the version, or nil when there is none.
-func (s *Server) KindOf(gvk schema.GroupVersionKind) (*kind.Kind, *kind.Version) {
-	if res := s.catalog.Load().byKind[gvk]; res != nil {
-		return res.kind, res.version
-	}
-	return nil, nil
-}
-
-// catalog is the set of served resources. It is immutable; a change makes a new one.
-type catalog struct {
-	disabled   map[schema.GroupVersion]bool
-	kinds      []*servedKind
-	byVersion  map[schema.GroupVersionResource]*resource
-	byResource map[schema.GroupResource]*resource
-	byKind     map[schema.GroupVersionKind]*resource
-	versions   map[schema.GroupVersion]bool
-	groups     map[string]bool
-	// equivalents are the served resources by the place where their objects are stored; see storageOf.
-	equivalents map[any][]*resource
-	documents   *documents
-}
-
-func (c *catalog) add(served *servedKind) error {
-	c.kinds = append(c.kinds, served)
-	for _, res := range served.resources {
-		gr := res.gvr.GroupResource()
-		if c.byResource[gr] == nil || res.stored() {
-			c.byResource[gr] = res
-		}
-		if !c.serves(res) {
-			continue // used by other kinds
-		}
-		if c.byVersion[res.gvr] != nil {
-			return fmt.Errorf("apiserver: %s is served twice", res.gvr)
-		}
-		c.byVersion[res.gvr] = res
-		c.byKind[res.gvk] = res
-		c.equivalents[storageOf(served.kind)] = append(c.equivalents[storageOf(served.kind)], res)
-		c.versions[res.gvr.GroupVersion()] = true
-		c.groups[res.gvr.Group] = true
-	}
-	return nil
-}
-
-// serves reports whether a resource is served to clients.
-func (c *catalog) serves(res *resource) bool {
-	return len(res.kind.Verbs) > 0 && !res.version.NotServed && !c.disabled[res.gvr.GroupVersion()]
-}
 
 // servedKind is a kind with its table, and the resources it is served as: one for each version.
 type servedKind struct {
@@ -377,16 +248,21 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 
 func (k *servedKind) storable() bool { return k.kind.Action == nil && k.kind.Computed == nil }
 
-// attach adds the kind's table to the cache.
-func (k *servedKind) attach(c *cache.Cache) {
-	k.table = c.Add(cache.Resource{
+// cacheResource describes the kind's table.
+func (k *servedKind) cacheResource() cache.Resource {
+	return cache.Resource{
 		Name:   k.kind.GroupResource().String(),
 		Prefix: k.kind.KeyPrefix(""),
 		Codec:  k.codec,
 		Fields: selectableFields(k.kind),
 		Index:  storedIndex(k.kind),
-	})
+	}
+}
+
+// attach makes the table that of all versions.
+func (k *servedKind) attach(table *cache.Table) {
+	k.table = table
 	for _, res := range k.resources {
-		res.table = k.table
+		res.table = table
 	}
 }

@@ -57,6 +57,9 @@ type Kind struct {
 
 	// Verbs that the resource itself serves, in discovery's order. Default: AllVerbs.
 	Verbs []string
+	// DiscoveryVerbs are the verbs that discovery lists, where those differ from Verbs; nil: Verbs. With an empty list the resource is
+	// served, but not in discovery.
+	DiscoveryVerbs []string
 
 	// Prefix is the directory below /registry/ that holds the objects: the plural, unless upstream chose otherwise.
 	Prefix string

@@ -2,7 +2,6 @@ package admissionregistration
 
 import (
 	"fmt"
-	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/api/webhookconfig"
 	"skiff/internal/kind"
 )
 
@@ -162,72 +162,12 @@ func validateClientConfig(config *admissionregistrationv1.WebhookClientConfig, p
 	case (config.URL == nil) == (config.Service == nil):
 		return field.ErrorList{field.Required(path, "exactly one of url or service is required")}
 	case config.URL != nil:
-		return validateURL(*config.URL, path.Child("url"))
+		return webhookconfig.ValidateURL(*config.URL, path.Child("url"))
 	}
-	return validateService(config.Service, path.Child("service"))
-}
-
-func validateURL(text string, path *field.Path) field.ErrorList {
-	const form = "; desired format: https://host[/path]"
-	u, err := url.Parse(text)
-	if err != nil {
-		return field.ErrorList{field.Required(path, "url must be a valid URL: "+err.Error()+form)}
+	service := webhookconfig.Service{
+		Namespace: config.Service.Namespace, Name: config.Service.Name, Path: ptr.Deref(config.Service.Path, ""), Port: ptr.Deref(config.Service.Port, 0),
 	}
-	var errs field.ErrorList
-	if u.Scheme != "https" {
-		errs = append(errs, field.Invalid(path, u.Scheme, "'https' is the only allowed URL scheme"+form))
-	}
-	if u.Host == "" {
-		errs = append(errs, field.Invalid(path, u.Host, "host must be specified"+form))
-	}
-	if u.User != nil {
-		errs = append(errs, field.Invalid(path, u.User.String(), "user information is not permitted in the URL"))
-	}
-	if u.Fragment != "" {
-		errs = append(errs, field.Invalid(path, u.Fragment, "fragments are not permitted in the URL"))
-	}
-	if u.RawQuery != "" {
-		errs = append(errs, field.Invalid(path, u.RawQuery, "query parameters are not permitted in the URL"))
-	}
-	return errs
-}
-
-func validateService(service *admissionregistrationv1.ServiceReference, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if service.Name == "" {
-		errs = append(errs, field.Required(path.Child("name"), ""))
-	}
-	if service.Namespace == "" {
-		errs = append(errs, field.Required(path.Child("namespace"), ""))
-	}
-	port := ptr.Deref(service.Port, 0)
-	if messages := utilvalidation.IsValidPortNum(int(port)); messages != nil {
-		errs = append(errs, field.Invalid(path.Child("port"), port, "port is not valid: "+strings.Join(messages, ", ")))
-	}
-	return append(errs, validateServicePath(ptr.Deref(service.Path, ""), path.Child("path"))...)
-}
-
-func validateServicePath(text string, path *field.Path) field.ErrorList {
-	if text == "" || text == "/" {
-		return nil
-	}
-	if text == "//" {
-		return field.ErrorList{field.Invalid(path, text, "segment[0] may not be empty")}
-	}
-	var errs field.ErrorList
-	if !strings.HasPrefix(text, "/") {
-		errs = append(errs, field.Invalid(path, text, "must start with a '/'"))
-	}
-	for i, segment := range strings.Split(strings.TrimSuffix(text[1:], "/"), "/") {
-		if segment == "" {
-			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("segment[%d] may not be empty", i)))
-			continue
-		}
-		for _, message := range utilvalidation.IsDNS1123Subdomain(segment) {
-			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("segment[%d]: %v", i, message)))
-		}
-	}
-	return errs
+	return webhookconfig.ValidateService(service, path.Child("service"))
 }
 
 // excludedResources are the resources for which no webhook is called, because webhooks themselves depend on them.

@@ -126,34 +126,53 @@ func New(s store.Store, log *slog.Logger) *Cache {
 // when the cache ends. It panics if the prefix already has a table.
 func (c *Cache) Add(r Resource) *Table {
 	t := newTable(c, r)
-	c.mu.Lock()
-	tables := maps.Clone(*c.tables.Load())
-	if tables[r.Prefix] != nil {
-		c.mu.Unlock()
-		panic("cache: two tables for " + r.Prefix)
-	}
-	tables[r.Prefix] = t
-	c.tables.Store(&tables)
-	running := c.running
-	c.mu.Unlock()
-	if running {
+	if c.register(t) {
 		c.loadWhileRunning(t)
 	}
 	return t
+}
+
+// Replace makes a table in the place of another one with the same prefix, for a resource whose objects are decoded differently
+// from now on. It returns when the new table is loaded, as Add does. Until it is removed, the old table goes on as before.
+func (c *Cache) Replace(old *Table, r Resource) *Table {
+	t := newTable(c, r)
+	t.replaces = old
+	if c.register(t) {
+		c.loadWhileRunning(t)
+	}
+	return t
+}
+
+// register adds a table that is not loaded, and reports whether it must be loaded now.
+func (c *Cache) register(t *Table) (running bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	prefix := t.resource.Prefix
+	tables := maps.Clone(*c.tables.Load())
+	if tables[prefix] != t.replaces {
+		panic("cache: two tables for " + prefix)
+	}
+	tables[prefix] = t
+	c.tables.Store(&tables)
+	return c.running
 }
 
 // Remove removes a table. Its cursors end with ErrRemoved; the objects in the store are kept.
 func (c *Cache) Remove(t *Table) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if (*c.tables.Load())[t.resource.Prefix] != t {
+	switch current := (*c.tables.Load())[t.resource.Prefix]; {
+	case current == t:
+		tables := maps.Clone(*c.tables.Load())
+		delete(tables, t.resource.Prefix)
+		c.tables.Store(&tables)
+		c.unclaimed.drop() // the events of this table are not among the unclaimed ones
+	case current != nil && current.replaces == t:
+		current.replaces = nil
+	default:
 		return
 	}
-	tables := maps.Clone(*c.tables.Load())
-	delete(tables, t.resource.Prefix)
-	c.tables.Store(&tables)
 	t.removed.Store(true)
-	c.unclaimed.drop() // the events of this table are not among the unclaimed ones
 	t.hold(-t.held.bytes)
 	t.wakeAll()
 	t.wakeWriters(true)

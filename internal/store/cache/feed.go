@@ -241,12 +241,17 @@ func (c *Cache) apply(batch store.Batch) {
 		t := c.route(tables, event.Key)
 		switch {
 		case event.Modified <= reached:
+			continue
 		case t == nil:
 			c.unclaimed.add(event)
+			continue
 		case t.loaded:
 			t.stage(event, now)
 		default:
 			t.backlog = append(t.backlog, event)
+		}
+		if t.replaces != nil && t.replaces.loaded {
+			t.replaces.stage(event, now)
 		}
 	}
 	c.publish(batch.Revision, now)

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -294,6 +295,70 @@ func TestAddWhileRunning(t *testing.T) {
 			c.Remove(pods)
 			if _, _, err := cursor.Poll(); !errors.Is(err, ErrRemoved) {
 				t.Errorf("cursor of a removed table: %v", err)
+			}
+		}
+		close(stop)
+		wait.Wait()
+	})
+}
+
+// A table is replaced during writes: both tables have all changes, and writers of the old one are not disturbed.
+func TestReplaceWhileRunning(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
+		s := open(t)
+		c, tables := start(t, s, podResource())
+		var table atomic.Pointer[Table]
+		table.Store(tables[0])
+		stop := make(chan struct{})
+		var wait sync.WaitGroup
+		for g := range 3 {
+			wait.Go(func() {
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					name := fmt.Sprintf("%d-%d", g, i)
+					written, err := table.Load().Create(context.Background(), podKey("default", name), newPod("default", name), 0)
+					for errors.Is(err, ErrRemoved) { // it was replaced since it was loaded
+						written, err = table.Load().Create(context.Background(), podKey("default", name), newPod("default", name), 0)
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if found := table.Load().Get(podKey("default", name)); found == nil || found.Revision() != written.Revision() {
+						t.Errorf("%s was written at %d and is not in the table", name, written.Revision())
+					}
+					time.Sleep(50 * time.Microsecond) // history must contain what the test reads
+				}
+			})
+		}
+		for range 5 {
+			old := table.Load()
+			cursor, err := old.Watch(old.Snapshot().Revision(), Scope{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			replaced := c.Replace(old, podResource())
+			// Until it is removed, the old table follows the store too.
+			reached := c.Revision()
+			for after := old.Snapshot(); after.Revision() < reached+5; after = old.Snapshot() {
+				time.Sleep(time.Millisecond)
+			}
+			snapshot := old.Snapshot()
+			if want := listed(t, s, snapshot.Revision()); !maps.Equal(content(snapshot), want) {
+				t.Errorf("the old table has %d objects at %d, the store %d", snapshot.Len(""), snapshot.Revision(), len(want))
+			}
+			table.Store(replaced)
+			c.Remove(old)
+			if _, _, err := cursor.Poll(); !errors.Is(err, ErrRemoved) {
+				t.Errorf("cursor of a replaced table: %v", err)
+			}
+			snapshot = replaced.Snapshot()
+			if want := listed(t, s, snapshot.Revision()); !maps.Equal(content(snapshot), want) {
+				t.Errorf("the new table has %d objects at %d, the store %d", snapshot.Len(""), snapshot.Revision(), len(want))
 			}
 		}
 		close(stop)

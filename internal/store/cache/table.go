@@ -36,6 +36,7 @@ type Table struct {
 	evictedTo atomic.Int64
 
 	// Guarded by cache.mu.
+	replaces      *Table // the table with the same prefix that this one replaces, until that one is removed
 	loaded        bool
 	backlog       []store.Event // events received while the table was being loaded
 	next          *edit         // the batch being applied

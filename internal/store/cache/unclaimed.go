@@ -74,8 +74,8 @@ func (c *Cache) loadWhileRunning(t *Table) {
 			return nil
 		}
 		from := c.unclaimed.from
-		if c.isNested(t) {
-			from = 0
+		if t.replaces != nil || c.isNested(t) {
+			from = 0 // the events were another table's
 		}
 		c.mu.Unlock()
 		entries, revision, err := c.list(ctx, t, from)

@@ -139,7 +139,10 @@ func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, 
 			return nil, fmt.Errorf("%s was written at revision %d, but the cache has stopped: %w", w.key, revision, store.ErrUnavailable)
 		}
 		if t.removed.Load() {
-			break
+			// No more events arrive here. The table that replaces this one must have the write before it returns.
+			if err := t.cache.WaitFor(ctx, revision); err != nil {
+				return nil, fmt.Errorf("%s was written at revision %d: %w", w.key, revision, err)
+			}
 		}
 	}
 	return t.written(w, revision), nil
