@@ -3,6 +3,7 @@ package cni
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -10,9 +11,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/network/nft"
 )
 
 // Setup configures the host for pods: the bridge with its addresses, routes, sysctls and nftables rules. It is idempotent and repairs
@@ -31,15 +33,7 @@ func ready(plan hostPlan) (netlink.Link, bool) {
 	if err != nil || bridge.Attrs().Flags&net.FlagUp == 0 {
 		return nil, false
 	}
-	rules, err := nftables.New()
-	if err != nil {
-		return nil, false
-	}
-	table := &nftables.Table{Name: plan.settings.Table, Family: nftables.TableFamilyINet}
-	if _, err := rules.ListChain(table, plan.markerChain()); err != nil {
-		return nil, false
-	}
-	return bridge, true
+	return bridge, nft.HasChain(plan.settings.Table, plan.markerChain())
 }
 
 // setup carries a plan out. The caller holds the lock.
@@ -256,99 +250,36 @@ func setupRoutes(plan hostPlan, bridge netlink.Link) error {
 
 // setupRules replaces the nftables table in one transaction.
 func setupRules(plan hostPlan, state *State) error {
-	connection, err := nftables.New()
+	m, err := plan.model(state.Attachments)
+	if err == nil {
+		err = nft.NewWriter(m, slog.New(slog.DiscardHandler)).Replace()
+	}
 	if err != nil {
-		return fmt.Errorf("set up nftables rules: %w", err)
-	}
-	table := &nftables.Table{Name: plan.settings.Table, Family: nftables.TableFamilyINet}
-	connection.AddTable(table) // deleting a missing table would fail
-	connection.DelTable(table)
-	connection.AddTable(table)
-	sets, err := portSets(table)
-	if err != nil {
-		return fmt.Errorf("set up nftables rules: %w", err)
-	}
-	for _, set := range sets {
-		if err := connection.AddSet(set, nil); err != nil {
-			return fmt.Errorf("set up nftables rules: %w", err)
-		}
-	}
-	connection.AddChain(&nftables.Chain{Name: plan.markerChain(), Table: table})
-	// Chains that are jumped to must be created first.
-	for _, base := range []bool{false, true} {
-		for _, c := range plan.rules.chains {
-			if (c.hook != "") != base {
-				continue
-			}
-			made := connection.AddChain(&nftables.Chain{Name: c.name, Table: table, Type: c.kind, Hooknum: c.at, Priority: c.priority})
-			for _, r := range c.rules {
-				connection.AddRule(&nftables.Rule{Table: table, Chain: made, Exprs: r.exprs})
-			}
-		}
-	}
-	elements, err := planPorts(state.Attachments)
-	if err != nil {
-		return fmt.Errorf("set up nftables rules: %w", err)
-	}
-	if err := addElements(connection, sets, elements); err != nil {
-		return err
-	}
-	if err := connection.Flush(); err != nil {
 		return fmt.Errorf("set up nftables rules: %w", err)
 	}
 	return nil
 }
 
-// updatePorts updates the host ports after a change of the attachments. If the table is not as expected it is replaced.
+// updatePorts updates the host ports after a change of the attachments. It sends only changes, because the kernel is slow at deleting
+// elements. If the table is not as expected it is replaced.
 func updatePorts(s Settings, before []Attachment, state *State) error {
-	if changePorts(s, before, state.Attachments) == nil {
+	m, err := planHost(s).model(before)
+	if err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	m.Commit()
+	ports, err := planPorts(state.Attachments)
+	if err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	m.Replace(portsOwner, nft.Part{Elements: ports})
+	if m.Changes().IsEmpty() {
 		return nil
 	}
-	return setupRules(planHost(s), state)
-}
-
-// changePorts applies the changes to the maps of host ports in one transaction. It sends only changes, because the kernel is slow at
-// deleting elements.
-func changePorts(s Settings, before, after []Attachment) error {
-	old, err := planPorts(before)
-	if err != nil {
+	w := nft.NewWriter(m, slog.New(slog.DiscardHandler))
+	w.Assume()
+	if _, err := w.Apply(); err != nil {
 		return fmt.Errorf("update host ports: %w", err)
-	}
-	wanted, err := planPorts(after)
-	if err != nil {
-		return fmt.Errorf("update host ports: %w", err)
-	}
-	out, in := portChanges(old, wanted)
-	if len(out)+len(in) == 0 {
-		return nil
-	}
-	connection, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("update host ports: %w", err)
-	}
-	sets, err := portSets(&nftables.Table{Name: s.Table, Family: nftables.TableFamilyINet})
-	if err != nil {
-		return fmt.Errorf("update host ports: %w", err)
-	}
-	for _, e := range out {
-		if err := connection.SetDeleteElements(sets[e.set], []nftables.SetElement{{Key: e.key, Val: e.val}}); err != nil {
-			return fmt.Errorf("update host ports: %w", err)
-		}
-	}
-	if err := addElements(connection, sets, in); err != nil {
-		return err
-	}
-	if err := connection.Flush(); err != nil {
-		return fmt.Errorf("update host ports: %w", err)
-	}
-	return nil
-}
-
-func addElements(connection *nftables.Conn, sets map[string]*nftables.Set, elements []element) error {
-	for _, e := range elements {
-		if err := connection.SetAddElements(sets[e.set], []nftables.SetElement{{Key: e.key, Val: e.val}}); err != nil {
-			return fmt.Errorf("update host ports: %w", err)
-		}
 	}
 	return nil
 }
@@ -377,14 +308,7 @@ func Remove(s Settings) error {
 				problems = append(problems, fmt.Errorf("remove route to %s: %w", r.Dst, err))
 			}
 		}
-		connection, err := nftables.New()
-		if err == nil {
-			table := &nftables.Table{Name: s.Table, Family: nftables.TableFamilyINet}
-			connection.AddTable(table)
-			connection.DelTable(table)
-			err = connection.Flush()
-		}
-		problems = append(problems, err)
+		problems = append(problems, nft.Remove(s.Table))
 		if err := errors.Join(problems...); err != nil {
 			return fmt.Errorf("remove pod network: %w", err)
 		}

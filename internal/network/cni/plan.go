@@ -1,14 +1,16 @@
 package cni
 
 import (
+	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
+
+	"skiff/internal/network/nft"
 )
 
 // The plan is the desired configuration of the host. It is a value: computed from the settings only, compared in tests, applied by host.go.
@@ -43,7 +45,7 @@ type hostPlan struct {
 	mac       net.HardwareAddr
 	routes    []route
 	sysctls   []sysctl
-	rules     ruleset
+	rules     nft.Part
 }
 
 // gateway is the first address of a pod CIDR, which is the bridge's.
@@ -105,7 +107,9 @@ func planSysctls(s Settings) []sysctl {
 
 // markerChain is the name of an empty chain in the table. It exists while the host matches this plan, which makes checking that cheap.
 func (p hostPlan) markerChain() string {
-	text := fmt.Sprintf("%v\n%v\n%v\n%v\n%d\n%s", p.addresses, p.mac, p.routes, p.sysctls, p.settings.MTU, p.rules)
+	rules := nft.NewModel(p.settings.Table)
+	rules.Replace(rulesOwner, p.rules)
+	text := fmt.Sprintf("%v\n%v\n%v\n%v\n%d\n%s", p.addresses, p.mac, p.routes, p.sysctls, p.settings.MTU, rules)
 	sum := sha256.Sum256([]byte(text))
 	return "plan-" + hex.EncodeToString(sum[:8])
 }
@@ -163,20 +167,10 @@ type Port struct {
 	HostIP        string `json:"hostIP,omitempty"`
 }
 
-// protocols by their name in the API, in lower case.
-var protocols = map[string]byte{"tcp": 6, "udp": 17, "sctp": 132}
-
-// element is an entry of one of the maps of host ports.
-type element struct {
-	set      string
-	key, val []byte
-	text     string
-}
-
 // planPorts computes the maps of host ports. If two pods have the same port, the newer one gets it: the older one is terminating.
-func planPorts(attachments []Attachment) ([]element, error) {
-	newest := map[string]element{}
-	sorted := slices.SortedFunc(slices.Values(attachments), func(a, b Attachment) int { return int(a.Sequence) - int(b.Sequence) })
+func planPorts(attachments []Attachment) ([]nft.Element, error) {
+	newest := map[string]nft.Element{}
+	sorted := slices.SortedFunc(slices.Values(attachments), func(a, b Attachment) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	for _, a := range sorted {
 		for _, port := range a.Ports {
 			elements, err := port.elements(a.Addresses)
@@ -184,41 +178,16 @@ func planPorts(attachments []Attachment) ([]element, error) {
 				return nil, err
 			}
 			for _, e := range elements {
-				newest[e.set+string(e.key)] = e
+				newest[e.Set+" "+e.Key] = e
 			}
 		}
 	}
-	all := make([]element, 0, len(newest))
-	for _, e := range newest {
-		all = append(all, e)
-	}
-	slices.SortFunc(all, func(a, b element) int { return strings.Compare(a.text, b.text) })
-	return all, nil
-}
-
-// portChanges returns the elements to delete from and to add to the maps.
-func portChanges(before, after []element) (out, in []element) {
-	same := func(e element) func(element) bool { return func(other element) bool { return other.text == e.text } }
-	for _, e := range before {
-		if !slices.ContainsFunc(after, same(e)) {
-			out = append(out, e)
-		}
-	}
-	for _, e := range after {
-		if !slices.ContainsFunc(before, same(e)) {
-			in = append(in, e)
-		}
-	}
-	return out, in
+	return slices.Collect(maps.Values(newest)), nil
 }
 
 // elements are the map elements of a port: one for each pod address of the same family as the host address.
-func (p Port) elements(addresses []netip.Addr) ([]element, error) {
-	name := strings.ToLower(p.Protocol)
-	if name == "" {
-		name = "tcp"
-	}
-	protocol, ok := protocols[name]
+func (p Port) elements(addresses []netip.Addr) ([]nft.Element, error) {
+	protocol, ok := nft.ParseProto(cmp.Or(p.Protocol, "tcp"))
 	if !ok {
 		return nil, fmt.Errorf("host port %d has unknown protocol %q", p.HostPort, p.Protocol)
 	}
@@ -233,27 +202,16 @@ func (p Port) elements(addresses []netip.Addr) ([]element, error) {
 		}
 		host = host.Unmap()
 	}
-	var all []element
+	var all []nft.Element
 	for _, a := range addresses {
 		if host.IsValid() && host.Is4() != a.Is4() {
 			continue
 		}
-		family := "6"
-		if a.Is4() {
-			family = "4"
-		}
-		e := element{set: portsAny + family, val: slices.Concat(a.AsSlice(), padded(p.ContainerPort))}
-		at := "any" + family
-		e.key = slices.Concat([]byte{protocol, 0, 0, 0}, padded(p.HostPort))
+		e := nft.Element{Set: portSet(false, a.Is4()).Name, Key: nft.Bytes(protocol, p.HostPort), Value: nft.Bytes(a, p.ContainerPort)}
 		if host.IsValid() && !host.IsUnspecified() {
-			e.set, at = portsAddress+family, host.String()
-			e.key = slices.Concat(host.AsSlice(), e.key)
+			e.Set, e.Key = portSet(true, a.Is4()).Name, nft.Bytes(host)+e.Key
 		}
-		e.text = fmt.Sprintf("%s: %s %s %d -> %s", e.set, at, name, p.HostPort, netip.AddrPortFrom(a, p.ContainerPort))
 		all = append(all, e)
 	}
 	return all, nil
 }
-
-// padded is a port padded to a register of four bytes.
-func padded(port uint16) []byte { return append(binary.BigEndian.AppendUint16(nil, port), 0, 0) }

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -10,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"skiff/internal/network/nft"
 )
 
 func prefixes(texts ...string) []netip.Prefix {
@@ -63,49 +66,29 @@ func TestPlanHost(t *testing.T) {
 	}
 }
 
+var update = flag.Bool("update", false, "rewrite the golden files")
+
 func TestRules(t *testing.T) {
 	s := Settings{
 		PodCIDRs: prefixes("10.42.3.0/24", "fd00:42:0:3::/64"), ClusterCIDRs: prefixes("10.42.0.0/16", "fd00:42::/48"),
 		ServiceCIDRs: prefixes("10.43.0.0/16"), NonMasqueradeCIDRs: prefixes("192.168.0.0/16"),
 	}.WithDefaults()
-	const want = `chain guard (filter prerouting -300)
-  iifname skiff0 ip daddr 127.0.0.0/8 drop
-  iifname skiff0 ip saddr 127.0.0.0/8 drop
-chain ports-in (nat prerouting -100)
-  ip daddr 10.43.0.0/16 accept
-  fib daddr type local jump host-ports
-chain ports-out (nat output -100)
-  ip daddr 10.43.0.0/16 accept
-  fib daddr type local jump host-ports
-chain unowned-forward (filter forward 0)
-  ip daddr 10.43.0.0/16 reject with icmpx host-unreachable
-chain unowned-output (filter output 0)
-  fib daddr type local accept
-  ip daddr 10.43.0.0/16 reject with icmpx host-unreachable
-chain host-ports
-  meta mark |= 0x2000 dnat ip to ip daddr . meta l4proto . th dport map @ports-address4
-  meta mark |= 0x2000 dnat ip to meta l4proto . th dport map @ports-any4
-  meta mark |= 0x2000 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-address6
-  meta mark |= 0x2000 dnat ip6 to meta l4proto . th dport map @ports-any6
-chain outbound-4
-  ip daddr 10.42.3.0/24 accept
-  ip daddr 10.42.0.0/16 accept
-  ip daddr 192.168.0.0/16 accept
-  ip daddr 224.0.0.0/4 accept
-  masquerade fully-random
-chain outbound-6
-  ip6 daddr fd00:42:0:3::/64 accept
-  ip6 daddr fd00:42::/48 accept
-  ip6 daddr ff00::/8 accept
-  masquerade fully-random
-chain outbound (nat postrouting 100)
-  meta mark & 0x2000 != 0 ip saddr 127.0.0.0/8 masquerade fully-random
-  meta mark & 0x2000 != 0 ip saddr 10.42.3.0/24 masquerade fully-random
-  meta mark & 0x2000 != 0 ip6 saddr fd00:42:0:3::/64 masquerade fully-random
-  ip saddr 10.42.3.0/24 jump outbound-4
-  ip6 saddr fd00:42:0:3::/64 jump outbound-6
-`
-	if got := planRules(s).String(); got != want {
+	const golden = "testdata/rules.txt"
+	m, err := planHost(s).model(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Replace(m.String(), planHost(s).markerChain(), "plan-MARKER", 1)
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 	other := s
@@ -124,37 +107,37 @@ func TestPlanPorts(t *testing.T) {
 		"none": {nil, nil},
 		"all of the host's addresses": {
 			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}}},
-			[]string{"ports-any4: any4 tcp 8080 -> 10.42.3.5:80", "ports-any6: any6 tcp 8080 -> [fd00::5]:80"},
+			[]string{"ports-any4 { tcp . 8080 : 10.42.3.5 . 80 }", "ports-any6 { tcp . 8080 : fd00::5 . 80 }"},
 		},
 		"one address of the host": {
 			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: "192.168.1.1"}}}},
-			[]string{"ports-address4: 192.168.1.1 udp 53 -> 10.42.3.5:5353"},
+			[]string{"ports-address4 { 192.168.1.1 . udp . 53 : 10.42.3.5 . 5353 }"},
 		},
 		"loopback": {
 			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 53, ContainerPort: 53, Protocol: "sctp", HostIP: "127.0.0.1"}}}},
-			[]string{"ports-address4: 127.0.0.1 sctp 53 -> 10.42.3.5:53"},
+			[]string{"ports-address4 { 127.0.0.1 . sctp . 53 : 10.42.3.5 . 53 }"},
 		},
 		"all IPv4 addresses": {
 			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 1, ContainerPort: 2, HostIP: "0.0.0.0"}}}},
-			[]string{"ports-any4: any4 tcp 1 -> 10.42.3.5:2"},
+			[]string{"ports-any4 { tcp . 1 : 10.42.3.5 . 2 }"},
 		},
 		"all IPv6 addresses": {
 			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 1, ContainerPort: 2, HostIP: "::"}}}},
-			[]string{"ports-any6: any6 tcp 1 -> [fd00::5]:2"},
+			[]string{"ports-any6 { tcp . 1 : fd00::5 . 2 }"},
 		},
 		"the same port for several protocols and addresses": {
 			[]Attachment{
 				{Addresses: addresses("10.42.3.5"), Ports: []Port{{HostPort: 1, ContainerPort: 2, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 2, Protocol: "udp"}}},
 				{Addresses: addresses("10.42.3.6"), Ports: []Port{{HostPort: 1, ContainerPort: 2, Protocol: "tcp", HostIP: "10.0.0.1"}}},
 			},
-			[]string{"ports-address4: 10.0.0.1 tcp 1 -> 10.42.3.6:2", "ports-any4: any4 tcp 1 -> 10.42.3.5:2", "ports-any4: any4 udp 1 -> 10.42.3.5:2"},
+			[]string{"ports-address4 { 10.0.0.1 . tcp . 1 : 10.42.3.6 . 2 }", "ports-any4 { tcp . 1 : 10.42.3.5 . 2 }", "ports-any4 { udp . 1 : 10.42.3.5 . 2 }"},
 		},
 		"the newer of two": {
 			[]Attachment{
 				{Sequence: 9, Addresses: addresses("10.42.3.9"), Ports: []Port{{HostPort: 1, ContainerPort: 2}}},
 				{Sequence: 2, Addresses: addresses("10.42.3.2"), Ports: []Port{{HostPort: 1, ContainerPort: 2}}},
 			},
-			[]string{"ports-any4: any4 tcp 1 -> 10.42.3.9:2"},
+			[]string{"ports-any4 { tcp . 1 : 10.42.3.9 . 2 }"},
 		},
 		"a container port without a host port": {
 			[]Attachment{{Addresses: both, Ports: []Port{{ContainerPort: 2}}}}, nil,
@@ -162,13 +145,19 @@ func TestPlanPorts(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
+			m, err := planHost(Settings{PodCIDRs: prefixes("10.42.3.0/24")}.WithDefaults()).model(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Commit()
 			elements, err := planPorts(test.attachments)
 			if err != nil {
 				t.Fatal(err)
 			}
+			m.Replace(portsOwner, nft.Part{Elements: elements})
 			var got []string
-			for _, e := range elements {
-				got = append(got, e.text)
+			for line := range strings.Lines(m.Text(m.Changes())) {
+				got = append(got, strings.TrimSuffix(strings.TrimPrefix(line, "add element "), "\n"))
 			}
 			if !slices.Equal(got, test.want) {
 				t.Errorf("got  %q\nwant %q", got, test.want)

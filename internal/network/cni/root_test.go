@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -22,9 +23,10 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/network/nft"
 )
 
 // The tests run in network and mount namespaces of their own: the test program starts itself again there. Under the plugin's name it is
@@ -571,17 +573,19 @@ func testServiceAddress(t *testing.T) {
 	w := newWorld(t, nil)
 	a, b := w.pod("a"), w.pod("b")
 	serve(t, b.ns, "tcp", "80")
-	connection, err := nftables.New()
-	if err != nil {
-		t.Fatal(err)
+	m := nft.NewModel("proxy")
+	defer func() { _ = nft.Remove("proxy") }()
+	services := nft.Set{Name: "services", Key: []nft.Type{nft.IPv4Addr}, Value: []nft.Type{nft.IPv4Addr, nft.InetService}}
+	part := nft.Part{Sets: []nft.Set{services}, Elements: []nft.Element{
+		{Set: services.Name, Key: nft.Bytes(netip.MustParseAddr("10.43.0.10")), Value: nft.Bytes(netip.MustParseAddr(b.addresses[0]), uint16(80))},
+	}}
+	for _, point := range []string{"prerouting", "output"} {
+		part.Chains = append(part.Chains, nft.Chain{Name: point, Hook: &nft.Hook{Type: "nat", Point: point, Priority: -100}, Rules: []nft.Rule{
+			nft.NewRule(nft.Family(true), nft.DNAT(true, nft.Lookup(services, nft.DestinationAddr(true)))),
+		}})
 	}
-	table := connection.AddTable(&nftables.Table{Name: "proxy", Family: nftables.TableFamilyINet})
-	defer func() { connection.DelTable(table); _ = connection.Flush() }()
-	for name, hook := range map[string]*nftables.ChainHook{"in": nftables.ChainHookPrerouting, "out": nftables.ChainHookOutput} {
-		chain := connection.AddChain(&nftables.Chain{Name: name, Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: nftables.ChainPriorityNATDest})
-		connection.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(destination(netip.MustParsePrefix("10.43.0.10/32")).exprs, dnatTo(b.addresses[0])...)})
-	}
-	if err := connection.Flush(); err != nil {
+	m.Replace("", part)
+	if err := nft.NewWriter(m, slog.New(slog.DiscardHandler)).Replace(); err != nil {
 		t.Fatal(err)
 	}
 	w.mustSee("", "tcp", "10.43.0.10", "80", "10.42.3.1")
@@ -720,11 +724,7 @@ func TestRepair(t *testing.T) {
 	}
 	w.mustSee("", "tcp", "127.0.0.1", "8001", "10.42.3.1")
 	// A port is taken out by somebody else; its pod goes all the same.
-	sets, err := portSets(&nftables.Table{Name: w.settings.Table, Family: nftables.TableFamilyINet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	connection.FlushSet(sets[portsAny+"4"])
+	connection.FlushSet(&nftables.Set{Name: portsAny + "4", Table: &nftables.Table{Name: w.settings.Table, Family: nftables.TableFamilyINet}})
 	if err := connection.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -785,13 +785,5 @@ func BenchmarkAddDelete(b *testing.B) {
 		if _, err := w.call("DEL", "a", ns, nil); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-// dnatTo sends a packet to another IPv4 address.
-func dnatTo(address string) []expr.Any {
-	return []expr.Any{
-		&expr.Immediate{Register: 1, Data: netip.MustParseAddr(address).AsSlice()},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
 	}
 }

@@ -1,0 +1,127 @@
+package nft
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
+
+var (
+	testVerdicts = Set{Name: "verdicts", Key: []Type{IPv4Addr, InetProto, InetService}, Value: []Type{Verdict}}
+	testChain    = Chain{Name: "shared", Rules: []Rule{NewRule(SetMark(0x10)), NewRule(Drop())}}
+)
+
+// owned is the part of an owner that sends an address to the shared chain.
+func owned(ip, verdict string) Part {
+	return Part{Chains: []Chain{testChain}, Elements: []Element{{Set: "verdicts", Key: Bytes(addr(ip), TCP, uint16(80)), Value: verdict}}}
+}
+
+func TestModelText(t *testing.T) {
+	m := NewModel("test")
+	ranges := Set{Name: "ranges", Key: []Type{IPv6Addr}, Interval: true}
+	sticky := Set{Name: "sticky", Key: []Type{IPv4Addr}, Value: []Type{IPv4Addr, InetService}, Timeout: time.Minute, Size: 9}
+	m.Replace("", Part{Sets: []Set{testVerdicts, ranges, sticky}, Elements: []Element{{Set: "ranges", Key: Bytes(addr("fd00::1")), End: Bytes(addr("fd00::9"))}},
+		Chains: []Chain{{Name: "in", Hook: &Hook{"filter", "input", -5}, Rules: []Rule{NewRule(Family(true), VerdictMap("verdicts", DestinationAddr(true), Protocol(), DestinationPort()))}}}})
+	m.Replace("a", owned("10.0.0.1", "goto shared"))
+	const want = `table inet test
+set ranges { type ipv6_addr; flags interval
+	fd00::1 - fd00::9
+}
+map sticky { type ipv4_addr : ipv4_addr . inet_service; flags dynamic,timeout; timeout 1m0s; size 9
+}
+map verdicts { type ipv4_addr . inet_proto . inet_service : verdict
+	10.0.0.1 . tcp . 80 : goto shared
+}
+chain in { type filter hook input priority -5;
+	meta nfproto ipv4 ip daddr . meta l4proto . th dport vmap @verdicts
+}
+chain shared {
+	meta mark set mark | 0x10
+	drop
+}
+`
+	if got := m.String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	m := NewModel("test")
+	m.Replace("", Part{Sets: []Set{testVerdicts}})
+	m.Commit()
+	steps := []struct {
+		name string
+		do   func()
+		want string
+	}{
+		{"first owner of a chain", func() { m.Replace("b", owned("10.0.0.1", "goto shared")) },
+			"add chain shared {\n\tmeta mark set mark | 0x10\n\tdrop\n}\nadd element verdicts { 10.0.0.1 . tcp . 80 : goto shared }\n"},
+		{"second owner", func() { m.Replace("c", owned("10.0.0.2", "goto shared")) }, "add element verdicts { 10.0.0.2 . tcp . 80 : goto shared }\n"},
+		{"same again", func() { m.Replace("c", owned("10.0.0.2", "goto shared")) }, ""},
+		{"another value", func() { m.Replace("c", owned("10.0.0.2", "drop")) },
+			"delete element verdicts { 10.0.0.2 . tcp . 80 : goto shared }\nadd element verdicts { 10.0.0.2 . tcp . 80 : drop }\n"},
+		{"there and back", func() {
+			m.Replace("c", owned("10.0.0.2", "accept"))
+			m.Replace("c", Part{})
+			m.Replace("c", owned("10.0.0.2", "drop"))
+		}, ""},
+		{"a later owner does not get another's element", func() { m.Replace("d", owned("10.0.0.2", "accept")) }, ""},
+		{"an earlier owner does", func() { m.Replace("a", owned("10.0.0.2", "return")) },
+			"delete element verdicts { 10.0.0.2 . tcp . 80 : drop }\nadd element verdicts { 10.0.0.2 . tcp . 80 : return }\n"},
+		{"and returns it", func() { m.Replace("a", Part{}) },
+			"delete element verdicts { 10.0.0.2 . tcp . 80 : return }\nadd element verdicts { 10.0.0.2 . tcp . 80 : drop }\n"},
+		{"a chain with other rules", func() { m.Replace("own", Part{Chains: []Chain{{Name: "own", Rules: []Rule{NewRule(Drop())}}}}) }, "add chain own {\n\tdrop\n}\n"},
+		{"replaced", func() { m.Replace("own", Part{Chains: []Chain{{Name: "own", Rules: []Rule{NewRule(Accept())}}}}) }, "replace chain own {\n\taccept\n}\n"},
+		{"last owners", func() {
+			for _, owner := range []string{"b", "c", "d", "own"} {
+				m.Replace(owner, Part{})
+			}
+		}, "delete element verdicts { 10.0.0.1 . tcp . 80 : goto shared }\ndelete element verdicts { 10.0.0.2 . tcp . 80 : drop }\ndelete chain own\ndelete chain shared\n"},
+	}
+	for _, step := range steps {
+		step.do()
+		if m.needsRebuild() {
+			t.Errorf("%s needs the whole table", step.name)
+		}
+		if got := m.Text(m.Changes()); got != step.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", step.name, got, step.want)
+		}
+		m.Commit()
+	}
+	if owners := strings.Join(m.Owners(), ","); owners != "" || len(m.elements) != 0 {
+		t.Errorf("owners %q and %d elements are left", owners, len(m.elements))
+	}
+}
+
+// The kernel cannot change the type of a set or the hook of a chain.
+func TestDefinitionsNeedTheWholeTable(t *testing.T) {
+	for name, part := range map[string]Part{
+		"set":   {Sets: []Set{{Name: "s", Key: []Type{IPv6Addr}}}, Chains: []Chain{{Name: "c", Hook: &Hook{"filter", "input", 0}}}},
+		"chain": {Sets: []Set{{Name: "s", Key: []Type{IPv4Addr}}}, Chains: []Chain{{Name: "c", Hook: &Hook{"filter", "input", 1}}}},
+	} {
+		m := NewModel("test")
+		m.Replace("", Part{Sets: []Set{{Name: "s", Key: []Type{IPv4Addr}}}, Chains: []Chain{{Name: "c", Hook: &Hook{"filter", "input", 0}}}})
+		m.Commit()
+		m.Replace("", part)
+		if !m.needsRebuild() {
+			t.Errorf("another %s is not noticed", name)
+		}
+	}
+}
+
+func TestEncode(t *testing.T) {
+	set := Set{Name: "s", Key: []Type{IPv4Addr}, Interval: true}
+	range1 := set.encode(Element{Key: Bytes(addr("10.0.0.0")), End: Bytes(addr("10.0.0.255"))})
+	if len(range1) != 2 || string(range1[1].Key) != Bytes(addr("10.0.1.0")) || !range1[1].IntervalEnd {
+		t.Errorf("%+v", range1)
+	}
+	if open := set.encode(Element{Key: Bytes(addr("240.0.0.0")), End: Bytes(addr("255.255.255.255"))}); len(open) != 1 {
+		t.Errorf("%+v", open)
+	}
+	if text := verdictText([]byte(Bytes(addr("8.0.1.0"), uint16(80)))); text != Bytes(addr("8.0.1.0"), uint16(80)) {
+		t.Errorf("an address was taken for a verdict: %q", text)
+	}
+}

@@ -1,0 +1,204 @@
+// Package netns makes network namespaces for tests of packets, and clients and servers inside them. A test package has
+//
+//	func TestMain(m *testing.M) { netns.Main(m) }
+//
+// and then runs in network and mount namespaces of its own: what it configures on "the host" exists only there. Unlike package namespaces it
+// runs no containers and needs no cgroups.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Main runs the tests of a package inside namespaces of their own: the test program starts itself again there.
+func Main(m *testing.M) {
+	const inside = "SKIFF_TEST_NETNS"
+	if os.Getenv(inside) != "" {
+		err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		if err == nil {
+			err = loopbackUp()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "netns:", err)
+			os.Exit(1)
+		}
+		os.Exit(m.Run())
+	}
+	again := exec.Command("/proc/self/exe", os.Args[1:]...)
+	again.Env = append(os.Environ(), inside+"=1")
+	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
+	again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
+	if err := again.Run(); err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			os.Exit(exit.ExitCode())
+		}
+		fmt.Fprintln(os.Stderr, "netns: enter private namespaces:", err)
+		os.Exit(1)
+	}
+}
+
+func loopbackUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+// Namespace is a network namespace. The zero value is that of the test itself, the host.
+type Namespace struct{ path string }
+
+// New makes a network namespace with its loopback interface up. It is removed at the end of the test.
+func New(t testing.TB) Namespace {
+	t.Helper()
+	n := Namespace{path: filepath.Join(t.TempDir(), "ns")}
+	if err := os.WriteFile(n.path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		// The thread keeps the namespace and ends with this goroutine.
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), n.path, "", unix.MS_BIND, "")
+		}
+		if err == nil {
+			err = loopbackUp()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(n.path, unix.MNT_DETACH) })
+	return n
+}
+
+// Do calls do inside the namespace.
+func (n Namespace) Do(do func() error) error {
+	if n.path == "" {
+		return do()
+	}
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		result <- func() error {
+			file, err := os.Open(n.path)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			if err := unix.Setns(int(file.Fd()), unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			return do()
+		}()
+	}()
+	return <-result
+}
+
+// Connect joins a namespace to the host by a link. name is that of the host's end; the other end is eth0, with the default route. Addresses
+// with the prefix of their network are CIDRs.
+func (n Namespace) Connect(t testing.TB, name string, hostAddresses, addresses []string) {
+	t.Helper()
+	file, err := os.Open(n.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerNamespace = "eth0", netlink.NsFd(int(file.Fd()))
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
+	if err := up(name, hostAddresses); err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range addresses {
+		if err := routeTo(name, netip.MustParsePrefix(address)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = n.Do(func() error {
+		if err := up("eth0", addresses); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		for _, gateway := range hostAddresses {
+			p := netip.MustParsePrefix(gateway)
+			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: p.Addr().AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
+				return fmt.Errorf("add default route: %w", err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// routeTo adds the route to an address that is alone in its network.
+func routeTo(name string, p netip.Prefix) error {
+	if !p.IsSingleIP() {
+		return nil
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	destination := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Bits())}
+	if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: destination, Scope: netlink.SCOPE_LINK}); err != nil {
+		return fmt.Errorf("add route to %s: %w", p, err)
+	}
+	return nil
+}
+
+// up adds addresses to a link and sets it up.
+func up(name string, addresses []string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, text := range addresses {
+		address, err := netlink.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		if strings.Contains(text, ":") {
+			address.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(link, address); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", text, name, err)
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// Sysctl sets a sysctl of the host, named by its path below /proc/sys.
+func Sysctl(t testing.TB, name, value string) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0); err != nil {
+		t.Fatal(err)
+	}
+}
