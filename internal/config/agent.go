@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,9 @@ type Agent struct {
 	// that has not joined yet needs a token.
 	Token, TokenFile string
 	LogLevel         string
+	// Without are the components of a node that run elsewhere.
+	Without []string
+	NodeProxy
 }
 
 // DefaultAgent is the configuration of an agent started without flags.
@@ -35,8 +39,13 @@ func (c *Agent) Flags(groups *FlagGroups) {
 	fs.StringVar(&c.TokenFile, "token-file", c.TokenFile, "Path to a file with the join token. Unlike --token, it does not show in the process list.")
 	dataDirFlag(fs, &c.DataDir)
 	logLevelFlag(fs, &c.LogLevel)
+	listVar(fs, &c.Without, "without", "Components not to run on this node, separated by commas: proxy.")
 	c.Node.flags(groups, "node-name", "kubelet-config")
+	c.NodeProxy.flags(groups)
 }
+
+// Runs reports whether a component runs in the agent's process.
+func (c *Agent) Runs(component string) bool { return !slices.Contains(c.Without, component) }
 
 // Validate checks the configuration; its errors name the flag at fault.
 func (c *Agent) Validate() error {
@@ -50,7 +59,7 @@ func (c *Agent) Validate() error {
 	if !filepath.IsAbs(c.DataDir) {
 		errs = append(errs, fmt.Errorf("--data-dir: %q is not an absolute path", c.DataDir))
 	}
-	return errors.Join(append(errs, c.Node.validate("node-name"))...)
+	return errors.Join(append(errs, c.Node.validate("node-name"), validateWithout(c.Without, optionalNodeComponents), c.NodeProxy.validate(c.Runs(ComponentProxy)))...)
 }
 
 // ReadToken returns the join token, or an empty string when none is configured.

@@ -19,15 +19,32 @@ type Server struct {
 	Node          Node
 	PodCIDRs      PodCIDRs
 	NodeLifecycle NodeLifecycle
+	NodeProxy
 }
 
 // The components of `skiff server` that --without can leave out.
 const (
 	ComponentControllers = "controllers"
 	ComponentScheduler   = "scheduler"
+	// ComponentProxy is the Service proxy of the node. `skiff agent` can leave it out too.
+	ComponentProxy = "proxy"
 )
 
-var optionalComponents = []string{ComponentControllers, ComponentScheduler}
+var (
+	optionalComponents     = []string{ComponentControllers, ComponentScheduler, ComponentProxy}
+	optionalNodeComponents = []string{ComponentProxy}
+)
+
+// validateWithout checks the components to leave out.
+func validateWithout(without, optional []string) error {
+	var errs []error
+	for _, component := range without {
+		if !slices.Contains(optional, component) {
+			errs = append(errs, fmt.Errorf("--without: %q is not one of %s", component, strings.Join(optional, ", ")))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // ClusterDNS is the part of the cluster that --disable=dns leaves to a DNS server that the user installs.
 const ClusterDNS = "dns"
@@ -47,12 +64,13 @@ func (c *Server) Flags(groups *FlagGroups) {
 	c.genericFlags(groups)
 	fs := groups.Common(groupGeneric)
 	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "Run the control plane without a node on this host.")
-	listVar(fs, &c.Without, "without", "Components not to run in this process, separated by commas: controllers, scheduler.")
+	listVar(fs, &c.Without, "without", "Components not to run in this process, separated by commas: controllers, scheduler, proxy.")
 	listVar(fs, &c.Disable, "disable", "Parts of the cluster that skiff does not provide, because another implementation is installed, separated by commas: dns.")
 	c.servingFlags(groups)
 	c.Node.flags(groups, "node-name", "kubelet-config")
 	c.networkingFlags(groups, "service-cidr")
 	c.PodCIDRs.flags(groups)
+	c.NodeProxy.flags(groups)
 	c.Etcd.flags(groups)
 	c.Encryption.flags(groups)
 	c.accessFlags(groups)
@@ -62,11 +80,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 // Validate checks the configuration; its errors name the flag at fault.
 func (c *Server) Validate() error {
 	errs := []error{c.APIServer.validate("service-cidr"), c.Node.validate("node-name"), c.PodCIDRs.validate(), c.NodeLifecycle.validate()}
-	for _, component := range c.Without {
-		if !slices.Contains(optionalComponents, component) {
-			errs = append(errs, fmt.Errorf("--without: %q is not one of %s", component, strings.Join(optionalComponents, ", ")))
-		}
-	}
+	errs = append(errs, validateWithout(c.Without, optionalComponents), c.NodeProxy.validate(!c.NoNode && c.Runs(ComponentProxy)))
 	errs = append(errs, c.validateDisable())
 	if c.NoNode && !reflect.DeepEqual(c.Node, Node{}) {
 		errs = append(errs, errors.New("--no-node: the flags of the node have no effect without a node"))

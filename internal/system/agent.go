@@ -60,6 +60,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return wrap("read the service CIDRs of the cluster", err)
 	}
 	o.clusterDNS = clusterDNS(o.serviceCIDRs)
+	if c.Runs(config.ComponentProxy) {
+		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
+	}
 	return runRenewedNode(ctx, remote, join.Certificate, o, log)
 }
 

@@ -20,6 +20,8 @@ import (
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/network/cni"
+	"skiff/internal/network/nft"
+	"skiff/internal/network/proxy"
 )
 
 // cleanTimeout is how long the container runtime may take to stop all pods.
@@ -55,7 +57,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 			return err
 		}
 	}
-	if err := dnsAddresses(c.DataDir).Set(nil); err != nil {
+	if err := errors.Join(nft.Remove(proxy.DefaultTable), dnsAddresses(c.DataDir).Set(nil)); err != nil {
 		return err
 	}
 	groups, err := cgroup.New(cgroup.Settings{Root: settings.CgroupRoot})

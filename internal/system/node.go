@@ -66,6 +66,8 @@ type nodeOptions struct {
 	sandboxProfile string
 	// caFile holds the CA of the cluster that the node has joined with a token; empty: it has not joined with a token.
 	caFile string
+	// proxy are the options of the Service proxy; nil: it runs elsewhere.
+	proxy *proxyOptions
 }
 
 // kubeletConfiguration is the KubeletConfiguration of the node.
@@ -115,6 +117,9 @@ func (s *server) nodeOptions() (o nodeOptions, err error) {
 	}
 	o.servesDNS = c.Provides(config.ClusterDNS)
 	o.clusterDNS = clusterDNS(o.serviceCIDRs)
+	if c.Runs(config.ComponentProxy) {
+		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
+	}
 	return o, nil
 }
 
@@ -277,6 +282,7 @@ func (n *nodeComponents) build() error {
 	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
 	for _, step := range []func() error{
 		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
+		n.buildProxy,
 	} {
 		if err := step(); err != nil {
 			return err

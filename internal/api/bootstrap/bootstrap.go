@@ -76,8 +76,9 @@ func metricsReader() *rbacv1.ClusterRole {
 	}
 }
 
-// nodeBindings allow hosts with a bootstrap token of the group to join as nodes, and nodes to renew their certificates, without manual
-// approval. The roles are upstream's; kubeadm binds them in the same way.
+// nodeBindings allow hosts with a bootstrap token of the group to join as nodes, nodes to renew their certificates without manual approval, and
+// nodes to run the Service proxy and the cluster's DNS. The roles are upstream's, except that of DNS; kubeadm binds those of certificates in the same
+// way.
 func nodeBindings(group string) []*rbacv1.ClusterRoleBinding {
 	var bindings []*rbacv1.ClusterRoleBinding
 	for _, b := range []struct{ name, role, group string }{

@@ -1,0 +1,228 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"skiff/internal/network/nft"
+)
+
+// Settings are what the table depends on besides the objects of the API.
+type Settings struct {
+	// Table is the name of the nftables table. Two nodes that share a network namespace need different ones.
+	Table string
+	// Local recognizes packets of the cluster's pods.
+	Local LocalTraffic
+	// MasqueradeAll hides the source of all packets to cluster IPs from the endpoints.
+	MasqueradeAll bool
+	// MasqueradeMark is the bit of the packet mark that says that the source of a packet is to be translated.
+	MasqueradeMark uint32
+}
+
+// DefaultTable and DefaultMasqueradeMark are those of a proxy that is not configured otherwise. The mark is kube-proxy's.
+const (
+	DefaultTable          = "skiff-proxy"
+	DefaultMasqueradeMark = 1 << 14
+)
+
+// LocalTraffic recognizes packets of pods: by their source, or by the interface through which they arrive. The zero value recognizes none.
+type LocalTraffic struct {
+	// CIDRs are the pods' addresses, at most one of each family.
+	CIDRs                      []netip.Prefix
+	Interface, InterfacePrefix string
+}
+
+// match returns the clauses that match packets of pods, and other packets.
+func (l LocalTraffic) match(is4 bool) (local, other nft.Clause, ok bool) {
+	switch i := slices.IndexFunc(l.CIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }); {
+	case i >= 0:
+		return nft.Source(l.CIDRs[i]), nft.SourceNot(l.CIDRs[i]), true
+	case l.Interface != "":
+		return nft.FromInterface(l.Interface), nft.NotFromInterface(l.Interface), true
+	case l.InterfacePrefix != "":
+		return nft.FromInterfacePrefix(l.InterfacePrefix), nft.NotFromInterfacePrefix(l.InterfacePrefix), true
+	}
+	return local, other, false
+}
+
+// Node is what the proxy has to know about the node.
+type Node struct {
+	Name, Zone string
+	// IPs are the primary addresses of the node, at most one of each family.
+	IPs []netip.Addr
+	// NodePortIPs are the addresses on which node ports are served, unless they are served on all addresses of the host of a family, except
+	// loopback ones.
+	NodePortIPs                        []netip.Addr
+	AllIPv4NodePorts, AllIPv6NodePorts bool
+	// ServiceCIDRs are the ranges of cluster IPs. Packets to those that no Service has are dropped.
+	ServiceCIDRs []netip.Prefix
+}
+
+// allNodePorts reports whether node ports are served on all addresses of a family.
+func (n Node) allNodePorts(is4 bool) bool {
+	return is4 && n.AllIPv4NodePorts || !is4 && n.AllIPv6NodePorts
+}
+
+// family names the sets and chains of one address family.
+type family struct {
+	is4    bool
+	suffix string
+}
+
+var families = []family{{true, "4"}, {false, "6"}}
+
+func familyOf(is4 bool) family {
+	if is4 {
+		return families[0]
+	}
+	return families[1]
+}
+
+func (f family) addr() nft.Type { return nft.AddrType(f.is4) }
+
+// frontend is the type of the key that identifies a Service's port by an address.
+func (f family) frontend() []nft.Type { return []nft.Type{f.addr(), nft.InetProto, nft.InetService} }
+
+// The sets of a family.
+func (f family) clusterIPs() nft.Set {
+	return nft.Set{Name: "cluster-ips" + f.suffix, Key: []nft.Type{f.addr()}}
+}
+
+func (f family) verdicts(name string) nft.Set {
+	return nft.Set{Name: name + f.suffix, Key: f.frontend(), Value: []nft.Type{nft.Verdict}}
+}
+
+func (f family) serviceIPs() nft.Set         { return f.verdicts("service-ips") }
+func (f family) noEndpointServices() nft.Set { return f.verdicts("no-endpoint-services") }
+func (f family) firewallIPs() nft.Set        { return f.verdicts("firewall-ips") }
+
+func (f family) portVerdicts(name string) nft.Set {
+	return nft.Set{Name: name + f.suffix, Key: []nft.Type{nft.InetProto, nft.InetService}, Value: []nft.Type{nft.Verdict}}
+}
+
+func (f family) serviceNodePorts() nft.Set    { return f.portVerdicts("service-nodeports") }
+func (f family) noEndpointNodePorts() nft.Set { return f.portVerdicts("no-endpoint-nodeports") }
+
+// externalServices and nodePortServices map external frontends to the cluster IP and port of their Service.
+func (f family) externalServices() nft.Set {
+	return nft.Set{Name: "external-services" + f.suffix, Key: f.frontend(), Value: f.frontend()}
+}
+
+func (f family) nodePortServices() nft.Set {
+	return nft.Set{Name: "nodeport-services" + f.suffix, Key: []nft.Type{nft.InetProto, nft.InetService}, Value: f.frontend()}
+}
+
+// endpoints maps a cluster IP and port and a number to an endpoint.
+func (f family) endpoints(policy string) nft.Set {
+	return nft.Set{Name: policy + "-endpoints" + f.suffix, Key: append(f.frontend(), nft.Integer), Value: []nft.Type{f.addr(), nft.InetService}}
+}
+
+func (f family) hairpin() nft.Set {
+	return nft.Set{Name: "hairpin-connections" + f.suffix, Key: []nft.Type{f.addr(), f.addr(), nft.InetProto, nft.InetService}}
+}
+
+func (f family) nodePortIPs() nft.Set {
+	return nft.Set{Name: "nodeport-ips" + f.suffix, Key: []nft.Type{f.addr()}}
+}
+
+// The keys of packets.
+func (f family) destination() []nft.Field {
+	return []nft.Field{nft.DestinationAddr(f.is4), nft.Protocol(), nft.DestinationPort()}
+}
+
+func destinationPort() []nft.Field { return []nft.Field{nft.Protocol(), nft.DestinationPort()} }
+
+// The traffic policies, as names of endpoint maps and chains.
+const (
+	policyCluster = "cluster"
+	policyLocal   = "local"
+	rejectChain   = "reject"
+)
+
+// base is the part of the table that does not depend on Services.
+func base(s Settings, node Node) nft.Part {
+	part := nft.Part{Chains: []nft.Chain{{Name: rejectChain, Rules: []nft.Rule{nft.NewRule(nft.Reject())}}}}
+	hook := func(name, kind, point string, priority int32) *nft.Chain {
+		return &nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}}
+	}
+	// Sources are checked before the destination is translated. Rejecting needs the hooks input, forward and output.
+	preroutingFilter, outputPreFilter := hook("filter-prerouting-pre-dnat", "filter", "prerouting", -110), hook("filter-output-pre-dnat", "filter", "output", -110)
+	input, forward, output := hook("filter-input", "filter", "input", 0), hook("filter-forward", "filter", "forward", 0), hook("filter-output", "filter", "output", 0)
+	prerouting, outputNAT := hook("nat-prerouting", "nat", "prerouting", -100), hook("nat-output", "nat", "output", -100)
+	postrouting := hook("nat-postrouting", "nat", "postrouting", 100)
+	postrouting.Rules = append(postrouting.Rules, nft.NewRule(nft.HasMark(s.MasqueradeMark), nft.ClearMark(s.MasqueradeMark), nft.Masquerade()))
+	for _, f := range families {
+		onNew := func(chain string) nft.Rule {
+			return nft.NewRule(nft.StateNew(), nft.Family(f.is4), nft.Jump(chain+f.suffix))
+		}
+		preroutingFilter.Rules = append(preroutingFilter.Rules, onNew("firewall-check"))
+		outputPreFilter.Rules = append(outputPreFilter.Rules, onNew("firewall-check"))
+		input.Rules = append(input.Rules, onNew("nodeport-endpoints-check"), onNew("service-endpoints-check"))
+		forward.Rules = append(forward.Rules, onNew("service-endpoints-check"), onNew("cluster-ips-check"))
+		output.Rules = append(output.Rules, onNew("service-endpoints-check"), onNew("cluster-ips-check"))
+		services := nft.NewRule(nft.Family(f.is4), nft.Jump("services"+f.suffix))
+		prerouting.Rules, outputNAT.Rules = append(prerouting.Rules, services), append(outputNAT.Rules, services)
+		// A pod that reaches itself through a Service would receive a packet from its own address.
+		postrouting.Rules = append(postrouting.Rules, nft.NewRule(nft.StatusDNAT(), nft.Family(f.is4),
+			nft.In(f.hairpin().Name, append([]nft.Field{nft.SourceAddr(f.is4)}, f.destination()...)...), nft.Masquerade()))
+		f.addBase(&part, s, node)
+	}
+	for _, c := range []*nft.Chain{preroutingFilter, outputPreFilter, input, forward, output, prerouting, outputNAT, postrouting} {
+		part.Chains = append(part.Chains, *c)
+	}
+	return part
+}
+
+// addBase adds the sets and chains of a family.
+func (f family) addBase(part *nft.Part, s Settings, node Node) {
+	part.Sets = append(part.Sets, f.clusterIPs(), f.serviceIPs(), f.noEndpointServices(), f.firewallIPs(), f.serviceNodePorts(), f.noEndpointNodePorts(),
+		f.externalServices(), f.nodePortServices(), f.endpoints(policyCluster), f.endpoints(policyLocal), f.hairpin())
+	toNodePort := []nft.Clause{nft.ToThisHost(), nft.DestinationNot(loopback(f.is4))}
+	if !node.allNodePorts(f.is4) {
+		part.Sets = append(part.Sets, f.nodePortIPs())
+		toNodePort = []nft.Clause{nft.In(f.nodePortIPs().Name, nft.DestinationAddr(f.is4))}
+		for _, a := range node.NodePortIPs {
+			if a.Is4() == f.is4 && !a.IsLoopback() {
+				part.Elements = append(part.Elements, nft.Element{Set: f.nodePortIPs().Name, Key: nft.Bytes(a)})
+			}
+		}
+	}
+	nodePort := func(verdicts nft.Set) nft.Rule {
+		return nft.NewRule(append(slices.Clone(toNodePort), nft.VerdictMap(verdicts.Name, destinationPort()...))...)
+	}
+	verdict := func(verdicts nft.Set) nft.Rule { return nft.NewRule(nft.VerdictMap(verdicts.Name, f.destination()...)) }
+	toClusterIP := nft.In(f.clusterIPs().Name, nft.DestinationAddr(f.is4))
+	services := nft.Chain{Name: "services" + f.suffix}
+	if s.MasqueradeAll {
+		services.Rules = append(services.Rules, nft.NewRule(toClusterIP, nft.SetMark(s.MasqueradeMark)))
+	} else if _, other, ok := s.Local.match(f.is4); ok {
+		// Packets from outside of the cluster may be routed to any node, and may be sent on to another.
+		services.Rules = append(services.Rules, nft.NewRule(toClusterIP, other, nft.SetMark(s.MasqueradeMark)))
+	}
+	services.Rules = append(services.Rules, verdict(f.serviceIPs()), nodePort(f.serviceNodePorts()))
+	// What is still addressed to a cluster IP was not translated.
+	check := nft.Chain{Name: "cluster-ips-check" + f.suffix, Rules: []nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Return()), nft.NewRule(toClusterIP, nft.Reject())}}
+	for _, cidr := range node.ServiceCIDRs {
+		if cidr.Addr().Is4() == f.is4 {
+			check.Rules = append(check.Rules, nft.NewRule(nft.Destination(cidr), nft.Drop()))
+		}
+	}
+	part.Chains = append(part.Chains, services, check,
+		nft.Chain{Name: "firewall-check" + f.suffix, Rules: []nft.Rule{verdict(f.firewallIPs())}},
+		nft.Chain{Name: "service-endpoints-check" + f.suffix, Rules: []nft.Rule{verdict(f.noEndpointServices())}},
+		nft.Chain{Name: "nodeport-endpoints-check" + f.suffix, Rules: []nft.Rule{nodePort(f.noEndpointNodePorts())}},
+	)
+}
+
+func loopback(is4 bool) netip.Prefix {
+	if is4 {
+		return netip.MustParsePrefix("127.0.0.0/8")
+	}
+	return netip.MustParsePrefix("::1/128")
+}
+
+// chainName joins a name with the family and what the chain depends on.
+func (f family) chainName(name, format string, args ...any) string {
+	return name + f.suffix + "-" + fmt.Sprintf(format, args...)
+}

@@ -1,0 +1,320 @@
+package proxy
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"skiff/internal/network/nft"
+)
+
+// maxAffinityClients bounds the clients that are remembered for one port of a Service. Further ones have no session affinity.
+const maxAffinityClients = 1 << 16
+
+// Compiled is what a Service means for a node.
+type Compiled struct {
+	Part nft.Part
+	// HealthCheckPort serves whether the node has LocalEndpoints; 0: no port.
+	HealthCheckPort uint16
+	LocalEndpoints  int
+	// Datagrams are the UDP ports, whose flows the kernel remembers.
+	Datagrams []DatagramPort
+	// NoLocalInternal and NoLocalExternal have an entry for each port whose traffic policy is Local and that has endpoints on other nodes only:
+	// whether it is of IPv4.
+	NoLocalInternal, NoLocalExternal []bool
+}
+
+// DatagramPort is a UDP port of a Service and where its packets may be sent.
+type DatagramPort struct {
+	Frontends []netip.AddrPort
+	NodePort  uint16
+	Is4       bool
+	// Endpoints are all serving ones: a change of policy does not interrupt a flow.
+	Endpoints []netip.AddrPort
+}
+
+// Compile computes the part of the table for a Service. slicesOfService are its EndpointSlices.
+func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*discoveryv1.EndpointSlice) Compiled {
+	var result Compiled
+	if !isProxied(service) {
+		return result
+	}
+	byPort := endpointsByPort(slicesOfService, node.Name)
+	protocolOf := map[nft.Proto]corev1.Protocol{nft.TCP: corev1.ProtocolTCP, nft.UDP: corev1.ProtocolUDP, nft.SCTP: corev1.ProtocolSCTP}
+	c := compiler{settings: s, node: node, seen: map[nft.Element]bool{}, chains: map[string]bool{}}
+	for _, port := range servicePorts(service) {
+		name := port.name[len(service.Namespace)+len(service.Name)+len(port.proto.String())+3:]
+		all := byPort[portKey{name, protocolOf[port.proto], port.is4}]
+		c.addPort(&port, choose(all, &port, node))
+		if port.proto == nft.UDP {
+			result.Datagrams = append(result.Datagrams, datagramPort(&port, all))
+		}
+	}
+	result.Part, result.NoLocalInternal, result.NoLocalExternal = c.part, c.noLocalInternal, c.noLocalExternal
+	result.HealthCheckPort = healthCheckPort(service)
+	result.LocalEndpoints = localReady(byPort)
+	return result
+}
+
+// localReady is the number of addresses of ready endpoints on this node.
+func localReady(byPort map[portKey][]endpoint) int {
+	found := map[netip.Addr]bool{}
+	for _, list := range byPort {
+		for _, e := range list {
+			if e.ready && e.local {
+				found[e.Addr()] = true
+			}
+		}
+	}
+	return len(found)
+}
+
+func datagramPort(p *servicePort, all []endpoint) DatagramPort {
+	d := DatagramPort{NodePort: p.nodePort, Is4: p.is4}
+	for _, a := range slices.Concat([]netip.Addr{p.clusterIP}, p.externalIPs, p.loadBalancerIPs) {
+		d.Frontends = append(d.Frontends, netip.AddrPortFrom(a, p.port))
+	}
+	for _, e := range all {
+		if e.serving {
+			d.Endpoints = append(d.Endpoints, e.AddrPort)
+		}
+	}
+	return d
+}
+
+// compiler collects the part of one Service.
+type compiler struct {
+	settings Settings
+	node     Node
+	part     nft.Part
+	// seen and chains are what the part has.
+	seen                             map[nft.Element]bool
+	chains                           map[string]bool
+	noLocalInternal, noLocalExternal []bool
+}
+
+func (c *compiler) element(set nft.Set, key, value string) {
+	e := nft.Element{Set: set.Name, Key: key, Value: value}
+	if !c.seen[e] {
+		c.seen[e] = true
+		c.part.Elements = append(c.part.Elements, e)
+	}
+}
+
+// chain adds a chain unless the part has it, and returns its name.
+func (c *compiler) chain(name string, rules ...nft.Rule) string {
+	if !c.chains[name] {
+		c.chains[name] = true
+		c.part.Chains = append(c.part.Chains, nft.Chain{Name: name, Rules: rules})
+	}
+	return name
+}
+
+// portCompiler compiles one port in one family.
+type portCompiler struct {
+	*compiler
+	family
+	*servicePort
+	lists
+}
+
+func (c *compiler) addPort(p *servicePort, l lists) {
+	pc := portCompiler{compiler: c, family: familyOf(p.is4), servicePort: p, lists: l}
+	c.element(pc.clusterIPs(), nft.Bytes(p.clusterIP), "")
+	pc.addEndpoints(policyCluster, l.cluster)
+	pc.addEndpoints(policyLocal, l.local)
+	pc.addInternal()
+	if p.isExternal() {
+		pc.addExternal()
+	}
+}
+
+func (c portCompiler) count(policy string) int {
+	if policy == policyLocal {
+		return len(c.local)
+	}
+	return len(c.cluster)
+}
+
+// identity is the key that identifies the port: its cluster IP and port.
+func (c portCompiler) identity() string { return nft.Bytes(c.clusterIP, c.proto, c.port) }
+
+// addEndpoints adds the endpoints of a traffic policy. A pod that is one of them may reach itself.
+func (c portCompiler) addEndpoints(policy string, list []endpoint) {
+	for i, e := range list {
+		c.element(c.endpoints(policy), c.identity()+nft.Bytes(i), nft.Bytes(e.Addr(), e.Port()))
+		if e.local {
+			c.element(c.hairpin(), nft.Bytes(e.Addr(), e.Addr(), c.proto, e.Port()), "")
+		}
+	}
+}
+
+// addInternal adds the cluster IP.
+func (c portCompiler) addInternal() {
+	policy, has := policyCluster, c.usable
+	if c.internalLocal {
+		policy, has = policyLocal, len(c.local) > 0
+	}
+	if has {
+		c.element(c.serviceIPs(), c.identity(), "goto "+c.pick(policy, viaClusterIP))
+		return
+	}
+	if c.usable {
+		c.noLocalInternal = append(c.noLocalInternal, c.is4())
+	}
+	c.element(c.noEndpointServices(), c.identity(), c.refusal())
+}
+
+// refusal is the verdict for packets that cannot be sent to an endpoint: with endpoints on other nodes only, they are dropped, because
+// clients may reach another node.
+func (c portCompiler) refusal() string {
+	if c.usable {
+		return "drop"
+	}
+	return "goto " + rejectChain
+}
+
+// via is how a packet identifies a Service.
+type via string
+
+const (
+	viaClusterIP  via = ""
+	viaExternalIP via = "-external"
+	viaNodePort   via = "-nodeport"
+)
+
+// addExternal adds external addresses and the node port.
+func (c portCompiler) addExternal() {
+	has := c.usable && (!c.externalLocal || len(c.local) > 0)
+	if c.usable && !has {
+		c.noLocalExternal = append(c.noLocalExternal, c.is4())
+	}
+	for _, a := range slices.Concat(c.externalIPs, c.loadBalancerIPs) {
+		key := nft.Bytes(a, c.proto, c.port)
+		if c.usable {
+			c.element(c.serviceIPs(), key, "goto "+c.external(viaExternalIP))
+			c.element(c.externalServices(), key, c.identity())
+		}
+		if !has {
+			c.element(c.noEndpointServices(), key, c.refusal())
+		}
+	}
+	if len(c.sourceRanges) > 0 && len(c.loadBalancerIPs) > 0 {
+		firewall := c.firewall()
+		for _, a := range c.loadBalancerIPs {
+			c.element(c.firewallIPs(), nft.Bytes(a, c.proto, c.port), "goto "+firewall)
+		}
+	}
+	if c.nodePort == 0 {
+		return
+	}
+	key := nft.Bytes(c.proto, c.nodePort)
+	if c.usable {
+		c.element(c.serviceNodePorts(), key, "goto "+c.external(viaNodePort))
+		c.element(c.nodePortServices(), key, c.identity())
+	}
+	if !has {
+		c.element(c.noEndpointNodePorts(), key, c.refusal())
+	}
+}
+
+// external is the chain of packets to an external address or a node port.
+func (c portCompiler) external(v via) string {
+	name := c.chainName("external", "%d", len(c.cluster))
+	if c.externalLocal {
+		name = c.chainName("external", "%d-local-%d", len(c.cluster), len(c.local))
+	}
+	name += string(v)
+	if c.affinitySeconds > 0 {
+		name = c.chainName("external", "%s", c.name)
+	}
+	mark, cluster := nft.SetMark(c.settings.MasqueradeMark), nft.Goto(c.pick(policyCluster, v))
+	if !c.externalLocal {
+		// The endpoint may be on another node, and has to reply through this one.
+		return c.chain(name, nft.NewRule(mark), nft.NewRule(cluster))
+	}
+	var rules []nft.Rule
+	// Packets of this node are sent to all endpoints, as if they had gone out to a load balancer and come back.
+	if pods, _, ok := c.settings.Local.match(c.is4()); ok {
+		rules = append(rules, nft.NewRule(pods, cluster))
+	}
+	rules = append(rules, nft.NewRule(nft.FromThisHost(), mark), nft.NewRule(nft.FromThisHost(), cluster))
+	if len(c.local) > 0 {
+		rules = append(rules, nft.NewRule(nft.Goto(c.pick(policyLocal, v))))
+	}
+	return c.chain(name, rules...)
+}
+
+func (c portCompiler) is4() bool { return c.family.is4 }
+
+// pick is the chain that translates packets to a random endpoint of a policy. It is shared by all Services with the same number of
+// endpoints, unless the Service has session affinity.
+func (c portCompiler) pick(policy string, v via) string {
+	n := c.count(policy)
+	if c.affinitySeconds > 0 {
+		return c.stickyPick(policy, n)
+	}
+	fields := c.destination()
+	switch v {
+	case viaExternalIP:
+		fields = []nft.Field{nft.Lookup(c.externalServices(), fields...)}
+	case viaNodePort:
+		fields = []nft.Field{nft.Lookup(c.nodePortServices(), destinationPort()...)}
+	}
+	to := nft.Lookup(c.endpoints(policy), append(fields, nft.Random(n))...)
+	return c.chain(c.chainName(policy, "%d%s", n, v), nft.NewRule(nft.DNAT(c.is4(), to)))
+}
+
+// stickyPick is pick for a Service with session affinity: clients are remembered by their address, whichever address of the Service they use.
+func (c portCompiler) stickyPick(policy string, n int) string {
+	clients := nft.Set{
+		Name: c.chainName("affinity", "%ds-%s", c.affinitySeconds, c.name), Key: []nft.Type{c.addr()}, Value: []nft.Type{c.addr(), nft.InetService},
+		Timeout: time.Duration(c.affinitySeconds) * time.Second, Size: maxAffinityClients,
+	}
+	existing := nft.Set{Name: c.chainName("affinity-"+policy, "%s", c.name), Key: []nft.Type{c.addr(), nft.InetService}}
+	name := c.chainName(policy, "%s", c.name)
+	if c.chains[name] {
+		return name
+	}
+	for _, s := range []nft.Set{clients, existing} {
+		if !slices.ContainsFunc(c.part.Sets, func(other nft.Set) bool { return other.Name == s.Name }) {
+			c.part.Sets = append(c.part.Sets, s)
+		}
+	}
+	list := c.cluster
+	if policy == policyLocal {
+		list = c.local
+	}
+	for _, e := range list {
+		c.element(existing, nft.Bytes(e.Addr(), e.Port()), "")
+	}
+	to := nft.Lookup(c.endpoints(policy), nft.Constant(c.addr(), nft.Bytes(c.clusterIP)), nft.Constant(nft.InetProto, nft.Bytes(c.proto)),
+		nft.Constant(nft.InetService, nft.Bytes(c.port)), nft.Random(n))
+	sticky := nft.Sticky{Is4: c.is4(), Clients: clients, Endpoints: existing}
+	return c.chain(name, nft.NewRule(sticky.Remembered()), nft.NewRule(sticky.Remember(to)), nft.NewRule(nft.DNAT(c.is4(), to)))
+}
+
+// firewall is the chain that drops packets to the Service's load balancer from other sources than its ranges.
+func (c portCompiler) firewall() string {
+	var rules []nft.Rule
+	fromNode := false
+	for _, p := range c.sourceRanges {
+		rules = append(rules, nft.NewRule(nft.Source(p), nft.Return()))
+		fromNode = fromNode || slices.ContainsFunc(c.node.IPs, p.Contains)
+	}
+	if fromNode {
+		// If the node has the load balancer's address on an interface, its own packets have that as source.
+		for _, a := range c.loadBalancerIPs {
+			rules = append(rules, nft.NewRule(nft.Source(netip.PrefixFrom(a, a.BitLen())), nft.Return()))
+		}
+	}
+	return c.chain(c.chainName("firewall", "%s", c.name), append(rules, nft.NewRule(nft.Drop()))...)
+}
+
+// isEmpty reports whether a Service means nothing for the node.
+func (c Compiled) isEmpty() bool {
+	return len(c.Part.Elements) == 0 && c.HealthCheckPort == 0 && len(c.Datagrams) == 0
+}

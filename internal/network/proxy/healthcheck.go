@@ -1,0 +1,121 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/client"
+)
+
+// healthChecks serve the health check node ports of Services: load balancers ask there whether the node has endpoints.
+type healthChecks struct {
+	nodeName string
+	health   *Health
+	events   client.EventRecorder
+	log      *slog.Logger
+	servers  map[types.NamespacedName]*healthCheck
+	running  sync.WaitGroup
+}
+
+// healthCheck is the server of one Service.
+type healthCheck struct {
+	port      uint16
+	addresses []netip.Addr
+	endpoints atomic.Int64
+	servers   []*http.Server
+}
+
+func newHealthChecks(nodeName string, health *Health, events client.EventRecorder, log *slog.Logger) *healthChecks {
+	return &healthChecks{nodeName: nodeName, health: health, events: events, log: log, servers: map[types.NamespacedName]*healthCheck{}}
+}
+
+// sync opens, changes and closes servers so that they are those of the Services. A port that cannot be opened is tried again at the next sync.
+func (h *healthChecks) sync(compiled map[types.NamespacedName]Compiled, node Node) {
+	listenOn := node.NodePortIPs
+	if node.AllIPv4NodePorts || node.AllIPv6NodePorts {
+		listenOn = []netip.Addr{netip.IPv6Unspecified()} // of both families
+	}
+	for key, server := range h.servers {
+		if c := compiled[key]; c.HealthCheckPort != server.port || !slices.Equal(server.addresses, listenOn) {
+			server.close()
+			delete(h.servers, key)
+		}
+	}
+	for key, c := range compiled {
+		if c.HealthCheckPort == 0 {
+			continue
+		}
+		server := h.servers[key]
+		if server == nil {
+			server = &healthCheck{port: c.HealthCheckPort, addresses: slices.Clone(listenOn)}
+			if err := h.open(key, server); err != nil {
+				message := fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", h.nodeName, key.String(), c.HealthCheckPort, err)
+				h.events.Event(&corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+					ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", message)
+				h.log.Error("failed to serve health check node port", "service", key, "port", c.HealthCheckPort, "error", err)
+				continue
+			}
+			h.servers[key] = server
+		}
+		server.endpoints.Store(int64(c.LocalEndpoints))
+	}
+}
+
+func (h *healthChecks) open(key types.NamespacedName, server *healthCheck) error {
+	for _, address := range server.addresses {
+		listener, err := net.Listen("tcp", netip.AddrPortFrom(address, server.port).String())
+		if err != nil {
+			server.close()
+			return err
+		}
+		s := &http.Server{Handler: h.handler(key, server), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
+		server.servers = append(server.servers, s)
+		h.running.Go(func() {
+			if err := s.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+				h.log.Error("failed to serve health check node port", "service", key, "error", err)
+			}
+		})
+	}
+	return nil
+}
+
+func (c *healthCheck) close() {
+	for _, s := range c.servers {
+		_ = s.Close()
+	}
+}
+
+// close closes all servers and waits for their end.
+func (h *healthChecks) close() {
+	for _, server := range h.servers {
+		server.close()
+	}
+	h.running.Wait()
+}
+
+// handler responds with the number of endpoints on this node, in kube-proxy's format.
+func (h *healthChecks) handler(key types.NamespacedName, server *healthCheck) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		count, healthy := server.endpoints.Load(), h.health.Healthy(time.Now())
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(count, 10))
+		if count == 0 || !healthy {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}", key.Namespace, key.Name, count, healthy)
+	})
+}
