@@ -431,12 +431,19 @@ func (e *encoder) json(entry *cache.Entry) ([]byte, error) {
 }
 
 func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
+	return e.marshalWith(entry, marshalObject)
+}
+
+// marshalWith encodes the entry's object in the served version.
+func (e *encoder) marshalWith(entry *cache.Entry, marshal func(kind.Object) ([]byte, error)) ([]byte, error) {
 	obj, err := e.object(entry)
 	if err != nil {
 		return nil, err
 	}
-	return marshalJSON(obj)
+	return marshal(obj)
 }
+
+func marshalObject(obj kind.Object) ([]byte, error) { return marshalJSON(obj) }
 
 // message is the entry's own protobuf message where it must be made by encoding: versions other than the stored one,
 // and values that were not written by our encoder.

@@ -25,12 +25,22 @@ type sizedItems interface {
 // jsonItems are JSON objects separated by commas.
 type jsonItems struct {
 	encode func(i int) ([]byte, error)
-	prefix []byte // replaces an encoding's opening brace; empty: it is kept
+	// encodeRun is encode for the items from start to end, where that costs less. nil: it does not.
+	encodeRun func(start, end int) ([][]byte, error)
+	prefix    []byte // replaces an encoding's opening brace; empty: it is kept
 }
 
 func (j *jsonItems) appendItems(to []byte, start, end int) ([]byte, error) {
+	encode := j.encode
+	if j.encodeRun != nil {
+		bodies, err := j.encodeRun(start, end)
+		if err != nil {
+			return to, err
+		}
+		encode = func(i int) ([]byte, error) { return bodies[i-start], nil }
+	}
 	for i := start; i < end; i++ {
-		body, err := j.encode(i)
+		body, err := encode(i)
 		if err != nil {
 			return to, err
 		}
@@ -48,9 +58,16 @@ func (j *jsonItems) appendItems(to []byte, start, end int) ([]byte, error) {
 // protoItems are messages as the repeated field 2 of a list.
 type protoItems struct {
 	encode func(i int) (protoItem, error)
+	// prepare is called before the items from start to end are encoded; nil: nothing is to be done.
+	prepare func(start, end int) error
 }
 
 func (p *protoItems) appendItems(to []byte, start, end int) ([]byte, error) {
+	if p.prepare != nil {
+		if err := p.prepare(start, end); err != nil {
+			return to, err
+		}
+	}
 	for i := start; i < end; i++ {
 		item, err := p.encode(i)
 		if err != nil {
@@ -63,6 +80,11 @@ func (p *protoItems) appendItems(to []byte, start, end int) ([]byte, error) {
 }
 
 func (p *protoItems) size(start, end int) (total int, err error) {
+	if p.prepare != nil {
+		if err := p.prepare(start, end); err != nil {
+			return 0, err
+		}
+	}
 	for i := start; i < end; i++ {
 		item, err := p.encode(i)
 		if err != nil {

@@ -382,9 +382,14 @@ func (s *Server) respondList(req *request, out output, p *page) error {
 		if len(p.objs) > 0 {
 			encode = func(i int) (protoItem, error) { return newProtoItem(p.objs[i]) }
 		}
-		return s.writeProtoList(req, p, res.listKind(), &protoItems{encode}, res.encodingIDs.listProto)
+		return s.writeProtoList(req, p, res.listKind(), &protoItems{encode: encode}, res.encodingIDs.listProto)
 	}
 	items := &jsonItems{encode: func(i int) ([]byte, error) { return res.lists.json(p.entries[i]) }}
+	if res.version.FromStorageVersions != nil {
+		items.encodeRun = func(start, end int) ([][]byte, error) {
+			return res.encodeConverted(p.entries[start:end], res.encodingIDs.json, marshalObject)
+		}
+	}
 	if len(p.objs) > 0 {
 		items.encode = func(i int) ([]byte, error) { return json.Marshal(p.objs[i]) }
 	}

@@ -26,13 +26,13 @@ var partialPrefixes = map[string]struct{ json, proto []byte }{
 
 // partialJSON is an entry's metadata as a JSON object without kind and apiVersion.
 func (e *encoder) partialJSON(entry *cache.Entry) ([]byte, error) {
-	return e.memoize(entry, e.encodingIDs.partialJSON, func(entry *cache.Entry) ([]byte, error) {
-		obj, err := e.object(entry)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(toPartialMetadata(obj))
-	})
+	return e.memoize(entry, e.encodingIDs.partialJSON, func(entry *cache.Entry) ([]byte, error) { return e.marshalWith(entry, marshalPartialJSON) })
+}
+
+func marshalPartialJSON(obj kind.Object) ([]byte, error) { return json.Marshal(toPartialMetadata(obj)) }
+
+func marshalPartialProto(obj kind.Object) ([]byte, error) {
+	return marshalMessage(toPartialMetadata(obj))
 }
 
 func (e *encoder) appendPartialJSON(to []byte, entry *cache.Entry, version string) ([]byte, error) {
@@ -45,7 +45,7 @@ func (e *encoder) appendPartialJSON(to []byte, entry *cache.Entry, version strin
 
 // appendObjectPartialJSON is appendPartialJSON for an object that is not a cache entry.
 func appendObjectPartialJSON(to []byte, obj kind.Object, version string) ([]byte, error) {
-	body, err := json.Marshal(toPartialMetadata(obj))
+	body, err := marshalPartialJSON(obj)
 	if err != nil {
 		return to, fmt.Errorf("write metadata of %s: %w", obj.GetName(), err)
 	}
@@ -64,13 +64,7 @@ func (e *encoder) partialProto(entry *cache.Entry) (protoItem, error) {
 			return protoItem{splice: s.metadataOnly()}, nil
 		}
 	}
-	encoded, err := e.memoize(entry, e.encodingIDs.partialProto, func(entry *cache.Entry) ([]byte, error) {
-		obj, err := e.object(entry)
-		if err != nil {
-			return nil, err
-		}
-		return marshalMessage(toPartialMetadata(obj))
-	})
+	encoded, err := e.memoize(entry, e.encodingIDs.partialProto, func(entry *cache.Entry) ([]byte, error) { return e.marshalWith(entry, marshalPartialProto) })
 	return protoItem{encoded: encoded}, err
 }
 
@@ -111,10 +105,22 @@ func (s *Server) respondPartialList(req *request, out output, p *page) error {
 		if len(p.objs) > 0 {
 			encode = func(i int) (protoItem, error) { return newProtoItem(toPartialMetadata(p.objs[i])) }
 		}
-		return s.writeProtoList(req, p, gvk, &protoItems{encode}, res.encodingIDs.listPartialProto)
+		items := &protoItems{encode: encode}
+		if res.version.FromStorageVersions != nil && len(p.objs) == 0 {
+			items.prepare = func(start, end int) error {
+				_, err := res.encodeConverted(p.entries[start:end], res.encodingIDs.partialProto, marshalPartialProto)
+				return err
+			}
+		}
+		return s.writeProtoList(req, p, gvk, items, res.encodingIDs.listPartialProto)
 	}
 	items := &jsonItems{prefix: partialPrefixes[out.metaVersion].json}
 	items.encode = func(i int) ([]byte, error) { return res.lists.partialJSON(p.entries[i]) }
+	if res.version.FromStorageVersions != nil && len(p.objs) == 0 {
+		items.encodeRun = func(start, end int) ([][]byte, error) {
+			return res.encodeConverted(p.entries[start:end], res.encodingIDs.partialJSON, marshalPartialJSON)
+		}
+	}
 	if len(p.objs) > 0 {
 		items.encode = func(i int) ([]byte, error) { return json.Marshal(toPartialMetadata(p.objs[i])) }
 	}

@@ -157,6 +157,11 @@ func TestScale(t *testing.T) {
 	if scale.version() != made.version() {
 		t.Error("scale has another version")
 	}
+	for include, want := range map[string]string{"Object": `"object":{"kind":"Scale",`, "Metadata": `"object":{"kind":"PartialObjectMetadata",`} {
+		if table := s.get(deploymentsPath+"/web/scale?includeObject="+include, kubectlAccept); table.code != 200 || !strings.Contains(string(table.body), want) {
+			t.Errorf("%d %s", table.code, table.body)
+		}
+	}
 	s.send("PUT", deploymentsPath+"/web/scale?fieldManager=scaler", "", scale.with(5, "spec", "replicas")).want(200, `"spec":{"replicas":5}`)
 	read := s.send("GET", deploymentsPath+"/web", "", "").want(200)
 	if read.at("spec", "replicas") != float64(5) || read.at("metadata", "generation") != float64(2) {

@@ -82,13 +82,13 @@ func (t *tableWriter) appendPrefix(to []byte, metadata []byte, headers bool) ([]
 // cells computes the cells of objects in the storage version.
 func (t *tableWriter) cells(objs []kind.Object, now time.Time) ([][]any, error) {
 	rows := make([][]any, len(objs))
-	for i, obj := range objs {
-		if t.convert {
-			var err error
-			if obj, err = t.res.fromStorageVersion(obj); err != nil {
-				return nil, err
-			}
+	if t.convert {
+		var err error
+		if objs, err = t.res.fromStorageVersions(objs); err != nil {
+			return nil, err
 		}
+	}
+	for i, obj := range objs {
 		rows[i] = t.row(obj, now)
 	}
 	return rows, nil
@@ -158,6 +158,14 @@ func (t *tableRows) appendItems(to []byte, start, end int) ([]byte, error) {
 	if err != nil {
 		return to, err
 	}
+	fromEntries := len(t.page.objs) == 0
+	if t.res.version.FromStorageVersions != nil && t.convert {
+		// The cells and what a row contains of its object are made from one conversion.
+		if objs, err = t.res.fromStorageVersions(objs); err != nil {
+			return to, err
+		}
+		fromEntries = false
+	}
 	rows := t.rows
 	if rows != nil {
 		rows = rows[start:end]
@@ -169,7 +177,7 @@ func (t *tableRows) appendItems(to []byte, start, end int) ([]byte, error) {
 			to = append(to, ',')
 		}
 		to, err = t.appendRow(to, obj, rows[i], func(to []byte) ([]byte, error) {
-			if len(t.page.objs) > 0 {
+			if !fromEntries {
 				return t.appendIncluded(to, obj, t.include)
 			}
 			return t.appendEntry(to, t.page.entries[start+i])

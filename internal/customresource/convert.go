@@ -32,35 +32,62 @@ func (d *definition) toStore(obj kind.Object) (kind.Object, error) {
 // convert returns an object in this version. It is the object itself if it is in this version already, and shares nothing with it
 // otherwise.
 func (v *version) convert(obj kind.Object) (kind.Object, error) {
-	from := v.versionOf(obj)
-	switch from {
-	case v:
-		return obj, nil
-	case nil:
-		return nil, fmt.Errorf("request to convert CR from an invalid group/version: %s", apiVersionOf(obj))
-	}
-	converted, err := v.convertFrom(obj.(*unstructured.Unstructured))
+	converted, err := v.convertAll([]kind.Object{obj})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := v.coerce(converted, coerceOptions{}); err != nil {
+	return converted[0], nil
+}
+
+// convertAll converts several objects, with one request to the webhook.
+func (v *version) convertAll(objs []kind.Object) ([]kind.Object, error) {
+	converted := make([]kind.Object, len(objs))
+	var others []*unstructured.Unstructured // in other versions
+	for i, obj := range objs {
+		switch v.versionOf(obj) {
+		case v:
+			converted[i] = obj
+		case nil:
+			return nil, fmt.Errorf("request to convert CR from an invalid group/version: %s", apiVersionOf(obj))
+		default:
+			others = append(others, obj.(*unstructured.Unstructured))
+		}
+	}
+	if len(others) == 0 {
+		return converted, nil
+	}
+	results, err := v.convertOthers(others)
+	if err != nil {
 		return nil, err
+	}
+	for i := range converted {
+		if converted[i] != nil {
+			continue
+		}
+		if _, err := v.coerce(results[0], coerceOptions{}); err != nil {
+			return nil, err
+		}
+		converted[i], results = results[0], results[1:]
 	}
 	return converted, nil
 }
 
-func (v *version) convertFrom(u *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+// convertOthers converts objects that are in other versions. The results are new objects.
+func (v *version) convertOthers(objs []*unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
 	if v.converter == nil {
-		converted := u.DeepCopy()
-		converted.SetGroupVersionKind(v.gvk)
+		converted := make([]*unstructured.Unstructured, len(objs))
+		for i, u := range objs {
+			converted[i] = u.DeepCopy()
+			converted[i].SetGroupVersionKind(v.gvk)
+		}
 		return converted, nil
 	}
-	objects, err := v.converter.Convert(context.Background(), []*unstructured.Unstructured{u}, v.gvk.GroupVersion())
+	converted, err := v.converter.Convert(context.Background(), objs, v.gvk.GroupVersion())
 	if err != nil {
 		return nil, conversionError{err}
 	}
-	if len(objects) != 1 {
-		return nil, fmt.Errorf("converter returned %d objects for one", len(objects))
+	if len(converted) != len(objs) {
+		return nil, fmt.Errorf("converter returned %d objects for %d", len(converted), len(objs))
 	}
-	return objects[0], nil
+	return converted, nil
 }

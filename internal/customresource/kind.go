@@ -144,7 +144,10 @@ func (v *version) kindVersion() kind.Version {
 		Subresources: []kind.Subresource{},
 	}
 	if len(v.versions) > 1 {
-		served.FromStorageVersion = func(obj kind.Object) (kind.Object, error) { return v.convert(obj) }
+		served.FromStorageVersion = v.convert
+	}
+	if v.converter != nil {
+		served.FromStorageVersions = v.convertAll
 	}
 	if v.spec.Deprecated {
 		served.Deprecation = v.deprecation()

@@ -282,9 +282,13 @@ func TestTablesAndSelectors(t *testing.T) {
 }
 
 // converter has v2, which calls spec.color spec.paint.
-type converter struct{ failure error }
+type converter struct {
+	failure error
+	calls   int
+}
 
 func (c *converter) Convert(_ context.Context, objects []*unstructured.Unstructured, to schema.GroupVersion) ([]*unstructured.Unstructured, error) {
+	c.calls++
 	if c.failure != nil {
 		return nil, c.failure
 	}
@@ -391,4 +395,75 @@ func TestApplyInSeveralVersions(t *testing.T) {
 	apply("v2", "two", `{"paint":"green"}`).refused(409, `conflict with "one": .spec.color`)
 	apply("v2", "one", `{"paint":"green"}`).expect(200, "spec.paint", "green")
 	s.send("GET", widgets+"/a", "").expect(200, "spec.color", "green")
+}
+
+// A list is converted with few requests, and only once.
+func TestListIsConvertedInBatches(t *testing.T) {
+	webhook := &converter{}
+	s := newServer(t, convertedDefinition, webhook)
+	const count = 200
+	for i := range count {
+		s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":{"color":"red"}}`, i)).expect(201)
+	}
+	for accept, field := range map[string]string{
+		"application/json": `"creationTimestamp"`, "application/json;as=Table;v=v1;g=meta.k8s.io": `"creationTimestamp"`,
+		"application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io":                    `"creationTimestamp"`,
+		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io": "tester",
+	} {
+		webhook.calls = 0
+		list := s.send("GET", "v2/namespaces/ns/widgets", "", "Accept: "+accept).expect(200)
+		if n := strings.Count(list.text, field); n != count || webhook.calls > count/10 {
+			t.Errorf("%s: %d objects with %d calls", accept, n, webhook.calls)
+		}
+	}
+	webhook.calls = 0
+	if s.send("GET", "v2/namespaces/ns/widgets", "").expect(200); webhook.calls > 0 {
+		t.Errorf("%d calls for a list that was converted before", webhook.calls)
+	}
+}
+
+func TestWatchInAnotherVersion(t *testing.T) {
+	s := newServer(t, convertedDefinition, &converter{})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", "http://server/apis/example.com/v2/namespaces/ns/widgets?watch=true&fieldSelector=spec.paint%3Dred", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	events := json.NewDecoder(resp.Body)
+	expect := func(eventType, paint string) {
+		t.Helper()
+		var event struct {
+			Type   string
+			Object struct {
+				APIVersion string
+				Spec       struct{ Paint string }
+			}
+		}
+		if err := events.Decode(&event); err != nil {
+			t.Fatal(err)
+		}
+		if event.Type != eventType || event.Object.APIVersion != "example.com/v2" || event.Object.Spec.Paint != paint {
+			t.Errorf("%+v, want %s %s", event, eventType, paint)
+		}
+	}
+	patch := func(color string) {
+		s.send("PATCH", widgets+"/a", `{"spec":{"color":"`+color+`"}}`, "Content-Type: application/merge-patch+json").expect(200)
+	}
+	s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"b"},"spec":{"color":"blue"}}`).expect(201)
+	s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"color":"red"}}`).expect(201)
+	expect("ADDED", "red")
+	s.send("PATCH", widgets+"/a", `{"metadata":{"labels":{"x":"y"}}}`, "Content-Type: application/merge-patch+json").expect(200)
+	expect("MODIFIED", "red")
+	patch("green")
+	expect("DELETED", "red")
+	patch("red")
+	expect("ADDED", "red")
+	s.send("DELETE", widgets+"/a", "").expect(200)
+	expect("DELETED", "red")
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -73,7 +72,7 @@ func scaleSubresource(paths *apiextensionsv1.CustomResourceSubresourceScale) kin
 			},
 			Paths:   map[string]string{"spec.replicas": strings.TrimPrefix(paths.SpecReplicasPath, ".")},
 			Columns: scaleColumns,
-			Row:     scaleRow,
+			Row:     kind.ScaleRow,
 		},
 	}
 }
@@ -112,11 +111,6 @@ var scaleColumns = []metav1.TableColumnDefinition{
 	kind.Column("Desired", "integer", "Number of desired replicas"),
 	kind.Column("Available", "integer", "Number of actual replicas"),
 	kind.Column("Age", "date", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]),
-}
-
-func scaleRow(view kind.Object, now time.Time) []any {
-	scale := view.(*autoscalingv1.Scale)
-	return []any{scale.Name, int64(scale.Spec.Replicas), int64(scale.Status.Replicas), kind.Age(scale.CreationTimestamp, now)}
 }
 
 func (v *version) scalePaths() *apiextensionsv1.CustomResourceSubresourceScale {

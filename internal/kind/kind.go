@@ -172,6 +172,8 @@ type Version struct {
 	NewList            func() runtime.Object
 	ToStorageVersion   func(obj Object) (Object, error)
 	FromStorageVersion func(obj Object) (Object, error)
+	// FromStorageVersions is FromStorageVersion for several objects, where that costs less (one call of a webhook). nil: it does not.
+	FromStorageVersions func(objs []Object) ([]Object, error)
 	// Default sets the defaults of unset fields in this version, before ToStorageVersion.
 	Default func(obj Object)
 	// Fields maps this version's field labels to those of the storage version, where they differ.

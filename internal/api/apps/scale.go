@@ -61,7 +61,9 @@ func scaleOf[T kind.Object](resource schema.GroupResource, of func(T) scalable) 
 				}
 				return nil
 			},
-			Paths: map[string]string{"spec.replicas": "spec.replicas"},
+			Paths:   map[string]string{"spec.replicas": "spec.replicas"},
+			Columns: kind.ScaleColumns(),
+			Row:     kind.ScaleRow,
 		},
 	}
 }

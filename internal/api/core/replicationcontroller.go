@@ -42,7 +42,10 @@ var ReplicationController = kind.Of(kind.Definition[*corev1.ReplicationControlle
 
 	Subresources: []kind.Subresource{{
 		Name: "scale", GVK: autoscalingv1.SchemeGroupVersion.WithKind("Scale"), NewBody: func() kind.Object { return &autoscalingv1.Scale{} },
-		View: &kind.View{From: controllerScale, Apply: scaleController, Validate: validateScale, Paths: map[string]string{"spec.replicas": "spec.replicas"}},
+		View: &kind.View{
+			From: controllerScale, Apply: scaleController, Validate: validateScale, Paths: map[string]string{"spec.replicas": "spec.replicas"},
+			Columns: kind.ScaleColumns(), Row: kind.ScaleRow,
+		},
 	}},
 
 	Fields: map[string]func(*corev1.ReplicationController) string{

@@ -209,6 +209,9 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 	return e.fill(found, make)
 }
 
+// HasEncoding reports whether Encoding need not make the bytes.
+func (e *Entry) HasEncoding(id EncodingID) bool { return e.findMemo(id) != nil }
+
 // ListEncoding is Encoding for lists, whose clients may read them long after an entry was superseded. Such an entry keeps
 // no new encodings: hardly anybody else would use them, and sweeps do not find an entry that only lists reference. Nor are
 // encodings kept that exceed the budget.
