@@ -42,6 +42,7 @@ func addFairnessDumps(paths map[string]http.Handler, f *fairness.Fairness) {
 	if f != nil {
 		paths[fairness.DumpPriorityLevelsPath] = http.HandlerFunc(f.DumpPriorityLevels)
 		paths[fairness.DumpQueuesPath] = http.HandlerFunc(f.DumpQueues)
+		paths[fairness.DumpRequestsPath] = http.HandlerFunc(f.DumpRequests)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -52,6 +53,24 @@ func TestDump(t *testing.T) {
 		}
 		if len(queues) != 1 || !strings.HasPrefix(queues[0], "own,0,1,1,1,") || !strings.Contains(queues[0], "ss,1,1,") {
 			t.Errorf("queues %q", queues)
+		}
+		header, requests := dumped(f.DumpRequests)
+		if header != "PriorityLevelName,FlowSchemaName,QueueIndex,RequestIndexInQueue,FlowDistingsher,ArriveTime,InitialSeats,FinalSeats,AdditionalLatency,StartTime" {
+			t.Errorf("header %s", header)
+		}
+		arrived := f.epoch.UTC().Format(time.RFC3339Nano)
+		if want := []string{
+			"own,everyone,0,0,jane," + arrived + ",1,0,0s,0001-01-01T00:00:00Z", "own,everyone,0,-1,jane," + arrived + ",1,0,0s," + arrived,
+		}; !slices.Equal(requests, want) {
+			t.Errorf("requests\n%q, want\n%q", requests, want)
+		}
+		detailed := func(w http.ResponseWriter, r *http.Request) {
+			r.URL.RawQuery = "includeRequestDetails=1"
+			f.DumpRequests(w, r)
+		}
+		header, requests = dumped(detailed)
+		if !strings.HasSuffix(header, ",UserName,Verb,APIPath,Namespace,Name,APIVersion,Resource,SubResource") || len(requests) != 2 || !strings.Contains(requests[1], ",jane,") {
+			t.Errorf("details: %s\n%q", header, requests)
 		}
 		cancel()
 		if <-done {

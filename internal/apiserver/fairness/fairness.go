@@ -76,7 +76,7 @@ func (f *Fairness) Run(ctx context.Context) error {
 // beyond ctx. seats must be a zero value. If Acquire returns true, Release must be called.
 func (f *Fairness) Acquire(ctx context.Context, a *authz.Attributes, work Work, until time.Time, seats *Seats) bool {
 	schema := f.classify(a)
-	seats.schema, seats.watch = schema, a.ResourceRequest && a.Verb == "watch"
+	seats.schema, seats.watch, seats.attributes = schema, a.ResourceRequest && a.Verb == "watch", a
 	switch schema.level.admit(seats, schema.flow(a), work) {
 	case admitted:
 		return true

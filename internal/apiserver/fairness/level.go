@@ -7,6 +7,8 @@ import (
 	"time"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+
+	"skiff/internal/apiserver/authz"
 )
 
 // serviceTime is the assumed duration of a request. When it has ended, its queue is charged for the real duration.
@@ -43,6 +45,7 @@ type level struct {
 	now                time.Duration // since epoch
 	virtualTime        float64
 
+	running               seatList
 	executing, usedSeats  int // seats may stay occupied after the request has ended
 	waiting, waitingSeats int
 	activeQueues          int // queues with waiting or executing requests
@@ -53,7 +56,7 @@ type level struct {
 
 // queue holds the waiting requests of some flows, and counts those that are executing.
 type queue struct {
-	first, last  *Seats
+	seatList
 	waiting      int
 	waitingSeats int
 	waitingWork  float64
@@ -62,12 +65,40 @@ type queue struct {
 	nextStart    float64 // virtual start time of the next request
 }
 
+// seatList is a list of requests in the order of their arrival.
+type seatList struct{ first, last *Seats }
+
+func (l *seatList) add(s *Seats) {
+	if s.previous = l.last; l.last != nil {
+		l.last.next = s
+	} else {
+		l.first = s
+	}
+	l.last = s
+}
+
+func (l *seatList) remove(s *Seats) {
+	if s.previous != nil {
+		s.previous.next = s.next
+	} else {
+		l.first = s.next
+	}
+	if s.next != nil {
+		s.next.previous = s.previous
+	} else {
+		l.last = s.previous
+	}
+	s.previous, s.next = nil, nil
+}
+
 // Seats are the seats of one request, which Acquire occupies and Release frees. The zero value is ready for Acquire.
 type Seats struct {
 	schema *schema
 	queue  *queue // nil if the request did not go through one
 	watch  bool
 	held   bool // the seats are occupied
+	// attributes describe the request. They do not change until Release.
+	attributes *authz.Attributes
 
 	initial, final, total int // while the request executes, afterwards for its events, and the larger of the two
 	finalWork, work       float64
@@ -75,7 +106,7 @@ type Seats struct {
 	arrivedVirtual        float64       // virtual time of arrival
 
 	granted        chan struct{} // made when the request must wait
-	previous, next *Seats        // in the queue
+	previous, next *Seats        // in the queue, then among the executing requests
 }
 
 // decision is the outcome of admit.
@@ -227,6 +258,7 @@ func (l *level) start(s *Seats) {
 		s.total = max(s.initial, s.final)
 	}
 	s.held, s.began = true, l.now
+	l.running.add(s)
 	l.executing++
 	l.usedSeats += s.total
 	if q := s.queue; q != nil {
@@ -253,6 +285,7 @@ func (s *Seats) Release() {
 	defer l.mu.Unlock()
 	l.advance()
 	took := l.now - s.began
+	l.running.remove(s)
 	l.executing--
 	if q := s.queue; q != nil {
 		q.executing--
@@ -296,12 +329,7 @@ func (l *level) enqueue(s *Seats) {
 	if !q.active() {
 		l.activeQueues++
 	}
-	if s.previous = q.last; q.last != nil {
-		q.last.next = s
-	} else {
-		q.first = s
-	}
-	q.last = s
+	q.add(s)
 	l.countWaiting(s, 1)
 	q.clampStart()
 	s.schema.stats.length.observe(lengthBounds, float64(q.waiting))
@@ -326,18 +354,7 @@ func (l *level) countWaiting(s *Seats, sign int) {
 
 // dequeue removes a request from its queue.
 func (l *level) dequeue(s *Seats) {
-	q := s.queue
-	if s.previous != nil {
-		s.previous.next = s.next
-	} else {
-		q.first = s.next
-	}
-	if s.next != nil {
-		s.next.previous = s.previous
-	} else {
-		q.last = s.previous
-	}
-	s.previous, s.next = nil, nil
+	s.queue.remove(s)
 	l.countWaiting(s, -1)
 }
 

@@ -269,17 +269,22 @@ func (r *pathRule) matchesRequest(a *authz.Attributes) bool {
 
 // flow returns the hash of a request's flow.
 func (s *schema) flow(a *authz.Attributes) uint64 {
-	sum := s.seed
-	switch {
-	case s.byUser:
-		sum = hash(sum, a.User.Username)
-	case s.byNamespace:
-		sum = hash(sum, a.Namespace)
-	}
+	sum := hash(s.seed, s.distinguisher(a))
 	// Mix the last bytes into all bits: shuffle sharding uses all of them.
 	sum ^= sum >> 33
 	sum *= 0xff51afd7ed558ccd
 	return sum ^ sum>>33
+}
+
+// distinguisher is what distinguishes the flow of a request from other flows of the schema.
+func (s *schema) distinguisher(a *authz.Attributes) string {
+	switch {
+	case s.byUser:
+		return a.User.Username
+	case s.byNamespace:
+		return a.Namespace
+	}
+	return ""
 }
 
 const hashBasis = 14695981039346656037
