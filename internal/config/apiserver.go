@@ -75,6 +75,8 @@ type Etcd struct {
 	CAFile   string
 	CertFile string
 	KeyFile  string
+	// Prefix begins the keys of all objects.
+	Prefix string
 	// ListenClient is a unix:// or https:// URL at which the embedded etcd serves other programs. Empty: it serves this process only.
 	ListenClient string
 	// CompactionInterval is how long old revisions are kept.
@@ -130,7 +132,7 @@ func DefaultAPIServer() APIServer {
 		ServiceCIDR:     "10.96.0.0/12",
 		NodePortRange:   "30000-32767",
 		ClusterDomain:   "cluster.local",
-		Etcd:            Etcd{CompactionInterval: 5 * time.Minute, QuotaBytes: 8 << 30},
+		Etcd:            Etcd{Prefix: "/registry", CompactionInterval: 5 * time.Minute, QuotaBytes: 8 << 30},
 		EventTTL:        time.Hour,
 		Limits:          Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
 		RequestTimeout:  time.Minute,
@@ -176,7 +178,7 @@ func (c *APIServer) genericFlags(groups *FlagGroups) {
 	fs.Var(&c.FeatureGates, "feature-gates",
 		"Feature gates of kube-apiserver, as Name=true or Name=false, separated by commas. Except for "+strings.Join(switchableGates, " and ")+", only the defaults are supported.")
 	fs.Var(&c.RuntimeConfig, "runtime-config",
-		"API versions to serve or not, as group/version=true or false, separated by commas. api/all, api/ga, api/beta and api/alpha stand for all such versions.")
+		"API versions and resources to serve or not, as group/version=true or false, or group/version/resource=true or false, separated by commas. api/all, api/ga, api/beta and api/alpha stand for all such versions.")
 	fs.BoolVar(&c.ContentionProfiling, "contention-profiling", c.ContentionProfiling, "Record where goroutines block, if profiling is enabled.")
 }
 
@@ -217,6 +219,7 @@ func (c *Etcd) flags(groups *FlagGroups) {
 	fs.StringVar(&c.CertFile, "etcd-certfile", c.CertFile, "Path to the client certificate for the external etcd.")
 	fs.StringVar(&c.KeyFile, "etcd-keyfile", c.KeyFile, "Path to the private key of --etcd-certfile.")
 	fs = groups.Advanced(groupEtcd)
+	fs.StringVar(&c.Prefix, "etcd-prefix", c.Prefix, "Prefix of the keys of all objects in etcd. Clusters with different prefixes can share an external etcd.")
 	fs.StringVar(&c.ListenClient, "etcd-listen-client-url", c.ListenClient, "URL at which the embedded etcd serves other programs, as unix:// or https://.")
 	fs.Int64Var(&c.QuotaBytes, "etcd-quota-backend-bytes", c.QuotaBytes,
 		"Maximum size of the embedded etcd's database in bytes. Writes that exceed it are rejected. The default, 8 GiB, is the maximum that etcd recommends.")

@@ -8,6 +8,7 @@ import (
 
 	"skiff/internal/api"
 	"skiff/internal/config"
+	"skiff/internal/store"
 	"skiff/internal/store/encryption"
 )
 
@@ -19,18 +20,16 @@ func newEncryption(c config.Encryption, log *slog.Logger) (*encryption.Encryptio
 	return encryption.New(c.File, c.Reload, log.With("component", "encryption"))
 }
 
-// storeDir is the key prefix of all objects in the store.
-const storeDir = "/registry/"
-
-// resourceOfKey returns the function that maps a key of the store to its resource. The keys of custom resources begin with their group and
-// resource name.
-func resourceOfKey() func(key string) schema.GroupResource {
+// resourceOfKey returns the function that maps a key of the store, below a prefix, to its resource. The keys of custom resources begin with
+// their group and resource name.
+func resourceOfKey(prefix string) func(key string) schema.GroupResource {
+	dir := store.CleanPrefix(prefix) + "/"
 	known := map[string]schema.GroupResource{}
 	for _, k := range api.Kinds(api.Settings{}) {
 		known[k.Prefix] = k.GroupResource()
 	}
 	return func(key string) schema.GroupResource {
-		rest := strings.TrimPrefix(key, storeDir)
+		rest := strings.TrimPrefix(key, dir)
 		first, rest, _ := strings.Cut(rest, "/")
 		second, _, _ := strings.Cut(rest, "/")
 		if gr, ok := known[first+"/"+second]; ok {

@@ -48,6 +48,7 @@ func getText(t *testing.T, dataDir, path string) (status int, text string, err e
 func TestRunAPIServer(t *testing.T) {
 	c := config.DefaultAPIServer()
 	c.DataDir, c.BindAddress, c.SecurePort, c.LogLevel = t.TempDir(), "127.0.0.1", 0, "error"
+	c.Etcd.Prefix = "/clusters/a"
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)

@@ -40,8 +40,8 @@ func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encr
 	}
 	registry.MustRegister(s)
 	if encrypt == nil {
-		return s, nil
+		return store.WithPrefix(s, c.Etcd.Prefix), nil
 	}
 	encrypt.ProbeProviders(ctx)
-	return encrypt.Wrap(s, resourceOfKey()), nil
+	return store.WithPrefix(encrypt.Wrap(s, resourceOfKey(c.Etcd.Prefix)), c.Etcd.Prefix), nil
 }
