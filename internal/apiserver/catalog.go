@@ -18,7 +18,7 @@ import (
 // A change updates the entries of its own kind only, and marks the discovery documents of its group as outdated. They are made again at
 // the next request for them, from the documents of the groups, so that many changes in a row cost what the changed kinds cost.
 type catalog struct {
-	disabled map[schema.GroupVersion]bool
+	disabled map[schema.GroupVersionResource]bool
 	address  string
 
 	builtIn  resourceMaps
@@ -51,7 +51,7 @@ type servedGroup struct {
 	documents *groupDocuments
 }
 
-func newCatalog(disabled map[schema.GroupVersion]bool, address string) *catalog {
+func newCatalog(disabled map[schema.GroupVersionResource]bool, address string) *catalog {
 	return &catalog{
 		disabled: disabled, address: address,
 		builtIn: resourceMaps{
@@ -107,7 +107,7 @@ func (c *catalog) servesVersion(gv schema.GroupVersion) bool {
 
 // serves reports whether a resource is served to clients.
 func (c *catalog) serves(res *resource) bool {
-	return len(res.kind.Verbs) > 0 && !res.version.NotServed && !c.disabled[res.gvr.GroupVersion()]
+	return len(res.kind.Verbs) > 0 && !res.version.NotServed && !c.disabled[res.gvr]
 }
 
 // all returns the served kinds.

@@ -245,6 +245,7 @@ func (s *Server) dispatch(req *request) error {
 	}
 	if req.res.deprecation != "" {
 		req.warn(req.res.deprecation)
+		req.res.metrics.deprecated(info.subresource, req.res.removedRelease)
 	}
 	if info.subresource == "" {
 		return s.dispatchResource(req)

@@ -22,7 +22,7 @@ type healthChecks struct {
 	live, ready health.Checks
 	// byRoot are the checks of each path, with their results counted by slis.
 	byRoot map[string]health.Checks
-	slis   *slis
+	slis   *health.SLIs
 }
 
 func newHealth(s *Server, checks []HealthCheck) *healthChecks {
@@ -35,9 +35,9 @@ func newHealth(s *Server, checks []HealthCheck) *healthChecks {
 		}
 	}}}, checks...)
 	ready = append(ready, HealthCheck{Name: "shutdown", ReadinessOnly: true, Check: s.shutdown.check})
-	h := &healthChecks{live: health.Live(ready), ready: ready, slis: newSLIs()}
+	h := &healthChecks{live: health.Live(ready), ready: ready, slis: health.NewSLIs()}
 	h.byRoot = map[string]health.Checks{
-		"healthz": h.slis.observe(h.live, "healthz"), "livez": h.slis.observe(h.live, "livez"), "readyz": h.slis.observe(h.ready, "readyz"),
+		"healthz": h.slis.Observe(h.live, "healthz"), "livez": h.slis.Observe(h.live, "livez"), "readyz": h.slis.Observe(h.ready, "readyz"),
 	}
 	return h
 }
@@ -68,7 +68,7 @@ func (s *Server) dispatchPath(req *request) error {
 			s.metrics.handler.ServeHTTP(req.w, req.Request)
 			return nil
 		case "slis":
-			s.health.slis.handler.ServeHTTP(req.w, req.Request)
+			s.health.slis.ServeHTTP(req.w, req.Request)
 			return nil
 		}
 	case "statusz", "flagz":

@@ -26,13 +26,16 @@ type metrics struct {
 	events     *prometheus.CounterVec
 	eventBytes *prometheus.HistogramVec
 	panics     prometheus.Counter
+	deprecated *prometheus.GaugeVec
+	watchLists *prometheus.HistogramVec
 
 	paths resourceMetrics // of requests that are not for a resource
 }
 
 var requestLabels = []string{"component", "dry_run", "group", "resource", "scope", "subresource", "verb", "version"}
 
-func newMetrics(registry *prometheus.Registry) *metrics {
+// newMetrics makes the metrics and registers them. The libraries' metrics are served besides.
+func newMetrics(registry *prometheus.Registry, libraries []prometheus.Gatherer) *metrics {
 	if registry == nil {
 		registry = prometheus.NewRegistry()
 		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -64,13 +67,22 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "apiserver_watch_events_sizes", Help: "Watch event size distribution in bytes",
 			Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
 		}, []string{"group", "resource", "version"}),
+		deprecated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "apiserver_requested_deprecated_apis",
+			Help: "Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
+		}, []string{"group", "version", "resource", "subresource", "removed_release"}),
+		watchLists: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "apiserver_watch_list_duration_seconds",
+			Help:    "Response latency distribution in seconds for watch list requests broken by group, version, resource and scope.",
+			Buckets: []float64{0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300},
+		}, []string{"group", "version", "resource", "scope"}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "apiserver_request_panics_total",
 			Help: "Number of panics in requests, including those of clients in the same process, that became errors of the request.",
 		}),
 	}
-	registry.MustRegister(m.requests, m.durations, m.sizes, m.running, m.events, m.eventBytes, m.panics)
-	m.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	registry.MustRegister(m.requests, m.durations, m.sizes, m.running, m.events, m.eventBytes, m.panics, m.deprecated, m.watchLists)
+	m.handler = promhttp.HandlerFor(append(prometheus.Gatherers{registry}, libraries...), promhttp.HandlerOpts{})
 	m.paths.all = m
 	return m
 }
@@ -84,44 +96,45 @@ func (m *metrics) watch(s *Server) {
 			ConstLabels: prometheus.Labels{"request_kind": kindOfRequest},
 		}, func() float64 { return float64(l.inFlight.Load()) })
 	}
-	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "kubernetes_build_info",
-		Help: "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
-		ConstLabels: prometheus.Labels{
-			"major": s.config.Version.Major, "minor": s.config.Version.Minor, "git_version": s.config.Version.GitVersion,
-			"git_commit": s.config.Version.GitCommit, "git_tree_state": s.config.Version.GitTreeState,
-			"build_date": s.config.Version.BuildDate, "go_version": s.config.Version.GoVersion,
-			"compiler": s.config.Version.Compiler, "platform": s.config.Version.Platform,
-		},
-	})
-	build.Set(1)
 	encodingPanics := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "apiserver_encoding_panics_total",
 		Help: "Number of panics in encoding objects of the cache, that became errors of the requests for these objects.",
 	}, func() float64 { return float64(s.config.Cache.Panics()) })
-	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), build, objectCounts{s}, encodingPanics)
+	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), storageMetrics{s}, encodingPanics)
 	if s.config.Fairness != nil {
 		m.registry.MustRegister(s.config.Fairness)
 	}
 }
 
-// objectCounts collects the number of objects of each kind.
-type objectCounts struct{ s *Server }
+// storageMetrics collects the number of objects and events of each kind.
+type storageMetrics struct{ s *Server }
 
-var objectCountDesc = prometheus.NewDesc("apiserver_storage_objects",
-	"Number of stored objects at the time of last check split by kind.", []string{"resource"}, nil)
+var (
+	objectCountDesc = prometheus.NewDesc("apiserver_storage_objects",
+		"Number of stored objects at the time of last check split by kind.", []string{"resource"}, nil)
+	resourceCountDesc = prometheus.NewDesc("apiserver_resource_objects",
+		"Number of stored objects at the time of last check split by kind.", []string{"group", "resource"}, nil)
+	eventCountDesc = prometheus.NewDesc("apiserver_storage_events_received_total",
+		"Number of etcd events received split by kind.", []string{"group", "resource"}, nil)
+)
 
 // Describe implements prometheus.Collector.
-func (objectCounts) Describe(ch chan<- *prometheus.Desc) { ch <- objectCountDesc }
+func (storageMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{objectCountDesc, resourceCountDesc, eventCountDesc} {
+		ch <- desc
+	}
+}
 
 // Collect implements prometheus.Collector.
-func (o objectCounts) Collect(ch chan<- prometheus.Metric) {
+func (o storageMetrics) Collect(ch chan<- prometheus.Metric) {
 	for _, served := range o.s.catalog.all() {
 		if served.table == nil {
 			continue
 		}
-		count := float64(served.table.Snapshot().Len(""))
-		ch <- prometheus.MustNewConstMetric(objectCountDesc, prometheus.GaugeValue, count, served.kind.GroupResource().String())
+		gr, count := served.kind.GroupResource(), float64(served.table.Snapshot().Len(""))
+		ch <- prometheus.MustNewConstMetric(objectCountDesc, prometheus.GaugeValue, count, gr.String())
+		ch <- prometheus.MustNewConstMetric(resourceCountDesc, prometheus.GaugeValue, count, gr.Group, gr.Resource)
+		ch <- prometheus.MustNewConstMetric(eventCountDesc, prometheus.CounterValue, float64(served.table.Received()), gr.Group, gr.Resource)
 	}
 }
 
@@ -163,6 +176,16 @@ func (r *resourceMetrics) watched(events, bytes int) {
 	}
 	r.events.Add(float64(events))
 	r.eventBytes.Observe(float64(bytes / events))
+}
+
+// watchListed counts a watch whose initial events have been sent.
+func (r *resourceMetrics) watchListed(scope string, took time.Duration) {
+	r.all.watchLists.WithLabelValues(r.group, r.version, r.resource, scope).Observe(took.Seconds())
+}
+
+// deprecated counts a request for a deprecated version.
+func (r *resourceMetrics) deprecated(subresource, removedRelease string) {
+	r.all.deprecated.WithLabelValues(r.group, r.version, r.resource, subresource, removedRelease).Set(1)
 }
 
 func (r *resourceMetrics) get(key seriesKey) *series {

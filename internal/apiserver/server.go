@@ -50,8 +50,8 @@ type Config struct {
 	// Fairness is API priority and fairness; nil: requests are limited by Limits only.
 	Fairness *fairness.Fairness
 	Log      *slog.Logger
-	// DisabledVersions are versions of the kinds that are not served.
-	DisabledVersions map[schema.GroupVersion]bool
+	// Disabled are resources of the kinds that are not served.
+	Disabled map[schema.GroupVersionResource]bool
 	// Headers are headers of all responses.
 	Headers ResponseHeaders
 	ZPages  ZPages
@@ -80,6 +80,8 @@ type Config struct {
 	Address string
 	// Registry is the registry of /metrics; nil: the server makes its own.
 	Registry *prometheus.Registry
+	// LibraryMetrics are served at /metrics besides those of Registry.
+	LibraryMetrics []prometheus.Gatherer
 	// NotFound serves unknown paths (for aggregated API servers); nil: 404.
 	NotFound http.Handler
 }
@@ -127,7 +129,7 @@ func New(c Config) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{config: c, log: c.Log, limits: c.Limits.withDefaults(), metrics: newMetrics(c.Registry), shutdown: newShutdown()}
+	s := &Server{config: c, log: c.Log, limits: c.Limits.withDefaults(), metrics: newMetrics(c.Registry, c.LibraryMetrics), shutdown: newShutdown()}
 	s.managedFields = managedfields.NewFactory(c.TypeConverter, c.Log)
 	s.identify = identifierOf(c.Authenticator)
 	if c.Audit != nil {
@@ -138,10 +140,11 @@ func New(c Config) (*Server, error) {
 			s.metrics.registry.MustRegister(collector)
 		}
 	}
+	s.config.Admission = admission.NewMetrics(s.metrics.registry).Measure(c.Admission)
 	s.readOnly.limit, s.mutating.limit = int64(s.limits.ReadOnly), int64(s.limits.Mutating)
 	s.metrics.watch(s)
 	s.health = newHealth(s, c.Checks)
-	s.catalog = newCatalog(c.DisabledVersions, c.Address)
+	s.catalog = newCatalog(c.Disabled, c.Address)
 	if err := s.addBuiltIn(c.Kinds); err != nil {
 		return nil, err
 	}
@@ -181,8 +184,9 @@ type resource struct {
 	table   *cache.Table // nil for kinds that are not stored
 	codec   *storeCodec
 	subs    map[string]*kind.Subresource
-	// deprecation is the warning in every response; empty if the version is not deprecated.
-	deprecation string
+	// deprecation is the warning in every response; empty if the version is not deprecated. removedRelease is the release in which the
+	// version is removed.
+	deprecation, removedRelease string
 
 	encoder
 	lists    *encoder                                  // for lists
@@ -235,8 +239,9 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 		for j := range subs {
 			res.subs[subs[j].Name] = &subs[j]
 		}
-		if res.deprecation == "" {
-			res.deprecation = deprecationOf(res.newObject(), res.gvk)
+		empty := res.newObject()
+		if res.removedRelease = removedRelease(empty); res.deprecation == "" {
+			res.deprecation = deprecationOf(empty, res.gvk)
 		}
 		res.encoder = newEncoder(res)
 		res.lists = res.encoder.forLists()

@@ -198,7 +198,13 @@ func (w *watcher) start(ctx context.Context) error {
 	if w.opts.bookmarks {
 		w.appendBookmark(true)
 	}
-	return w.flush()
+	if err := w.flush(); err != nil {
+		return err
+	}
+	if w.opts.bookmarks {
+		w.res.metrics.watchListed(scopeOf(&w.req.info), time.Since(w.req.start))
+	}
+	return nil
 }
 
 // sendInitial sends the state as ADDED events.

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 //go:generate sh -c "(head -2 featuregates.txt; cd ../../test/upstream && go run ./featuregates) > featuregates.new && mv featuregates.new featuregates.txt"
@@ -27,6 +29,7 @@ var featureGatesText string
 // featureGate is a feature gate of upstream's API server.
 type featureGate struct {
 	enabled bool // by default
+	stage   string
 	locked  bool
 }
 
@@ -35,7 +38,7 @@ var featureGates = sync.OnceValue(func() map[string]featureGate {
 	gates := map[string]featureGate{}
 	for line := range strings.Lines(featureGatesText) {
 		if fields := strings.Fields(line); len(fields) >= 3 && !strings.HasPrefix(line, "#") {
-			gates[fields[0]] = featureGate{enabled: fields[1] == "true", locked: len(fields) > 3}
+			gates[fields[0]] = featureGate{enabled: fields[1] == "true", stage: fields[2], locked: len(fields) > 3}
 		}
 	}
 	return gates
@@ -50,6 +53,27 @@ func (g FeatureGates) Enabled(name string) bool {
 		return enabled
 	}
 	return featureGates()[name].enabled
+}
+
+var featureEnabledDesc = prometheus.NewDesc("kubernetes_feature_enabled",
+	"This metric records the data about the stage and enablement of a k8s feature.", []string{"name", "stage"}, nil)
+
+// Describe implements prometheus.Collector.
+func (FeatureGates) Describe(descs chan<- *prometheus.Desc) { descs <- featureEnabledDesc }
+
+// Collect implements prometheus.Collector. Features that are generally available have no stage.
+func (g FeatureGates) Collect(metrics chan<- prometheus.Metric) {
+	for name, gate := range featureGates() {
+		value := 0.0
+		if g.Enabled(name) {
+			value = 1
+		}
+		stage := gate.stage
+		if stage == "GA" {
+			stage = ""
+		}
+		metrics <- prometheus.MustNewConstMetric(featureEnabledDesc, prometheus.GaugeValue, value, name, stage)
+	}
 }
 
 // String implements pflag.Value.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// RuntimeConfig is the value of --runtime-config: versions of APIs, or classes of versions, that are enabled or disabled. All are enabled by
-// default.
+// RuntimeConfig is the value of --runtime-config: classes of versions, versions and resources that are enabled or disabled. All are enabled
+// by default.
 type RuntimeConfig map[string]string
 
 const runtimeConfigAll = "api/all"
@@ -55,12 +56,20 @@ func (c *RuntimeConfig) Set(text string) error {
 	return nil
 }
 
-// Disabled returns those of the versions that are not to be served.
-func (c RuntimeConfig) Disabled(versions []schema.GroupVersion) (map[schema.GroupVersion]bool, error) {
+// Disabled returns those of the resources that are not to be served. A key group/version/resource takes precedence over group/version, and
+// that over a class.
+func (c RuntimeConfig) Disabled(resources []schema.GroupVersionResource) (map[schema.GroupVersionResource]bool, error) {
 	if len(c) == 1 && c[runtimeConfigAll] == "false" {
 		return nil, fmt.Errorf("invalid runtime-config with only %s=false", runtimeConfigAll)
 	}
-	disabled := map[schema.GroupVersion]bool{}
+	disabled := map[schema.GroupVersionResource]bool{}
+	set := func(off bool, matches func(schema.GroupVersionResource) bool) {
+		for _, resource := range resources {
+			if matches(resource) {
+				disabled[resource] = off
+			}
+		}
+	}
 	classes := map[string]bool{}
 	for _, class := range versionClasses {
 		classes[class.key] = true
@@ -71,17 +80,14 @@ func (c RuntimeConfig) Disabled(versions []schema.GroupVersion) (map[schema.Grou
 		if value != "true" && value != "false" {
 			return nil, fmt.Errorf("invalid value %s=%s", class.key, value)
 		}
-		for _, gv := range versions {
-			if class.matches.MatchString(gv.Version) {
-				disabled[gv] = value == "false"
-			}
-		}
+		set(value == "false", func(r schema.GroupVersionResource) bool { return class.matches.MatchString(r.Version) })
 	}
-	for _, key := range slices.Sorted(maps.Keys(c)) {
-		if classes[key] {
-			continue
-		}
-		gv, err := registeredVersion(key, versions)
+	keys := slices.DeleteFunc(slices.Collect(maps.Keys(c)), func(key string) bool { return classes[key] })
+	slices.SortFunc(keys, func(a, b string) int {
+		return cmp.Or(cmp.Compare(strings.Count(a, "/"), strings.Count(b, "/")), cmp.Compare(a, b))
+	})
+	for _, key := range keys {
+		wanted, err := registeredResource(key, resources)
 		if err != nil {
 			return nil, err
 		}
@@ -91,30 +97,38 @@ func (c RuntimeConfig) Disabled(versions []schema.GroupVersion) (map[schema.Grou
 				return nil, fmt.Errorf("invalid value of %s: %s, err: %w", key, c[key], err)
 			}
 		}
-		disabled[gv] = !enabled
+		set(!enabled, func(r schema.GroupVersionResource) bool {
+			return r.GroupVersion() == wanted.GroupVersion() && (wanted.Resource == "" || wanted.Resource == r.Resource)
+		})
 	}
-	maps.DeleteFunc(disabled, func(_ schema.GroupVersion, off bool) bool { return !off })
+	maps.DeleteFunc(disabled, func(_ schema.GroupVersionResource, off bool) bool { return !off })
 	return disabled, nil
 }
 
-// registeredVersion parses a key group/version.
-func registeredVersion(key string, versions []schema.GroupVersion) (schema.GroupVersion, error) {
-	switch strings.Count(key, "/") {
-	case 1:
-	case 2:
-		return schema.GroupVersion{}, fmt.Errorf("runtime-config: %s: only whole versions can be enabled or disabled", key)
-	default:
-		return schema.GroupVersion{}, errors.New("runtime-config invalid key " + key)
+// registeredResource parses a key group/version, whose result has no resource, or group/version/resource.
+func registeredResource(key string, resources []schema.GroupVersionResource) (schema.GroupVersionResource, error) {
+	parts := strings.Split(key, "/")
+	if len(parts) != 2 && len(parts) != 3 {
+		return schema.GroupVersionResource{}, errors.New("runtime-config invalid key " + key)
 	}
-	gv, err := schema.ParseGroupVersion(key)
-	if err != nil {
-		return gv, errors.New("runtime-config invalid key " + key)
+	wanted := schema.GroupVersionResource{Group: parts[0], Version: parts[1]}
+	if len(parts) == 3 {
+		wanted.Resource = parts[2]
 	}
-	if !slices.ContainsFunc(versions, func(known schema.GroupVersion) bool { return known.Group == gv.Group }) {
-		return gv, fmt.Errorf("unknown api groups %s", gv)
+	if wanted.Version == "" {
+		return wanted, errors.New("runtime-config invalid key " + key)
 	}
-	if !slices.Contains(versions, gv) {
-		return gv, fmt.Errorf("group version %s that has not been registered", gv)
+	if !slices.ContainsFunc(resources, func(r schema.GroupVersionResource) bool { return r.Group == wanted.Group }) {
+		return wanted, fmt.Errorf("unknown api groups %s", wanted.GroupVersion())
 	}
-	return gv, nil
+	if !slices.ContainsFunc(resources, func(r schema.GroupVersionResource) bool { return r.GroupVersion() == wanted.GroupVersion() }) {
+		return wanted, fmt.Errorf("group version %s that has not been registered", wanted.GroupVersion())
+	}
+	if strings.ToLower(wanted.Resource) != wanted.Resource {
+		return wanted, fmt.Errorf("invalid key %s: group/version/resource and resource is always lowercase plural, not %q", key, wanted.Resource)
+	}
+	if wanted.Resource != "" && !slices.Contains(resources, wanted) {
+		return wanted, fmt.Errorf("invalid key %s: there is no resource %q in %s", key, wanted.Resource, wanted.GroupVersion())
+	}
+	return wanted, nil
 }

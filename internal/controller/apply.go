@@ -61,6 +61,9 @@ func (s *Setup) Apply(ctx context.Context, key Key, plan Plan) error {
 
 // Apply applies a plan as documented at Plan. The error is a *WriteError if a write failed.
 func (a *Applier) Apply(ctx context.Context, plan Plan) error {
+	if plan.OnWrite != nil {
+		a = a.observedBy(plan.OnWrite)
+	}
 	var result ApplyResult
 	for _, step := range plan.Steps {
 		written, err := a.step(ctx, step)
@@ -84,6 +87,18 @@ func (a *Applier) Apply(ctx context.Context, plan Plan) error {
 		a.recordEvent(&e, "")
 	}
 	return nil
+}
+
+// observedBy returns an applier that also calls observe after every successful write.
+func (a *Applier) observedBy(observe func(kind.Object)) *Applier {
+	observed := *a
+	observed.OnWrite = func(obj kind.Object) {
+		if a.OnWrite != nil {
+			a.OnWrite(obj)
+		}
+		observe(obj)
+	}
+	return &observed
 }
 
 // step applies one step and returns the written objects.

@@ -76,8 +76,15 @@ type Reconciler[View any] interface {
 	Reconcile(view View) Plan
 }
 
+// ApplyObserver is implemented by a Reconciler that measures its syncs.
+type ApplyObserver[View any] interface {
+	// Applied is called after the plan of a view was applied, with the result.
+	Applied(view View, plan Plan, err error)
+}
+
 // NewSyncer returns a Syncer that observes a key, reconciles it and applies the plan.
 func NewSyncer[View any](s *Setup, reconciler Reconciler[View]) Syncer {
+	observer, _ := reconciler.(ApplyObserver[View])
 	return SyncFunc(func(ctx context.Context, key Key) error {
 		view, ok := reconciler.Observe(key)
 		if !ok {
@@ -87,7 +94,12 @@ func NewSyncer[View any](s *Setup, reconciler Reconciler[View]) Syncer {
 		if sized, ok := any(view).(Sized); ok {
 			s.SpaceSyncs(key, sized.Size())
 		}
-		return s.Apply(ctx, key, reconciler.Reconcile(view))
+		plan := reconciler.Reconcile(view)
+		err := s.Apply(ctx, key, plan)
+		if observer != nil {
+			observer.Applied(view, plan, err)
+		}
+		return err
 	})
 }
 

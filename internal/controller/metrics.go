@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,6 +11,7 @@ import (
 // Metrics are the metrics of the controllers of a process. The names of the workqueue metrics, of running_managed_controllers and of
 // leader_election_master_status are upstream's. A nil *Metrics records nothing.
 type Metrics struct {
+	registry                     prometheus.Registerer
 	depth, unfinished, longest   *prometheus.GaugeVec
 	adds, retries                *prometheus.CounterVec
 	queueDuration, workDuration  *prometheus.HistogramVec
@@ -31,6 +33,7 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 	}
 	queueBuckets := []float64{1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100, 1000}
 	m := &Metrics{
+		registry:           registry,
 		depth:              gauge("workqueue_depth", "Current depth of workqueue", "name"),
 		unfinished:         gauge("workqueue_unfinished_work_seconds", "How many seconds of work is in progress and has not been observed by work_duration yet.", "name"),
 		longest:            gauge("workqueue_longest_running_processor_seconds", "How many seconds the longest running worker has been processing one key.", "name"),
@@ -51,6 +54,21 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 		}
 	}
 	return m, nil
+}
+
+// Register registers the metrics of a single controller. They replace those of an earlier term as leader. Without Metrics it does
+// nothing.
+func (s *Setup) Register(collectors ...prometheus.Collector) error {
+	if s.loop.metrics == nil {
+		return nil
+	}
+	for _, c := range collectors {
+		s.loop.metrics.registry.Unregister(c)
+		if err := s.loop.metrics.registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics of %s: %w", s.loop.definition.Name, err)
+		}
+	}
+	return nil
 }
 
 func (m *Metrics) synced(controller string, took time.Duration, err error) {

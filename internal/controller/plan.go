@@ -25,6 +25,9 @@ type Plan struct {
 	// because a status may have to report a failure.
 	Status func(result ApplyResult) kind.Object
 	Events []Event
+	// OnWrite, if set, is called with each object that the server returned for a write, for metrics. Writes of one step call it
+	// concurrently.
+	OnWrite func(obj kind.Object)
 	// RequeueAfter, if not zero, is the delay after which the key is enqueued again.
 	RequeueAfter time.Duration
 }

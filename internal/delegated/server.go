@@ -37,9 +37,11 @@ type Server struct {
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	all := append([]health.Check{health.Ping}, s.Checks...)
+	slis := health.NewSLIs()
 	for root, checks := range map[string]health.Checks{"healthz": health.Live(all), "livez": health.Live(all), "readyz": all} {
-		checks.AddTo(mux, root)
+		slis.Observe(checks, root).AddTo(mux, root)
 	}
+	mux.Handle("/metrics/slis", slis)
 	mux.Handle("/metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{}))
 	for path, handler := range s.Paths {
 		mux.Handle(path, handler)

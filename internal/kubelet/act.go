@@ -182,7 +182,7 @@ func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 			w.restarts.restarted(restartKey(c), start.TerminatedAt, time.Now())
 		}
 		reason := w.startContainer(ctx, starting, start)
-		w.recordContainerStart(start.Kind, reason)
+		w.recordContainerStart(pod, start, reason)
 		if reason == nil {
 			delete(w.failed, c.Name)
 			progress = true

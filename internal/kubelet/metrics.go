@@ -1,11 +1,13 @@
 package kubelet
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/status"
 )
 
@@ -38,10 +40,28 @@ func (w *worker) recordPodStart(pod *corev1.Pod, podStatus *corev1.PodStatus) {
 }
 
 // recordContainerStart records the start of a container, or the reason why it failed.
-func (w *worker) recordContainerStart(kind container.Kind, failed *status.Reason) {
+func (w *worker) recordContainerStart(pod *corev1.Pod, start Start, failed *status.Reason) {
 	reason := ""
 	if failed != nil {
 		reason = failed.Reason
 	}
-	w.k.Metrics.ContainerStarted(kind, reason)
+	w.k.Metrics.ContainerStarted(start.Kind, reason)
+	if images := imageVolumeMounts(pod, start.Container); images > 0 {
+		w.k.Metrics.ImageVolumesRequested(images)
+		if failed == nil {
+			w.k.Metrics.ImageVolumesMounted(images)
+		} else if strings.Contains(failed.Message, cri.ImageVolumeMountFailed) {
+			w.k.Metrics.ImageVolumesFailed(images)
+		}
+	}
+}
+
+// imageVolumeMounts counts the mounts of image volumes in a container.
+func imageVolumeMounts(pod *corev1.Pod, c *corev1.Container) (n int) {
+	for _, mount := range c.VolumeMounts {
+		if slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name && v.Image != nil }) {
+			n++
+		}
+	}
+	return n
 }

@@ -17,13 +17,17 @@ import (
 // Metrics counts what a scheduler does, under upstream's names and labels. A nil Metrics counts nothing.
 type Metrics struct {
 	registry                                      prometheus.Registerer
-	attempts, incoming                            *prometheus.CounterVec
+	attempts, incoming, evaluations               *prometheus.CounterVec
 	preemptions                                   prometheus.Counter
 	attemptDuration, untilBound                   *prometheus.HistogramVec
 	extensionPointDuration, pluginDuration        *prometheus.HistogramVec
 	algorithm, podAttempts, victims               prometheus.Histogram
 	pending, cacheSize, unschedulable, goroutines *prometheus.Desc
+	evaluated                                     map[*plugins.Profile]profileEvaluations
 }
+
+// profileEvaluations are the counters of the plugins of a profile that evaluate every pod that is scheduled.
+type profileEvaluations struct{ filter, score []prometheus.Counter }
 
 // NewMetrics makes the metrics and registers them.
 func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
@@ -41,7 +45,10 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 		registry: registry,
 		attempts: counter("scheduler_schedule_attempts_total",
 			"Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an internal scheduler problem.", "result", "profile"),
-		incoming:    counter("scheduler_queue_incoming_pods_total", "Number of pods added to scheduling queues by event and queue type.", "queue", "event"),
+		incoming: counter("scheduler_queue_incoming_pods_total", "Number of pods added to scheduling queues by event and queue type.", "queue", "event"),
+		evaluations: counter("scheduler_plugin_evaluation_total",
+			"Number of attempts to schedule pods by each plugin and the extension point (Filter and Score). A plugin evaluates all nodes at once.",
+			"plugin", "extension_point", "profile"),
 		preemptions: prometheus.NewCounter(prometheus.CounterOpts{Name: "scheduler_preemption_attempts_total", Help: "Total preemption attempts in the cluster till now"}),
 		attemptDuration: histogram("scheduler_scheduling_attempt_duration_seconds",
 			"Scheduling attempt latency in seconds (scheduling algorithm + binding)", doubling(0.001, 2, 15), "result", "profile"),
@@ -61,7 +68,7 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 			"The number of unschedulable pods broken down by plugin name. A pod counts for all plugins that caused it to not schedule.", []string{"plugin", "profile"}, nil),
 		goroutines: prometheus.NewDesc("scheduler_goroutines", "Number of running goroutines split by the work they do such as binding.", []string{"operation"}, nil),
 	}
-	for _, c := range []prometheus.Collector{m.attempts, m.incoming, m.preemptions, m.attemptDuration, m.untilBound, m.extensionPointDuration, m.pluginDuration, m.algorithm, m.podAttempts, m.victims} {
+	for _, c := range []prometheus.Collector{m.attempts, m.incoming, m.evaluations, m.preemptions, m.attemptDuration, m.untilBound, m.extensionPointDuration, m.pluginDuration, m.algorithm, m.podAttempts, m.victims} {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -79,6 +86,10 @@ func (m *Metrics) observe(s *Scheduler) error {
 	if err := m.registry.Register(gauges{s}); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
+	m.evaluated = map[*plugins.Profile]profileEvaluations{}
+	for _, profile := range s.profiles {
+		m.evaluated[profile] = m.evaluationsOf(profile)
+	}
 	queues := map[queue.Location]string{queue.InActiveQ: "active", queue.InBackoffQ: "backoff", queue.InUnschedulablePods: "unschedulable"}
 	s.queue.OnAdd = func(to queue.Location, gated bool, event string) {
 		queue := queues[to]
@@ -88,6 +99,39 @@ func (m *Metrics) observe(s *Scheduler) error {
 		m.incoming.WithLabelValues(queue, event).Inc()
 	}
 	return nil
+}
+
+func (m *Metrics) evaluationsOf(profile *plugins.Profile) (all profileEvaluations) {
+	for _, name := range profile.FilterNames() {
+		all.filter = append(all.filter, m.evaluations.WithLabelValues(name, "Filter", profile.Name))
+	}
+	for _, scorer := range profile.Scorers {
+		all.score = append(all.score, m.evaluations.WithLabelValues(scorer.Plugin.Name(), "Score", profile.Name))
+	}
+	for name, weight := range map[string]int64{plugins.PodTopologySpreadName: profile.SpreadWeight, plugins.InterPodAffinityName: profile.AffinityWeight} {
+		if weight > 0 {
+			all.score = append(all.score, m.evaluations.WithLabelValues(name, "Score", profile.Name))
+		}
+	}
+	return all
+}
+
+// decided counts the decision about a pod: how long it took, and the plugins that evaluated the pod.
+func (m *Metrics) decided(profile *plugins.Profile, err error, took time.Duration) {
+	if m == nil {
+		return
+	}
+	m.algorithm.Observe(took.Seconds())
+	m.extensionPointDuration.WithLabelValues("Filter", statusOf(err), profile.Name).Observe(took.Seconds())
+	evaluated := m.evaluated[profile]
+	for _, counter := range evaluated.filter {
+		counter.Inc()
+	}
+	if err == nil {
+		for _, counter := range evaluated.score {
+			counter.Inc()
+		}
+	}
 }
 
 // gauges collects the current state of a scheduler.

@@ -220,6 +220,7 @@ func TestMetricsAreUpstreams(t *testing.T) {
 	want := map[string]shape{
 		"scheduler_schedule_attempts_total":                    {"COUNTER", "profile result ", 0, 0},
 		"scheduler_queue_incoming_pods_total":                  {"COUNTER", "event queue ", 0, 0},
+		"scheduler_plugin_evaluation_total":                    {"COUNTER", "extension_point plugin profile ", 0, 0},
 		"scheduler_preemption_attempts_total":                  {"COUNTER", "", 0, 0},
 		"scheduler_scheduling_attempt_duration_seconds":        {"HISTOGRAM", "profile result ", 15, 0.001},
 		"scheduler_scheduling_algorithm_duration_seconds":      {"HISTOGRAM", "", 15, 0.001},

@@ -216,10 +216,7 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queue.QueuedPod) {
 	}
 	began := time.Now()
 	d, err := decision.Schedule(s.snapshot, p.PodInfo, profile)
-	if s.metrics != nil {
-		s.metrics.algorithm.Observe(time.Since(began).Seconds())
-		s.metrics.extensionPointDuration.WithLabelValues("Filter", statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
-	}
+	s.metrics.decided(profile, err, time.Since(began))
 	if err != nil {
 		s.conclude(ctx, p, d, began, err)
 		return

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -23,6 +25,7 @@ import (
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/apiserver/fairness"
 	"skiff/internal/config"
+	"skiff/internal/configfile"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
 )
@@ -48,8 +51,10 @@ type accessControl struct {
 	typeConverter func() (managedfields.TypeConverter, error)
 	fairness      *fairness.Fairness // nil: the number of requests is limited, but they are not queued
 	auditor       *audit.Auditor     // nil: nothing is audited
-	nodeGraph     *authz.NodeGraph
-	log           *slog.Logger
+	// metrics are those of authentication and authorization.
+	metrics   []prometheus.Collector
+	nodeGraph *authz.NodeGraph
+	log       *slog.Logger
 
 	// Authenticators, authorizers and admission read objects of the server, which is made after them. attach sets these before the first
 	// request.
@@ -101,6 +106,7 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 	if settings.ServiceAccounts, err = a.newServiceAccounts(c, certs, audiences); err != nil {
 		return err
 	}
+	a.metrics = append(a.metrics, settings.ServiceAccounts)
 	if options.BootstrapTokens {
 		settings.BootstrapTokens = authn.NewBootstrapTokens(a.objects)
 	}
@@ -158,7 +164,8 @@ func (a *accessControl) newServiceAccounts(c config.APIServer, certs *certificat
 // setIdentityProviders makes the authenticators of OpenID tokens: those of the AuthenticationConfiguration file, which is returned, or the
 // one of the --oidc flags.
 func (a *accessControl) setIdentityProviders(options *config.Authentication) (file *authn.Configuration, err error) {
-	settings := authn.IdentityProvidersOptions{ServiceAccountIssuers: options.ServiceAccounts.Issuers}
+	settings := authn.IdentityProvidersOptions{ServiceAccountIssuers: options.ServiceAccounts.Issuers, Reloads: configfile.NewReloads("authentication", serverID())}
+	a.metrics = append(a.metrics, settings.Reloads)
 	configuration := &authn.Configuration{}
 	switch {
 	case options.File != "":
@@ -185,9 +192,18 @@ func (a *accessControl) setIdentityProviders(options *config.Authentication) (fi
 	return file, err
 }
 
+// serverID identifies the API server of this host in metrics.
+func serverID() string {
+	// Without a name all hosts are the same.
+	host, _ := os.Hostname()
+	return "apiserver-" + host
+}
+
 // setAuthorization makes the authorizers, and what checks the rights of users beyond single requests.
 func (a *accessControl) setAuthorization(c config.Authorization) error {
 	settings := authz.DefaultConfig()
+	settings.Reloads = configfile.NewReloads("authorization", serverID())
+	a.metrics = append(a.metrics, settings.Reloads)
 	settings.PolicyFile, settings.WebhookConfigFile, settings.WebhookVersion = c.PolicyFile, c.WebhookConfigFile, c.WebhookVersion
 	settings.WebhookAuthorizedTTL, settings.WebhookUnauthorizedTTL = c.WebhookAuthorizedTTL, c.WebhookUnauthorizedTTL
 	if settings.File = c.File; settings.File == "" {

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -59,7 +60,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	if err != nil {
 		return nil, err
 	}
-	documents, disabled, err := apiVersions(c.RuntimeConfig, kinds)
+	disabled, err := disabledResources(c.RuntimeConfig, kinds)
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +68,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	if c.FeatureGates.Enabled(config.GateComponentFlagz) {
 		pages.Flags = o.flags
 	}
+	o.registry.MustRegister(o.access.metrics...)
 	server, err := apiserver.New(apiserver.Config{
 		Kinds:         kinds,
 		Scheme:        api.Scheme(),
@@ -80,13 +82,13 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: o.storeHealthy(ctx)}}
 		},
-		Connectors:       streams.New(o.proxy),
-		Paths:            paths,
-		Admission:        o.access.admission,
-		OpenAPI:          documents,
-		DisabledVersions: disabled,
-		TypeConverter:    o.access.typeConverter,
-		Version:          version.Info(),
+		Connectors:    streams.New(o.proxy),
+		Paths:         paths,
+		Admission:     o.access.admission,
+		OpenAPI:       openAPIDocuments(kinds, disabled),
+		Disabled:      disabled,
+		TypeConverter: o.access.typeConverter,
+		Version:       version.Info(),
 		Limits: apiserver.Limits{
 			ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight), Timeout: c.RequestTimeout,
 			WatchTimeout: time.Duration(c.HTTP.MinRequestTimeout) * time.Second,
@@ -96,8 +98,8 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Fairness: o.access.fairness,
 		Audit:    o.access.auditor,
 		Checks:   o.checks,
-		Registry: o.registry,
-		Log:      log.With("component", "apiserver"),
+		Registry: o.registry, LibraryMetrics: libraryMetrics(c.Etcd),
+		Log: log.With("component", "apiserver"),
 	})
 	if err != nil {
 		return nil, err
@@ -107,23 +109,30 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	return server, nil
 }
 
-// apiVersions are the OpenAPI documents of the versions that are served, and the versions that are not.
-func apiVersions(c config.RuntimeConfig, kinds []*kind.Kind) (*openapi.Documents, map[schema.GroupVersion]bool, error) {
-	var versions []schema.GroupVersion
+// disabledResources are the resources that --runtime-config disables.
+func disabledResources(c config.RuntimeConfig, kinds []*kind.Kind) (map[schema.GroupVersionResource]bool, error) {
+	var all []schema.GroupVersionResource
 	for _, k := range kinds {
 		for i := range k.Versions {
-			versions = append(versions, k.Versions[i].GVK.GroupVersion())
+			all = append(all, k.Versions[i].GVK.GroupVersion().WithResource(k.Plural))
 		}
 	}
-	disabled, err := c.Disabled(versions)
-	if err != nil {
-		return nil, nil, err
+	return c.Disabled(all)
+}
+
+// openAPIDocuments are the OpenAPI documents of the resources that are served.
+func openAPIDocuments(kinds []*kind.Kind, disabled map[schema.GroupVersionResource]bool) *openapi.Documents {
+	var served []*kind.Kind
+	for _, k := range kinds {
+		enabled := *k
+		enabled.Versions = slices.DeleteFunc(slices.Clone(k.Versions), func(v kind.Version) bool {
+			return disabled[v.GVK.GroupVersion().WithResource(k.Plural)]
+		})
+		if len(enabled.Versions) > 0 {
+			served = append(served, &enabled)
+		}
 	}
-	documents := openapi.New(kinds, version.Info().GitVersion)
-	for gv := range disabled {
-		documents.Update(gv, nil)
-	}
-	return documents, disabled, nil
+	return openapi.New(served, version.Info().GitVersion)
 }
 
 // unlimited turns the limit of a flag, where 0 means none, into one of the API server, where that is -1.

@@ -109,6 +109,7 @@ func (c *components) scheduler() (func(context.Context) error, error) {
 	}
 	// It follows the cluster and answers queries also while it does not lead.
 	c.queries.set(s.Handler())
+	c.podResources.set(collectorHandler(scheduler.PodResources(c.informers)))
 	if !c.sharesStore() {
 		return s.Run, nil
 	}

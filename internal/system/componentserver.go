@@ -29,12 +29,13 @@ import (
 	"skiff/internal/delegated"
 	"skiff/internal/health"
 	"skiff/internal/pki"
+	"skiff/internal/version"
 )
 
 // newRegistry returns a metrics registry with the metrics of the process.
-func newRegistry() *prometheus.Registry {
+func newRegistry(gates config.FeatureGates) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.Metric(), gates)
 	return registry
 }
 

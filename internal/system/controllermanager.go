@@ -30,7 +30,7 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 	if settings.Settings, err = controllerManagerSettings(c); err != nil {
 		return err
 	}
-	endpoint := &componentServer{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
+	endpoint := &componentServer{config: c.Serving, registry: newRegistry(nil), remote: remote, kubeconfig: c.Kubeconfig, log: log}
 	if settings.Metrics, err = controller.NewMetrics(endpoint.registry); err != nil {
 		return err
 	}

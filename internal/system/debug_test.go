@@ -139,14 +139,15 @@ func TestPortSharing(t *testing.T) {
 	}
 }
 
-// A version that --runtime-config disables is not served, and is in no document.
+// A version or a resource that --runtime-config disables is not served, and is in no document.
 func TestRuntimeConfig(t *testing.T) {
 	c := testConfig(t)
-	c.RuntimeConfig = config.RuntimeConfig{"autoscaling/v1": "false"}
+	c.RuntimeConfig = config.RuntimeConfig{"autoscaling/v1": "false", "apps/v1/daemonsets": "false"}
 	server, _ := startAPIServer(t, c)
 	for path, want := range map[string]int{
 		"/apis/autoscaling/v1/horizontalpodautoscalers": 404, "/apis/autoscaling/v2/horizontalpodautoscalers": 200, "/apis/autoscaling/v1": 404,
 		"/openapi/v3/apis/autoscaling/v1": 404, "/openapi/v3/apis/autoscaling/v2": 200,
+		"/apis/apps/v1/daemonsets": 404, "/apis/apps/v1/deployments": 200,
 	} {
 		if w := do(server.Handler(), "admin", "GET", path, ""); w.Code != want {
 			t.Errorf("%s: status %d, want %d", path, w.Code, want)
@@ -155,7 +156,12 @@ func TestRuntimeConfig(t *testing.T) {
 	if w := do(server.Handler(), "admin", "GET", "/apis/autoscaling", ""); strings.Contains(w.Body.String(), `"autoscaling/v1"`) {
 		t.Errorf("discovery: %s", w.Body)
 	}
-	if _, _, err := apiVersions(config.RuntimeConfig{"none/v1": "true"}, nil); err == nil || err.Error() != "unknown api groups none/v1" {
+	for _, path := range []string{"/apis/apps/v1", "/openapi/v3/apis/apps/v1"} {
+		if w := do(server.Handler(), "admin", "GET", path, ""); strings.Contains(w.Body.String(), "daemonsets") || !strings.Contains(w.Body.String(), "deployments") {
+			t.Errorf("%s: %s", path, w.Body)
+		}
+	}
+	if _, err := disabledResources(config.RuntimeConfig{"none/v1": "true"}, nil); err == nil || err.Error() != "unknown api groups none/v1" {
 		t.Errorf("error %v", err)
 	}
 }

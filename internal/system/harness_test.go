@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"skiff/internal/api/bootstrap"
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authz"
@@ -23,6 +25,12 @@ import (
 
 // startAPIServer starts a whole API server, without network and disk except for the data directory, with the bootstrap objects.
 func startAPIServer(t testing.TB, c config.Server) (*apiserver.Server, *accessControl) {
+	t.Helper()
+	return startMeasuredAPIServer(t, c, newRegistry(nil))
+}
+
+// startMeasuredAPIServer is startAPIServer with a registry for the metrics.
+func startMeasuredAPIServer(t testing.TB, c config.Server, registry *prometheus.Registry) (*apiserver.Server, *accessControl) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	certs, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler))
@@ -35,7 +43,7 @@ func startAPIServer(t testing.TB, c config.Server) (*apiserver.Server, *accessCo
 	}
 	objects := cache.New(memory.New(), log)
 	server, err := newAPIServer(c.APIServer, apiServerOptions{
-		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: newRegistry(),
+		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: registry,
 	}, log)
 	if err != nil {
 		t.Fatal(err)

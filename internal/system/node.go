@@ -42,6 +42,7 @@ import (
 	"skiff/internal/kubelet/volume"
 	"skiff/internal/network/cni"
 	"skiff/internal/pki"
+	"skiff/internal/version"
 )
 
 // nodeOptions are what the node of this host is made from.
@@ -259,6 +260,7 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 		return nil, err
 	}
 	n.metrics = metrics.New(n.name)
+	n.metrics.All.MustRegister(version.Metric(), config.FeatureGates{})
 	var configured []string
 	if n.IP != "" {
 		configured = strings.Split(n.IP, ",")
@@ -320,7 +322,7 @@ func (n *nodeComponents) buildCgroups() (err error) {
 func (n *nodeComponents) buildVolumes() error {
 	n.volumes = volume.New(volume.Options{
 		Root: n.root, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
-		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, Log: n.log.With("component", "volumes"),
+		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
 	})
 	n.runs["volumes"] = n.volumes.Run
 	return nil

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -67,7 +69,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		log.Warn("ignored a field of the KubeSchedulerConfiguration", "warning", warning)
 	}
 	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote).WithLog(log)
-	endpoint := &componentServer{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
+	endpoint := &componentServer{config: c.Serving, registry: newRegistry(nil), remote: remote, kubeconfig: c.Kubeconfig, log: log}
 	metrics, err := scheduler.NewMetrics(endpoint.registry)
 	if err != nil {
 		return err
@@ -79,7 +81,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	if err != nil {
 		return err
 	}
-	endpoint.paths, endpoint.access = map[string]http.Handler{scheduler.Root: s.Handler()}, requestAccess
+	endpoint.paths, endpoint.access = map[string]http.Handler{scheduler.Root: s.Handler(), scheduler.PodResourcesPath: collectorHandler(scheduler.PodResources(informers))}, requestAccess
 	addSchedulerProfiling(endpoint.paths, file)
 	endpoint.checks = []health.Check{{Name: "sched-handler-sync", ReadinessOnly: true, Check: s.Synced}}
 	run := s.Run
@@ -96,6 +98,13 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		group.Go(func() error { return wrap("scheduler", run(ctx)) })
 	}
 	return group.Wait()
+}
+
+// collectorHandler serves the metrics of a collector alone.
+func collectorHandler(c prometheus.Collector) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(c)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }
 
 // addSchedulerProfiling adds the paths of profiles if the configuration enables them.

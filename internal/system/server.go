@@ -69,7 +69,7 @@ func runServer(ctx context.Context, s *server) error {
 	}
 	defer unlock()
 	started := time.Now()
-	s.registry, s.queries = newRegistry(), &deferredHandler{}
+	s.registry, s.queries, s.podResources = newRegistry(s.config.FeatureGates), &deferredHandler{}, &deferredHandler{}
 	defer s.close()
 	if err := s.open(ctx); err != nil {
 		return err
@@ -91,9 +91,9 @@ type server struct {
 	access     *accessControl
 	hooks      *apiserver.PostStartHooks
 	registry   *prometheus.Registry
-	// queries serves the queries to the scheduler once it has started.
-	queries *deferredHandler
-	api     *apiserver.Server
+	// queries serves the queries to the scheduler once it has started, and podResources its metrics of pods.
+	queries, podResources *deferredHandler
+	api                   *apiserver.Server
 	// flags are shown by /flagz, and logLevel can be changed at /debug/flags/v.
 	flags    map[string]string
 	logLevel *slog.LevelVar
@@ -136,7 +136,7 @@ func (s *server) apiServerOptions() apiServerOptions {
 	}
 	paths := map[string]http.Handler{}
 	if s.config.Runs(config.ComponentScheduler) {
-		paths[scheduler.Root] = s.queries
+		paths[scheduler.Root], paths[scheduler.PodResourcesPath] = s.queries, s.podResources
 	}
 	return apiServerOptions{
 		cache: s.cache, access: s.access, proxy: proxyConfig(s.config.KubeletClient, s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,

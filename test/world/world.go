@@ -35,6 +35,8 @@ type World struct {
 	Client *client.Client
 	// Random is for the test's own choices, the same in every run.
 	Random *rand.Rand
+	// Metrics are those of the controllers; nil: nothing is counted.
+	Metrics *controller.Metrics
 
 	local client.Local
 	nodes int
@@ -95,7 +97,7 @@ func (w *World) start(ctx context.Context, faults *Faults, definitions []control
 	var loops []*controller.Loop
 	for _, d := range definitions {
 		c := inprocess.Client(w.T, faults.writing(w.local, d.Name))
-		loop, err := controller.NewLoop(d, controller.Environment{Client: c, Informers: informers, Events: events, Log: log})
+		loop, err := controller.NewLoop(d, controller.Environment{Client: c, Informers: informers, Events: events, Metrics: w.Metrics, Log: log})
 		if err != nil {
 			w.T.Fatal(err)
 		}

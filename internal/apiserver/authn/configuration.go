@@ -100,6 +100,7 @@ func (p *IdentityProviders) WatchFile(ctx context.Context, path string, log *slo
 		if err == nil {
 			err = p.Replace(c)
 		}
+		p.options.Reloads.Record(err)
 		if err != nil {
 			log.Error("failed to reload authentication configuration", "file", path, "error", err)
 			continue

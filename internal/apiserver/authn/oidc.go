@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
+
+	"skiff/internal/configfile"
 )
 
 // IdentityProviders authenticates the JWTs of external issuers, as configured by an AuthenticationConfiguration: OpenID
@@ -31,6 +33,8 @@ type IdentityProvidersOptions struct {
 	Algorithms []string
 	// ServiceAccountIssuers are this server's own issuers. No identity provider may have the same URL.
 	ServiceAccountIssuers []string
+	// Reloads counts the reloads of the configuration file. It may be nil.
+	Reloads *configfile.Reloads
 }
 
 // NewIdentityProviders makes the authenticators of a configuration.

@@ -84,6 +84,8 @@ type ServiceAccounts struct {
 	issuers  map[string]bool
 	digester digester
 	verified digestCache[*verifiedClaims]
+	// uses count the tokens that were used.
+	uses tokenUses
 }
 
 // verifiedClaims are the claims of a token with a valid signature, and the identity they describe.
@@ -123,6 +125,7 @@ func (s *ServiceAccounts) IdentifyToken(ctx context.Context, token string, wante
 	audiences := []string(verified.Audience)
 	if len(audiences) == 0 {
 		audiences = s.config.Audiences
+		s.uses.legacy.Add(1)
 	}
 	id := verified.id
 	if id.Audiences = intersect(audiences, wanted); len(id.Audiences) == 0 {
@@ -240,9 +243,16 @@ func (s *ServiceAccounts) checkBound(ctx context.Context, c *verifiedClaims, id 
 			return err
 		}
 	}
-	if after := b.WarnAfter; after != nil && *after != 0 && now.After(after.Time()) {
+	after := b.WarnAfter
+	if after == nil || *after == 0 {
+		return nil
+	}
+	if now.After(after.Time()) {
+		s.uses.stale.Add(1)
 		id.Annotations = map[string]string{"authentication.k8s.io/stale-token": fmt.Sprintf(
 			"subject: %s, seconds after warning threshold: %d", c.Subject, now.Unix()-int64(*after))}
+	} else {
+		s.uses.valid.Add(1)
 	}
 	return nil
 }

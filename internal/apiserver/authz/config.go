@@ -22,6 +22,7 @@ import (
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 
 	"skiff/internal/apiserver/authn"
+	"skiff/internal/configfile"
 )
 
 // The authorization modes.
@@ -51,6 +52,8 @@ type Config struct {
 	WebhookUnauthorizedTTL time.Duration
 	// File is an AuthorizationConfiguration (--authorization-config). If it is set, Modes and the webhook's fields must be empty.
 	File string
+	// Reloads counts the reloads of File. It may be nil.
+	Reloads *configfile.Reloads
 }
 
 // DefaultConfig has upstream's defaults.
@@ -252,7 +255,11 @@ func (c *Authorizers) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			if changed, err := c.reload(); err != nil {
+			changed, err := c.reload()
+			if changed || err != nil {
+				c.config.Reloads.Record(err)
+			}
+			if err != nil {
 				c.log.Error("failed to reload authorization configuration", "file", c.config.File, "error", err)
 			} else if changed {
 				c.log.Info("reloaded authorization configuration", "file", c.config.File)

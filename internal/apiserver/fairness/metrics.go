@@ -140,7 +140,14 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (f *Fairness) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(f, ch) }
+func (f *Fairness) Describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{
+		descRejected, descDispatched, descWaiting, descWaitingSeats, descRunning, descUsedSeats, descTooWide, descWait, descExecution, descLength, descEstimate,
+		descNominal, descLower, descUpper, descCurrent, descPeak, descAverage, descDeviation, descSmoothed, descTarget, descProgress, descFair,
+	} {
+		ch <- desc
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (f *Fairness) Collect(ch chan<- prometheus.Metric) {

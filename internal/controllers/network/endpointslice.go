@@ -45,6 +45,10 @@ func EndpointSlice(endpointsPerSlice int) controller.Definition {
 				triggerTimes: endpointsliceutil.NewTriggerTimeTracker(),
 				topology:     topologycache.NewTopologyCache(),
 				zoneCPUs:     newZoneCPUs(),
+				metrics:      newSliceMetrics(),
+			}
+			if err := s.Register(c.metrics); err != nil {
+				return nil, err
 			}
 			c.syncService = controller.NewSyncer(s, c)
 			nodesCounted, err := c.watch()
@@ -68,6 +72,7 @@ type endpointSlices struct {
 	// selectors finds the services of a pod.
 	selectors   controller.Selectors[*corev1.Service]
 	syncService controller.Syncer
+	metrics     *sliceMetrics
 }
 
 // watch returns whether zoneCPUs has observed all nodes of the initial list.
@@ -172,9 +177,11 @@ func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
 	service, ok := c.services.Get(key.Namespace, key.Name)
 	if !ok {
 		c.triggerTimes.DeleteService(key.Namespace, key.Name)
+		c.metrics.forget(key)
 		return slicesView{}, false // the garbage collector deletes the slices
 	}
 	if !hasManagedEndpoints(service) {
+		c.metrics.forget(key)
 		return slicesView{}, false
 	}
 	v := slicesView{service: service, pods: podsOf(c.pods, service), nodes: map[string]*corev1.Node{}, maxEndpoints: c.maxEndpoints, topology: c.topology}
@@ -198,7 +205,11 @@ func slicesOf(all client.Informer[*discoveryv1.EndpointSlice], namespace, servic
 }
 
 // Reconcile decides which slices to create, update and delete.
-func (c *endpointSlices) Reconcile(v slicesView) controller.Plan { return v.reconcile() }
+func (c *endpointSlices) Reconcile(v slicesView) controller.Plan {
+	plan := v.reconcile()
+	c.metrics.reconciled(v, plan)
+	return plan
+}
 
 func (v slicesView) reconcile() controller.Plan {
 	var all sliceChanges

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,6 +60,10 @@ func Lifecycle(settings LifecycleSettings) controller.Definition {
 				leases: client.InformerFor[*coordinationv1.Lease](s.Informers),
 				zones:  newZones(settings),
 				health: map[string]*nodeHealth{}, renewals: map[string]time.Time{},
+				evictions: newEvictions(),
+			}
+			if err := s.Register(c.evictions); err != nil {
+				return nil, err
 			}
 			nodesCounted, err := c.watch()
 			return controller.AfterInitialEvents(s, nodesCounted, c), err
@@ -76,6 +81,8 @@ type lifecycle struct {
 	pods     client.Informer[*corev1.Pod]
 	leases   client.Informer[*coordinationv1.Lease]
 	zones    *zones
+	// evictions counts the nodes that get a NoExecute taint, by zone.
+	evictions *prometheus.CounterVec
 
 	mu       sync.Mutex
 	health   map[string]*nodeHealth
@@ -174,18 +181,32 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 			return err
 		}
 	}
-	rateLimited := v.needsEvictionToken() && !c.zones.tryAcquire(zoneOf(node), now)
+	zone := zoneOf(node)
+	evictions := c.evictions.WithLabelValues(zone) // also the zones without evictions are shown
+	evicts := v.needsEvictionToken()
+	rateLimited := evicts && !c.zones.tryAcquire(zone, now)
 	if rateLimited {
 		v.evictions = evictNone
 	}
 	plan := v.reconcile()
 	if rateLimited {
-		plan.Requeue(c.zones.retryDelay(zoneOf(node)))
+		plan.Requeue(c.zones.retryDelay(zone))
 	}
 	if isNew {
 		plan.Events = append(plan.Events, nodeEvent(node, "RegisteredNode", "Registered Node %s in Controller"))
 	}
-	return c.setup.Apply(ctx, key, plan)
+	err := c.setup.Apply(ctx, key, plan)
+	if err == nil && evicts && !rateLimited {
+		evictions.Inc()
+	}
+	return err
+}
+
+// newEvictions is upstream's metric.
+func newEvictions() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Subsystem: "node_collector", Name: "evictions_total", Help: "Number of Node evictions that happened since current instance of NodeController started.",
+	}, []string{"zone"})
 }
 
 // enqueueZones enqueues the nodes of zones whose state changed.

@@ -9,12 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/test/metrics"
 	"skiff/test/world"
 )
 
@@ -436,9 +439,17 @@ func TestThoseWhoWereSilentWithAllOthersGetAnotherChance(t *testing.T) {
 // TestNobodyAnswers: when no node is heard, nothing is driven anywhere; when one answers, the others have time to.
 func TestNobodyAnswers(t *testing.T) {
 	world.In(t, func(w *world.World) {
+		registry := prometheus.NewRegistry()
+		var err error
+		if w.Metrics, err = controller.NewMetrics(registry); err != nil {
+			t.Fatal(err)
+		}
 		defer w.Run(Lifecycle(DefaultLifecycle))()
 		newNodes(w, "a", "b")
 		w.Pass(10 * time.Minute)
+		// One of the nodes may have been tainted before the other was unknown.
+		const evictions = "node_collector_evictions_total{zone=}"
+		before := metrics.Values(t, registry)[evictions]
 		for _, name := range []string{"a", "b"} {
 			if n := world.Get[*corev1.Node](w, "", name); readiness(n) != corev1.ConditionUnknown || taintsOf(w, name) != "unreachable:NoSchedule" {
 				t.Errorf("%s is %s with taints %s", name, readiness(n), taintsOf(w, name))
@@ -448,6 +459,7 @@ func TestNobodyAnswers(t *testing.T) {
 		if a, b := taintsOf(w, "a"), taintsOf(w, "b"); a != "" || b != "unreachable:NoExecute unreachable:NoSchedule" {
 			t.Errorf("a answers: its taints are %s, those of b %s", a, b)
 		}
+		metrics.Check(t, registry, map[string]float64{evictions: before + 1})
 		w.Pass(5 * time.Minute)
 		if a, b := taintsOf(w, "a"), taintsOf(w, "b"); a != "unreachable:NoSchedule" || b != "unreachable:NoSchedule" {
 			t.Errorf("nobody answers again: the taints of a are %s, those of b %s", a, b)

@@ -56,6 +56,10 @@ func newAutoscaler(settings AutoscalerSettings, metrics metricsClient) controlle
 				autoscalers: client.InformerFor[*autoscalingv2.HorizontalPodAutoscaler](s.Informers),
 				pods:        client.InformerFor[*corev1.Pod](s.Informers),
 				histories:   map[controller.Key]*scaleHistory{}, selectors: map[string]map[string]labels.Selector{},
+				measured: newAutoscalerMetrics(),
+			}
+			if err := s.Register(c.measured.collectors()...); err != nil {
+				return nil, err
 			}
 			var err error
 			if c.api, err = newAPI(s.Client); err != nil {
@@ -89,6 +93,7 @@ type autoscaler struct {
 	metrics     metricsClient
 	autoscalers client.Informer[*autoscalingv2.HorizontalPodAutoscaler]
 	pods        client.Informer[*corev1.Pod]
+	measured    *autoscalerMetrics
 
 	mu        sync.Mutex
 	histories map[controller.Key]*scaleHistory
@@ -109,8 +114,10 @@ func (c *autoscaler) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	defer c.setup.EnqueueAfter(key, c.settings.SyncPeriod)
-	run := &autoscalerSync{controller: c, ctx: ctx, key: key, metrics: c.metrics, cached: cached, scaler: cached.DeepCopy(), now: time.Now(), history: c.historyOf(key)}
-	if err := run.reconcile(); err != nil {
+	run := &autoscalerSync{controller: c, ctx: ctx, key: key, metrics: c.metrics, cached: cached, scaler: cached.DeepCopy(), now: time.Now(), history: c.historyOf(key), action: actionLabel(0, 0)}
+	err := run.reconcile()
+	c.measured.reconciled(run.action, err, time.Since(run.now))
+	if err != nil {
 		c.setup.Log.Debug("failed to scale", "autoscaler", key.String(), "error", err)
 	}
 	if apiequality.Semantic.DeepEqual(cached.Status, run.scaler.Status) {
@@ -149,6 +156,7 @@ type autoscalerSync struct {
 
 	pods     []*corev1.Pod
 	selector labels.Selector
+	action   string // what the sync has done to the target, for metrics
 }
 
 func (s *autoscalerSync) recordEvent(eventType, reason, message string) {
@@ -201,6 +209,7 @@ func (s *autoscalerSync) reconcile() error {
 		s.setStatus(current, s.scaler.Status.DesiredReplicas, d.metrics, false)
 		return rescaleErr
 	}
+	s.action = actionLabel(current, d.replicas)
 	s.setStatus(current, d.replicas, d.metrics, true)
 	return err
 }
@@ -210,7 +219,7 @@ func (s *autoscalerSync) scale() (scaleTarget, *autoscalingv1.Scale, error) {
 	ref := s.scaler.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
-		return scaleTarget{}, nil, err
+		return scaleTarget{}, nil, specError{err}
 	}
 	t, err := s.controller.api.find(s.ctx, gv.WithKind(ref.Kind))
 	if err != nil {
@@ -355,14 +364,17 @@ func (s *autoscalerSync) computeReplicas(scale *autoscalingv1.Scale) (replicas i
 	failures := 0
 	var first *metricError
 	for i, spec := range specs {
+		began := time.Now()
 		proposal, err := s.computeForMetric(spec, scale, &statuses[i])
 		if err != nil {
+			s.controller.measured.computed(actionLabel(0, 0), err, spec.Type, time.Since(began))
 			if failures++; first == nil {
 				first = err
 			}
 			s.recordEvent(corev1.EventTypeWarning, err.reason, err.inner.Error())
 			continue
 		}
+		s.controller.measured.computed(actionLabel(s.scaler.Status.CurrentReplicas, proposal.replicas), nil, spec.Type, time.Since(began))
 		if replicas == 0 || proposal.replicas > replicas {
 			replicas, metric = proposal.replicas, proposal.metric
 		}

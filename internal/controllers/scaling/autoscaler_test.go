@@ -602,7 +602,7 @@ func TestRescale(t *testing.T) {
 		{"to zero, by pods' metrics: nobody could wake it", &scales{}, aScaler([]autoscalingv2.MetricSpec{resourceMetric("cpu", share(50))}, from(0, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\n" + notZero, 0, ""},
 		{"from zero", &scales{}, aScaler(whole, from(0, 9), wasScaledToZero), 0, 2, "[2]", 0, notZero + "\n" + rescaledTo(2), 0, ""},
 	} {
-		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
+		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), measured: newAutoscalerMetrics(), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
 		scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "0"}, Spec: autoscalingv1.ScaleSpec{Replicas: test.before}}
 		err := autoscaler.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
 		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(autoscaler.history.scaleEvents) != test.steps {
@@ -649,7 +649,7 @@ func TestNormalize(t *testing.T) {
 		{"down by a behavior, too fast", aScaler(nil, slow), scaleHistory{}, 9, 1, 7, readyFor + "\n" + limitedDown},
 		{"down by a behavior, and more was recommended", aScaler(nil, slow), recently(8), 9, 1, 8, stabilized + "\n" + within},
 	} {
-		autoscaler := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
+		autoscaler := &autoscalerSync{controller: &autoscaler{measured: newAutoscalerMetrics(), settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
 		if got := autoscaler.normalize(test.current, test.proposed); got != test.want || conditionWords(test.scaler) != test.conditions {
 			t.Errorf("%s: %d, want %d\n got %s\nwant %s", test.what, got, test.want, conditionWords(test.scaler), test.conditions)
 		}
@@ -691,7 +691,7 @@ func TestZeroOfOurs(t *testing.T) {
 		{"ours, and one is the least now: it is asked", aScaler(cpu, from(1, 9), wasScaledToZero), false},
 		{"ours, and minReplicas is not set", aScaler(cpu, wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = nil }), false},
 	} {
-		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
+		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{measured: newAutoscalerMetrics(), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
 		// Without a selector nothing can be asked: that is as far as it goes when it is not disabled.
 		d, err := autoscaler.decide(&autoscalingv1.Scale{})
 		if test.disabled != (err == nil && d != nil && d.disabled) || !test.disabled && errorText(err) != "selector is required" {

@@ -66,7 +66,7 @@ func (s *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *
 		status.External = &autoscalingv2.ExternalMetricStatus{Metric: spec.External.Metric}
 		a, err = s.computeForExternal(scale, spec.External, &status.External.Current)
 	default:
-		failure.reason, err = "InvalidMetricSourceType", fmt.Errorf("unknown metric source type %q", spec.Type)
+		failure.reason, err = "InvalidMetricSourceType", specError{fmt.Errorf("unknown metric source type %q", spec.Type)}
 	}
 	if err != nil {
 		*status = autoscalingv2.MetricStatus{}

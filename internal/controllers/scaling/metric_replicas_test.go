@@ -119,7 +119,7 @@ func TestAnswers(t *testing.T) {
 		{"from outside, with series", selecting(externalMetric("jobs", inAll("10"))), fixedMetrics{whole: 30000}, 9, "external metric jobs" + selector, "External jobs: all 30"},
 		{"from outside, the share goes first", externalMetric("jobs", autoscalingv2.MetricTarget{AverageValue: new(resource.MustParse("10")), Value: new(resource.MustParse("1"))}), fixedMetrics{whole: 50000}, 5, "external metric jobs(nil)", "External jobs: each 16667m"},
 	} {
-		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler}, metrics: test.meter, pods: pods, selector: labels.Everything(), now: now,
+		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{measured: newAutoscalerMetrics(), settings: DefaultAutoscaler}, metrics: test.meter, pods: pods, selector: labels.Everything(), now: now,
 			scaler: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}}
 		scale := &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}, Status: autoscalingv1.ScaleStatus{Replicas: 3}}
 		var status autoscalingv2.MetricStatus
@@ -197,7 +197,7 @@ func TestRefusals(t *testing.T) {
 			"unable to calculate ready pods: no pods returned by selector while calculating replica count", "failed to get jobs external metric value: failed to get external metric jobs: "},
 		{"a sort nobody knows", autoscalingv2.MetricSpec{Type: "Moon"}, fixedMetrics{}, ready(1), "InvalidMetricSourceType", `unknown metric source type "Moon"`, ""},
 	} {
-		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler}, metrics: test.meter, pods: test.pods, selector: labels.Everything(), now: now,
+		autoscaler := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{measured: newAutoscalerMetrics(), settings: DefaultAutoscaler}, metrics: test.meter, pods: test.pods, selector: labels.Everything(), now: now,
 			scaler: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}}
 		status := autoscalingv2.MetricStatus{Type: "before"}
 		_, failure := autoscaler.computeForMetric(test.spec, &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}}, &status)

@@ -199,7 +199,7 @@ func (m fixedMetrics) externalMetric(context.Context, string, string, labels.Sel
 }
 
 func TestToleranceOfItsOwn(t *testing.T) {
-	autoscaler := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: &autoscalingv2.HorizontalPodAutoscaler{}}
+	autoscaler := &autoscalerSync{controller: &autoscaler{measured: newAutoscalerMetrics(), settings: DefaultAutoscaler}, scaler: &autoscalingv2.HorizontalPodAutoscaler{}}
 	if got := autoscaler.tolerance(); got.down != 0.1 || got.up != 0.1 {
 		t.Errorf("by default %+v", got)
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -44,6 +45,10 @@ func AttachDetach(maxUnmountWait time.Duration) controller.Definition {
 				volumes:     client.InformerFor[*corev1.PersistentVolume](s.Informers),
 				attachments: client.InformerFor[*storagev1.VolumeAttachment](s.Informers),
 				drivers:     client.InformerFor[*storagev1.CSIDriver](s.Informers),
+				operations:  newOperationDuration(),
+			}
+			if err := s.Register(c.operations); err != nil {
+				return nil, err
 			}
 			return controller.NewSyncer(s, c), c.watch(s)
 		},
@@ -58,6 +63,7 @@ type attachDetach struct {
 	volumes        client.Informer[*corev1.PersistentVolume]
 	attachments    client.Informer[*storagev1.VolumeAttachment]
 	drivers        client.Informer[*storagev1.CSIDriver]
+	operations     *prometheus.HistogramVec
 
 	mu            sync.Mutex
 	unneededSince map[string]time.Time // since when attachments are unused, by name
@@ -107,12 +113,7 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	}); err != nil {
 		return err
 	}
-	forget := func(a *storagev1.VolumeAttachment) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.unneededSince, a.Name)
-	}
-	if err := c.attachments.AddEventHandler(nil, nil, forget); err != nil {
+	if err := c.attachments.AddEventHandler(nil, c.onAttachmentUpdate, c.onAttachmentDelete); err != nil {
 		return fmt.Errorf("watch attachments: %w", err)
 	}
 	// Another node may be waiting for the detach.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -39,10 +40,14 @@ var CronJob = controller.Definition{
 type cronJobs struct {
 	cronJobs client.Informer[*batchv1.CronJob]
 	jobs     controller.Dependents[*batchv1.Job]
+	skew     prometheus.Histogram
 }
 
 func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
-	c := &cronJobs{cronJobs: client.InformerFor[*batchv1.CronJob](s.Informers)}
+	c := &cronJobs{cronJobs: client.InformerFor[*batchv1.CronJob](s.Informers), skew: newCreationSkew()}
+	if err := s.Register(c.skew); err != nil {
+		return nil, err
+	}
 	var err error
 	if c.jobs, err = controller.DependentsOf[*batchv1.Job](s); err != nil {
 		return nil, err
@@ -92,7 +97,11 @@ func (c *cronJobs) Observe(key controller.Key) (cronJobView, bool) {
 }
 
 // Reconcile deletes old jobs, updates the list of active ones and starts the job that is due.
-func (c *cronJobs) Reconcile(v cronJobView) controller.Plan { return v.reconcile() }
+func (c *cronJobs) Reconcile(v cronJobView) controller.Plan {
+	plan := v.reconcile()
+	plan.OnWrite = observeCreationSkew(c.skew)
+	return plan
+}
 
 // schedule returns the next scheduled time after a given time.
 type schedule interface{ Next(time.Time) time.Time }

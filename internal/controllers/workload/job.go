@@ -31,13 +31,17 @@ var Job = controller.Definition{
 const orphanKeyPrefix = "pod/"
 
 type jobs struct {
-	setup *controller.Setup
-	jobs  client.Informer[*batchv1.Job]
-	pods  controller.Dependents[*corev1.Pod]
+	setup   *controller.Setup
+	jobs    client.Informer[*batchv1.Job]
+	pods    controller.Dependents[*corev1.Pod]
+	metrics *jobMetrics
 }
 
 func newJobs(s *controller.Setup) (controller.Syncer, error) {
-	c := &jobs{setup: s, jobs: client.InformerFor[*batchv1.Job](s.Informers)}
+	c := &jobs{setup: s, jobs: client.InformerFor[*batchv1.Job](s.Informers), metrics: newJobMetrics()}
+	if err := s.Register(c.metrics.collectors()...); err != nil {
+		return nil, err
+	}
 	var err error
 	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
 		return nil, err
@@ -65,7 +69,13 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*corev1.Pod](s, jobKind, selector); err != nil {
 		return nil, err
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(c.enqueueOrphanPod, func(_, pod *corev1.Pod) { c.enqueueOrphanPod(pod) }, nil); err != nil {
+	onPodUpdate := func(old, pod *corev1.Pod) {
+		c.metrics.podChanged(old, pod)
+		c.enqueueOrphanPod(pod)
+	}
+	onPodAdd := func(pod *corev1.Pod) { onPodUpdate(nil, pod) }
+	onPodDelete := func(pod *corev1.Pod) { c.metrics.podChanged(pod, nil) }
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(onPodAdd, onPodUpdate, onPodDelete); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
 	jobSyncer := controller.NewSyncer(s, c)
@@ -164,4 +174,13 @@ func (c *jobs) Observe(key controller.Key) (jobView, bool) {
 }
 
 // Reconcile counts, creates and deletes pods until the job is finished.
-func (c *jobs) Reconcile(v jobView) controller.Plan { return v.reconcile() }
+func (c *jobs) Reconcile(v jobView) controller.Plan {
+	plan := v.reconcile()
+	plan.OnWrite = c.metrics.observeWrites(v)
+	return plan
+}
+
+// Applied counts the sync.
+func (c *jobs) Applied(v jobView, plan controller.Plan, err error) {
+	c.metrics.synced(v.job, plan, v.now, err)
+}

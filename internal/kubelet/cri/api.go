@@ -8,6 +8,9 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
 
+// ImageVolumeMountFailed is in the error of a container whose image volume the runtime could not mount.
+var ImageVolumeMountFailed = crierrors.ErrImageVolumeMountFailed.Error()
+
 // API is the part of the Container Runtime Interface that the kubelet uses, in the CRI's own protobuf messages. Client implements it
 // over gRPC, critest.Fake in memory; the suite in critest checks both. Non-test code outside this
 // package uses Runtime instead.

@@ -20,6 +20,9 @@ import (
 // startBuckets are the buckets of pod start durations, in seconds.
 var startBuckets = []float64{0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}
 
+// storageBuckets are the buckets of the durations of operations on volumes, in seconds.
+var storageBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600}
+
 // Metrics are the metrics of one kubelet.
 type Metrics struct {
 	// All is served at /metrics, Probes at /metrics/probes.
@@ -40,6 +43,9 @@ type Metrics struct {
 	rejections                  *prometheus.CounterVec
 	probes                      *prometheus.CounterVec
 	probeTime                   *prometheus.HistogramVec
+	storageTime                 *prometheus.HistogramVec
+	volumeTime                  *prometheus.HistogramVec
+	imageVolumes                struct{ requested, mounted, failed prometheus.Counter }
 
 	mu       sync.Mutex
 	relisted time.Time
@@ -75,6 +81,16 @@ func New(nodeName string) *Metrics {
 	m.preemptions = counterVec(m.All, "preemptions", "Cumulative number of pod preemptions by preemption resource", "preemption_signal")
 
 	m.rejections = counterVec(m.All, "admission_rejections_total", "Cumulative number pod admission rejections by the Kubelet.", "reason")
+
+	m.imageVolumes.requested = counter(m.All, "image_volume_requested_total", "Number of requested image volumes.")
+	m.imageVolumes.mounted = counter(m.All, "image_volume_mounted_succeed_total", "Number of successful image volume mounts.")
+	m.imageVolumes.failed = counter(m.All, "image_volume_mounted_errors_total", "Number of failed image volume mounts.")
+	m.storageTime = register(m.All, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "storage_operation_duration_seconds", Help: "Storage operation duration", Buckets: storageBuckets,
+	}, []string{"volume_plugin", "operation_name", "status", "migrated"}))
+	m.volumeTime = register(m.All, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "volume_operation_total_seconds", Help: "Storage operation end to end duration in seconds", Buckets: storageBuckets,
+	}, []string{"plugin_name", "operation_name"}))
 
 	m.probes = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prober_probe_total", Help: "Cumulative number of a liveness, readiness or startup probe for a container by result.",
@@ -166,6 +182,47 @@ func (m *Metrics) ContainerStarted(kind container.Kind, reason string) {
 	m.startedContainers.WithLabelValues(label).Inc()
 	if reason != "" {
 		m.failedContainers.WithLabelValues(label, reason).Inc()
+	}
+}
+
+// ImageVolumesRequested records image volumes of a container that is started; ImageVolumesMounted and ImageVolumesFailed record the
+// result.
+func (m *Metrics) ImageVolumesRequested(n int) {
+	if m != nil {
+		m.imageVolumes.requested.Add(float64(n))
+	}
+}
+
+// ImageVolumesMounted records image volumes of a container that has started.
+func (m *Metrics) ImageVolumesMounted(n int) {
+	if m != nil {
+		m.imageVolumes.mounted.Add(float64(n))
+	}
+}
+
+// ImageVolumesFailed records image volumes that the runtime could not mount.
+func (m *Metrics) ImageVolumesFailed(n int) {
+	if m != nil {
+		m.imageVolumes.failed.Add(float64(n))
+	}
+}
+
+// StorageOperation records one operation on a volume. No volume is migrated to a CSI driver on the node.
+func (m *Metrics) StorageOperation(plugin, operation string, took time.Duration, err error) {
+	if m == nil {
+		return
+	}
+	result := "success"
+	if err != nil {
+		result = "fail-unknown"
+	}
+	m.storageTime.WithLabelValues(plugin, operation, result, "false").Observe(took.Seconds())
+}
+
+// VolumeMounted records how long it took to mount a volume, with all attempts.
+func (m *Metrics) VolumeMounted(plugin string, took time.Duration) {
+	if m != nil {
+		m.volumeTime.WithLabelValues(plugin, "overall_volume_mount").Observe(took.Seconds())
 	}
 }
 

@@ -36,8 +36,12 @@ var (
 // ResourceMetrics collects /metrics/resource.
 type ResourceMetrics struct{ *Usage }
 
-// Describe implements prometheus.Collector. It is empty because the metrics depend on the pods.
-func (r ResourceMetrics) Describe(chan<- *prometheus.Desc) {}
+// Describe implements prometheus.Collector.
+func (r ResourceMetrics) Describe(descs chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{nodeCPU, nodeMemory, containerCPU, containerMemory, containerStart, podCPU, podMemory, scrapeError} {
+		descs <- desc
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (r ResourceMetrics) Collect(to chan<- prometheus.Metric) {
@@ -73,7 +77,7 @@ var cadvisorLabels = []string{"container", "id", "image", "name", "namespace", "
 // CadvisorMetrics collects /metrics/cadvisor: cAdvisor's metrics, as far as cgroups provide them.
 type CadvisorMetrics struct{ *Usage }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It is empty because the metrics depend on the cgroups.
 func (m CadvisorMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/container"
+	"skiff/internal/kubelet/metrics"
 )
 
 // Objects provides the API objects that volumes refer to.
@@ -52,7 +54,9 @@ type Options struct {
 	// RecursiveReadOnly reports whether a pod's runtime handler supports recursive read-only mounts.
 	RecursiveReadOnly func(pod *corev1.Pod) bool
 	Events            client.EventRecorder
-	Log               *slog.Logger
+	// Metrics may be nil.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // Volumes manages the volumes of this node's pods. All methods may be called concurrently.
@@ -72,6 +76,8 @@ type Volumes struct {
 type podVolumes struct {
 	changing sync.Mutex // held while the pod's volumes are mounted or unmounted
 	byName   map[string]*mounted
+	// requested is when the first attempt to mount a volume began, for volumes that are not mounted yet. It is guarded by changing.
+	requested map[string]time.Time
 }
 
 // mounted is a volume that is set up.
@@ -148,7 +154,11 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 		if m != nil && !m.republish && !fromAPIObjects(volume) {
 			continue
 		}
+		began := time.Now()
 		set, err := v.setUp(ctx, pod, volume, m)
+		if m == nil {
+			v.measureMount(state, volume, began, set, err)
+		}
 		switch {
 		case err == nil:
 			v.setMounted(state, volume.Name, set)
@@ -162,6 +172,26 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 		}
 	}
 	return errors.Join(failures...)
+}
+
+// measureMount records an attempt to mount a volume.
+func (v *Volumes) measureMount(state *podVolumes, volume *corev1.Volume, began time.Time, set *mounted, err error) {
+	plugin := pluginOf(volume)
+	if set != nil {
+		plugin = set.plugin
+	}
+	v.Metrics.StorageOperation(plugin, "volume_mount", time.Since(began), err)
+	requested, before := state.requested[volume.Name]
+	if !before {
+		requested = began
+	}
+	switch {
+	case err == nil:
+		delete(state.requested, volume.Name)
+		v.Metrics.VolumeMounted(plugin, time.Since(requested))
+	case !before:
+		state.requested[volume.Name] = began
+	}
 }
 
 // MountError is the failure to set up one volume, with upstream's message.
@@ -245,6 +275,22 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	state := v.state(uid)
 	state.changing.Lock()
 	defer state.changing.Unlock()
+	began := time.Now()
+	err := v.tearDown(ctx, uid)
+	v.measureUnmount(state, began, err)
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	delete(v.pods, uid)
+	v.mu.Unlock()
+	v.tokens.forget(uid)
+	v.certificates.forget(uid)
+	return nil
+}
+
+// tearDown unmounts the volumes of a pod and removes their directories.
+func (v *Volumes) tearDown(ctx context.Context, uid types.UID) error {
 	dir := v.podDir(uid)
 	if err := v.csi.tearDown(ctx, uid, dir); err != nil {
 		return err
@@ -257,12 +303,17 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 			return err
 		}
 	}
-	v.mu.Lock()
-	delete(v.pods, uid)
-	v.mu.Unlock()
-	v.tokens.forget(uid)
-	v.certificates.forget(uid)
 	return nil
+}
+
+// measureUnmount records the attempt to unmount the volumes of a pod, which are unmounted together.
+func (v *Volumes) measureUnmount(state *podVolumes, began time.Time, err error) {
+	took := time.Since(began)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, m := range state.byName {
+		v.Metrics.StorageOperation(m.plugin, "volume_unmount", took, err)
+	}
 }
 
 // Pods returns the UIDs of the pods that have a directory.
@@ -325,7 +376,7 @@ func (v *Volumes) state(uid types.UID) *podVolumes {
 	defer v.mu.Unlock()
 	state := v.pods[uid]
 	if state == nil {
-		state = &podVolumes{byName: map[string]*mounted{}}
+		state = &podVolumes{byName: map[string]*mounted{}, requested: map[string]time.Time{}}
 		v.pods[uid] = state
 	}
 	return state

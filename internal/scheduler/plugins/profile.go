@@ -54,6 +54,22 @@ func (p *Profile) IgnoreResources(resources []string) {
 	}
 }
 
+// FilterNames are the names of Filters.
+func (p *Profile) FilterNames() []string {
+	names := make([]string, len(p.Filters))
+	for i, plugin := range p.Filters {
+		switch {
+		case plugin != nil:
+			names[i] = plugin.Name()
+		case i == p.SpreadOrder:
+			names[i] = PodTopologySpreadName
+		default:
+			names[i] = InterPodAffinityName
+		}
+	}
+	return names
+}
+
 // FirstTopologyPlugin returns the index in Filters of the first of PodTopologySpread and InterPodAffinity.
 func (p *Profile) FirstTopologyPlugin() int {
 	if p.SpreadOrder < 0 || p.AffinityOrder >= 0 && p.AffinityOrder < p.SpreadOrder {

@@ -246,8 +246,10 @@ func (c *Cache) apply(batch store.Batch) {
 			c.unclaimed.add(event)
 			continue
 		case t.loaded:
+			t.received.Add(1)
 			t.stage(event, now)
 		default:
+			t.received.Add(1)
 			t.backlog = append(t.backlog, event)
 		}
 		if t.replaces != nil && t.replaces.loaded {

@@ -34,6 +34,8 @@ type Table struct {
 	encrypted atomic.Bool
 	// evictedTo is the revision of the newest event whose values were evicted.
 	evictedTo atomic.Int64
+	// received counts the events of the watch feed.
+	received atomic.Int64
 
 	// Guarded by cache.mu.
 	replaces      *Table // the table with the same prefix that this one replaces, until that one is removed
@@ -99,6 +101,9 @@ func (t *Table) Snapshot() Snapshot {
 func (s *state) snapshot(revision store.Revision) Snapshot {
 	return Snapshot{tree: s.tree, revision: revision, memoized: &s.memoized}
 }
+
+// Received is how many events the watch feed has delivered for the table.
+func (t *Table) Received() int64 { return t.received.Load() }
 
 // Resource returns the resource that the table was made for.
 func (t *Table) Resource() Resource { return t.resource }

@@ -2,10 +2,27 @@ package etcd
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
+
+// ServerMetrics gathers the metrics of the embedded etcd, which etcd registers once per process, without those that a Store collects.
+type ServerMetrics struct{}
+
+// collectedByStore are the names of metrics of etcd that a Store collects, for an external etcd as well.
+var collectedByStore = []string{"etcd_mvcc_db_total_size_in_bytes", "etcd_mvcc_db_total_size_in_use_in_bytes", "etcd_server_quota_backend_bytes"}
+
+// Gather implements prometheus.Gatherer.
+func (ServerMetrics) Gather() ([]*dto.MetricFamily, error) {
+	families, err := prometheus.DefaultGatherer.Gather()
+	return slices.DeleteFunc(families, func(family *dto.MetricFamily) bool {
+		return !strings.HasPrefix(family.GetName(), "etcd_") || slices.Contains(collectedByStore, family.GetName())
+	}), err
+}
 
 // sizes are the sizes of etcd's database in bytes.
 type sizes struct {

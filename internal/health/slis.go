@@ -1,4 +1,4 @@
-package apiserver
+package health
 
 import (
 	"context"
@@ -7,19 +7,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"skiff/internal/health"
 )
 
-// slis count the results of health checks, for /metrics/slis.
-type slis struct {
+// SLIs count the results of health checks, for /metrics/slis.
+type SLIs struct {
 	last    *prometheus.GaugeVec
 	total   *prometheus.CounterVec
 	handler http.Handler
 }
 
-func newSLIs() *slis {
-	m := &slis{
+// NewSLIs returns the metrics of a component's checks, in a registry of their own.
+func NewSLIs() *SLIs {
+	m := &SLIs{
 		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "kubernetes_healthcheck", Help: "This metric records the result of a single healthcheck.",
 		}, []string{"name", "type"}),
@@ -28,14 +27,29 @@ func newSLIs() *slis {
 		}, []string{"name", "type", "status"}),
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(m.last, m.total, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(m, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return m
 }
 
-// observe returns the checks of one of the paths healthz, livez and readyz, with their results counted.
-func (m *slis) observe(checks health.Checks, root string) health.Checks {
-	observed := make(health.Checks, len(checks))
+// Describe implements prometheus.Collector.
+func (m *SLIs) Describe(descs chan<- *prometheus.Desc) {
+	m.last.Describe(descs)
+	m.total.Describe(descs)
+}
+
+// Collect implements prometheus.Collector.
+func (m *SLIs) Collect(metrics chan<- prometheus.Metric) {
+	m.last.Collect(metrics)
+	m.total.Collect(metrics)
+}
+
+// ServeHTTP serves /metrics/slis.
+func (m *SLIs) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.handler.ServeHTTP(w, r) }
+
+// Observe returns the checks of one of the paths healthz, livez and readyz, with their results counted.
+func (m *SLIs) Observe(checks Checks, root string) Checks {
+	observed := make(Checks, len(checks))
 	for i, check := range checks {
 		observed[i] = check
 		last := m.last.WithLabelValues(check.Name, root)
