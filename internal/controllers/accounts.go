@@ -36,6 +36,7 @@ var accounts = map[string]string{
 	"taint-eviction-controller":                                      "node-controller",
 	"node-ipam-controller":                                           "node-controller",
 	"ttl-controller":                                                 "ttl-controller",
+	"validatingadmissionpolicy-status-controller":                    "validatingadmissionpolicy-status-controller",
 	"disruption-controller":                                          "disruption-controller",
 	"horizontal-pod-autoscaler-controller":                           "horizontal-pod-autoscaler",
 	"ephemeral-volume-controller":                                    "ephemeral-volume-controller",

@@ -20,6 +20,7 @@ import (
 	"skiff/internal/controllers/identity"
 	"skiff/internal/controllers/network"
 	"skiff/internal/controllers/node"
+	"skiff/internal/controllers/policy"
 	"skiff/internal/controllers/scaling"
 	"skiff/internal/controllers/volume"
 	"skiff/internal/controllers/workload"
@@ -63,6 +64,7 @@ func All(settings Settings) []controller.Definition {
 		node.TaintEviction,
 		node.PodCIDR(settings.PodRanges, settings.ServiceRanges),
 		node.TTL,
+		policy.ValidatingStatus,
 		scaling.Disruption,
 		scaling.Autoscaler(or(settings.Autoscaler, scaling.DefaultAutoscaler)),
 		volume.Binder,

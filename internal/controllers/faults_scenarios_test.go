@@ -126,6 +126,7 @@ func scenarios() []scenario {
 			"clusterrole-aggregation", "bootstrapsigner", "tokencleaner"}, settings: all, play: playAccounts},
 		{name: "services", run: []string{"endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller", "service-cidr-controller", "service"}, nodes: 2, play: playServices},
 		{name: "nodes", run: []string{"nodelifecycle", "taint-eviction-controller", "nodeipam", "ttl"}, settings: all, nodes: 2, play: playNodes},
+		{name: "policies", run: []string{"validatingadmissionpolicy-status-controller"}, play: playPolicies},
 		{name: "budgets", run: []string{"disruption-controller", "replicaset"}, nodes: 3, play: playBudgets},
 		{name: "autoscaler", run: []string{"horizontalpodautoscaling", "deployment", "replicaset"}, nodes: 3, play: playAutoscaler},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",

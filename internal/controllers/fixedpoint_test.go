@@ -99,6 +99,7 @@ func properties() []property {
 		{name: "services", run: []string{"endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller", "service-cidr-controller", "service"},
 			nodes: 3, act: actServices, check: checkServices},
 		{name: "nodes", run: []string{"nodelifecycle", "taint-eviction-controller", "nodeipam", "ttl"}, settle: 5 * time.Second, act: actNodes, rest: restNodes, check: checkNodes},
+		{name: "policies", run: []string{"validatingadmissionpolicy-status-controller"}, act: actPolicies, check: checkPolicies},
 		{name: "scaling", run: []string{"disruption-controller", "replicaset", "deployment", "horizontalpodautoscaling"}, nodes: 3, act: actScaling, check: checkScaling},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",
 			"persistentvolume-expander", "local-path-provisioner", "attachdetach"}, nodes: 2, act: actClaims, check: checkClaims},
