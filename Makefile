@@ -96,10 +96,11 @@ race:
 e2e: build demo
 	$(step) 'end-to-end tests' go test -timeout 30m ./test/...
 
-# The scheduler's decisions beside those of upstream's own code, on random clusters.
+# The scheduler's decisions beside those of upstream's own code, on random clusters; schemas and validation of custom resources.
 CLUSTERS ?= 1000
 differential:
 	$(step) 'scheduling decisions beside upstream' go -C test/differential test -mod=mod -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
+	$(step) 'custom resources beside upstream' go -C test/differential test -mod=mod -count=1 ./customresources
 
 # The OpenAPI definitions beside those of upstream.
 openapi:
