@@ -114,6 +114,12 @@ func (w *write) mutate(operation admission.Operation, obj, old kind.Object, opti
 	if !ok {
 		return nil, fmt.Errorf("mutating admission returned %T for kind %s", a.Object, w.res.gvk.Kind)
 	}
+	if operation == admission.Create && w.sub == nil {
+		clearSystemFields(changed)
+	}
+	if err := ensureNamespace(w.namespace, changed); err != nil {
+		return nil, err
+	}
 	if after := changed.GetManagedFields(); !managedfields.EqualEntries(after, entries) {
 		if err := apimanagedfields.ValidateManagedFields(after); err != nil {
 			changed.SetManagedFields(entries)

@@ -46,6 +46,7 @@ type accessControl struct {
 	escalation           *authz.Escalation
 	fieldAccess          *authz.FieldAuthorizer
 	admission            admission.Chain
+	webhooks             *webhooks
 	matchConditions      *cel.Metrics
 	// typeConverter returns the schemas of built-in kinds, which are made on first use.
 	typeConverter func() (managedfields.TypeConverter, error)
@@ -253,10 +254,14 @@ func (a *accessControl) setAdmission(c config.Admission) error {
 	if err != nil {
 		return err
 	}
+	a.webhooks = newWebhooks(a)
 	a.admission, err = admission.List(admission.Options{
 		Client: func() kind.Client { return a.client }, Authorizer: a.authorizer, Resources: a.resourceOf,
-		Extensions: map[string]admission.Plugin{policy.MutatingName: mutating, policy.ValidatingName: validating},
-		Enable:     c.Enable, Disable: c.Disable, ConfigFile: c.ConfigFile,
+		Extensions: map[string]admission.Plugin{
+			policy.MutatingName: mutating, a.webhooks.mutating.Name(): a.webhooks.mutating,
+			policy.ValidatingName: validating, a.webhooks.validating.Name(): a.webhooks.validating,
+		},
+		Enable: c.Enable, Disable: c.Disable, ConfigFile: c.ConfigFile,
 		DefaultNotReadyTolerationSeconds: &c.NotReadySeconds, DefaultUnreachableTolerationSeconds: &c.UnreachableSeconds,
 	})
 	return err
@@ -283,6 +288,7 @@ func (a *accessControl) resourceOf(gvk schema.GroupVersionKind) (resource schema
 func (a *accessControl) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.authorizer.Run(ctx) })
+	group.Go(func() error { return a.webhooks.run(ctx) })
 	if a.authenticationConfig != "" {
 		group.Go(func() error { return a.identityProviders.WatchFile(ctx, a.authenticationConfig, a.log) })
 	}

@@ -104,8 +104,9 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	if err != nil {
 		return nil, err
 	}
-	o.registry.MustRegister(o.access.matchConditions)
 	o.access.attach(server)
+	o.registry.MustRegister(o.access.webhooks.metrics, o.access.webhooks.admissionMetrics)
+	o.registry.MustRegister(o.access.matchConditions)
 	return server, nil
 }
 

@@ -72,6 +72,7 @@ func (c *Client) Review(ctx context.Context, body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer shared.release()
 	client := &http.Client{Transport: shared, CheckRedirect: rejectRedirects}
 	for retries := 0; ; retries++ {
 		response, err := c.postReview(ctx, client, body)

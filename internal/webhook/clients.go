@@ -18,6 +18,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -88,6 +90,7 @@ type Clients struct {
 	services    *Services
 	credentials *Credentials
 	metrics     *Metrics
+	mu          sync.Mutex // guards adding a transport, so that there is one for each key
 	transports  *lru.Cache // by transportKey; values are *pooled
 }
 
@@ -99,14 +102,34 @@ func New(o Options) *Clients {
 	}
 }
 
+// WithCredentials makes clients that use other credentials, with connections of their own.
+func (c *Clients) WithCredentials(credentials *Credentials) *Clients {
+	return New(Options{Services: c.services, Credentials: credentials, Metrics: c.metrics})
+}
+
 // pooled is a transport with its idle connections.
 type pooled struct {
 	http.RoundTripper
-	base *http.Transport
+	base   *http.Transport
+	closed atomic.Bool
 }
 
-// close closes the idle connections. Calls in flight finish; their connections are closed when they have been idle for a while.
-func (p *pooled) close() { p.base.CloseIdleConnections() }
+// closeDelay is the time after which the connection of a call that has just ended is idle for sure.
+const closeDelay = time.Second
+
+// close closes the idle connections. Calls in flight finish, and close theirs.
+func (p *pooled) close() {
+	p.closed.Store(true)
+	p.base.CloseIdleConnections()
+	time.AfterFunc(closeDelay, p.base.CloseIdleConnections)
+}
+
+// release ends a call.
+func (p *pooled) release() {
+	if p.closed.Load() {
+		p.close()
+	}
+}
 
 // transportKey identifies the webhooks that share connections.
 type transportKey struct{ address, caBundle string }
@@ -146,7 +169,9 @@ func (c *Clients) NewClient(config ClientConfig, maxResponse int64) (*Client, er
 func (c *Client) Close() { c.clients.transports.Remove(c.key) }
 
 // transport returns the shared transport.
-func (c *Client) transport() (http.RoundTripper, error) {
+func (c *Client) transport() (*pooled, error) {
+	c.clients.mu.Lock()
+	defer c.clients.mu.Unlock()
 	if shared, ok := c.clients.transports.Get(c.key); ok {
 		return shared.(*pooled), nil
 	}

@@ -302,6 +302,20 @@ func TestConnections(t *testing.T) {
 		}
 		return client
 	}
+	// Calls that begin at the same time share one transport, so that Close closes all connections.
+	first := mustClient(t, clients, ClientConfig{URL: server.URL, CABundle: ca.Bundle})
+	made := make(chan *pooled, 10)
+	for range cap(made) {
+		go func() {
+			shared, _ := first.transport()
+			made <- shared
+		}()
+	}
+	for shared, i := <-made, 1; i < cap(made); i++ {
+		if other := <-made; other != shared {
+			t.Error("two transports for one address")
+		}
+	}
 	var client *Client
 	for range 20 {
 		client = call("/a", ca.Bundle)
@@ -310,18 +324,11 @@ func TestConnections(t *testing.T) {
 	if n := server.Connections.Load(); n != 1 {
 		t.Errorf("%d connections for 40 calls", n)
 	}
-	shared, err := client.transport()
-	if err != nil {
-		t.Fatal(err)
-	}
 	client.Close()
 	if n := clients.transports.Len(); n != 0 {
 		t.Errorf("%d transports are kept", n)
 	}
-	waitFor(t, "the connection to close", func() bool {
-		shared.(*pooled).close() // the last call may just have ended
-		return server.Open() == 0
-	})
+	waitFor(t, "the connection to close", func() bool { return server.Open() == 0 })
 	for i := range maxTransports + 10 {
 		call("/", append([]byte(strings.Repeat("\n", i)), ca.Bundle...))
 	}

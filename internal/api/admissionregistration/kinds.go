@@ -1,6 +1,5 @@
 // Package admissionregistration has the kinds of admissionregistration.k8s.io: webhooks and policies that validate or
-// mutate objects. The kinds check that rules are valid and that expressions compile. Nothing calls webhooks yet, so that
-// their configurations cannot be created.
+// mutate objects. The kinds check that rules are valid and that expressions compile.
 package admissionregistration
 
 import (
@@ -18,22 +17,6 @@ func Kinds() []*kind.Kind {
 		MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration,
 		ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
 	}
-}
-
-// unenforced makes a kind whose objects nothing evaluates yet. Creating an object, or changing the field that defines what
-// it does, is refused: whoever stored it would rely on a protection that does not exist. Objects that are already stored,
-// written by another API server, are kept. Their metadata can change, so that finalizers can be removed.
-func unenforced[T kind.Object](definition string, d kind.Definition[T]) *kind.Kind {
-	validate, changed := d.Validate, d.SpecChanged
-	d.Validate = func(req *kind.Request, obj, old T) field.ErrorList {
-		errs := validate(req, obj, old)
-		var none T
-		if any(old) != any(none) && !changed(obj, old) {
-			return errs
-		}
-		return append(errs, field.Forbidden(field.NewPath(definition), fmt.Sprintf("skiff does not enforce %s yet; the object was not stored", d.Plural)))
-	}
-	return kind.Of(d)
 }
 
 var categories = []string{"api-extensions"}

@@ -14,7 +14,7 @@ import (
 type mutatingConfiguration = admissionregistrationv1.MutatingWebhookConfiguration
 
 // MutatingWebhookConfiguration lists webhooks that may change objects before they are stored.
-var MutatingWebhookConfiguration = unenforced("webhooks", kind.Definition[*mutatingConfiguration]{
+var MutatingWebhookConfiguration = kind.Of(kind.Definition[*mutatingConfiguration]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingWebhookConfiguration"), Plural: "mutatingwebhookconfigurations", Categories: categories,
 	List: &admissionregistrationv1.MutatingWebhookConfigurationList{},
 	Default: func(config *mutatingConfiguration) {

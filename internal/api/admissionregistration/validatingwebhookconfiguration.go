@@ -13,7 +13,7 @@ import (
 type validatingConfiguration = admissionregistrationv1.ValidatingWebhookConfiguration
 
 // ValidatingWebhookConfiguration lists webhooks that may refuse requests.
-var ValidatingWebhookConfiguration = unenforced("webhooks", kind.Definition[*validatingConfiguration]{
+var ValidatingWebhookConfiguration = kind.Of(kind.Definition[*validatingConfiguration]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingWebhookConfiguration"), Plural: "validatingwebhookconfigurations", Categories: categories,
 	List: &admissionregistrationv1.ValidatingWebhookConfigurationList{},
 	Default: func(config *validatingConfiguration) {

@@ -103,19 +103,19 @@ func TestWebhooks(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, errs := kindtest.Create(MutatingWebhookConfiguration, nil, configuration(test.change))
-			kindtest.Errors(t, withoutUnenforced(errs), test.want...)
+			kindtest.Errors(t, errs, test.want...)
 			_, errs = kindtest.Create(ValidatingWebhookConfiguration, nil, validating(configuration(test.change)))
-			kindtest.Errors(t, withoutUnenforced(errs), test.want...)
+			kindtest.Errors(t, errs, test.want...)
 		})
 	}
 	_, errs := kindtest.Create(MutatingWebhookConfiguration, nil, configuration(func(h *webhook) { h.ReinvocationPolicy = ptr.To(admissionregistrationv1.ReinvocationPolicyType("x")) }, nil))
-	kindtest.Errors(t, withoutUnenforced(errs), "webhooks[0].reinvocationPolicy: Unsupported value", "webhooks[1].name: Duplicate value")
+	kindtest.Errors(t, errs, "webhooks[0].reinvocationPolicy: Unsupported value", "webhooks[1].name: Duplicate value")
 	static := configuration()
 	static.Name = "a.static.k8s.io"
 	_, errs = kindtest.Create(MutatingWebhookConfiguration, nil, static)
-	kindtest.Errors(t, withoutUnenforced(errs), "metadata.name: Invalid value: names ending with \".static.k8s.io\" are reserved")
+	kindtest.Errors(t, errs, "metadata.name: Invalid value: names ending with \".static.k8s.io\" are reserved")
 	_, errs = kindtest.Update(MutatingWebhookConfiguration, nil, static, static)
-	kindtest.Errors(t, withoutUnenforced(errs))
+	kindtest.Errors(t, errs)
 }
 
 func TestRules(t *testing.T) {
@@ -145,7 +145,7 @@ func TestRules(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, errs := kindtest.Create(MutatingWebhookConfiguration, nil, configuration(func(h *webhook) { h.Rules[0] = rule(test.change) }))
-			kindtest.Errors(t, withoutUnenforced(errs), test.want...)
+			kindtest.Errors(t, errs, test.want...)
 		})
 	}
 }
@@ -158,11 +158,11 @@ func TestStoredWebhooksKeepTheirSins(t *testing.T) {
 	}
 	old := configuration(sin, sin)
 	_, errs := kindtest.Update(MutatingWebhookConfiguration, nil, configuration(sin, sin), old)
-	kindtest.Errors(t, withoutUnenforced(errs))
+	kindtest.Errors(t, errs)
 	_, errs = kindtest.Update(MutatingWebhookConfiguration, nil, configuration(sin, func(h *webhook) {
 		h.MatchConditions = []admissionregistrationv1.MatchCondition{{Name: "b", Expression: "nosuch"}}
 	}), old)
-	kindtest.Errors(t, withoutUnenforced(errs), "webhooks[0].matchConditions[0].expression: Invalid value", "webhooks[1].matchConditions[0].expression: Invalid value")
+	kindtest.Errors(t, errs, "webhooks[0].matchConditions[0].expression: Invalid value", "webhooks[1].matchConditions[0].expression: Invalid value")
 }
 
 func TestWebhookDefaults(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
 
 	"skiff/internal/configfile"
@@ -31,6 +32,8 @@ type config struct {
 	quota        quotaConfig
 	eventLimits  eventLimitConfig
 	nodeSelector nodeSelectorConfig
+	// webhooks are the configurations of the plugins that call webhooks, by name.
+	webhooks map[string]*WebhookConfig
 	// configured are the names of the plugins that the file configures.
 	configured []string
 }
@@ -39,6 +42,42 @@ type config struct {
 type quotaConfig struct {
 	metav1.TypeMeta  `json:",inline"`
 	LimitedResources []quota.LimitedResource `json:"limitedResources,omitempty"`
+}
+
+// WebhookConfig is a WebhookAdmissionConfiguration.
+type WebhookConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// KubeConfigFile has the credentials for webhooks: its users have the names of hosts.
+	KubeConfigFile string `json:"kubeConfigFile,omitempty"`
+	// StaticManifestsDir has files with webhook configurations that the API cannot change.
+	StaticManifestsDir string `json:"staticManifestsDir,omitempty"`
+}
+
+// WebhookConfigurer is implemented by plugins that call webhooks. Configure is called once; the configuration is nil if there is none.
+type WebhookConfigurer interface {
+	Configure(c *WebhookConfig) error
+}
+
+// Validate checks the paths.
+func (c *WebhookConfig) Validate() error {
+	if c.KubeConfigFile != "" && !filepath.IsAbs(c.KubeConfigFile) {
+		return field.Invalid(field.NewPath("kubeConfigFile"), c.KubeConfigFile, "must be an absolute file path")
+	}
+	if c.StaticManifestsDir == "" {
+		return nil
+	}
+	path := field.NewPath("staticManifestsDir")
+	if !filepath.IsAbs(c.StaticManifestsDir) {
+		return field.Invalid(path, c.StaticManifestsDir, "must be an absolute file path")
+	}
+	info, err := os.Stat(c.StaticManifestsDir)
+	if err != nil {
+		return field.Invalid(path, c.StaticManifestsDir, fmt.Sprintf("unable to read: %v", err))
+	}
+	if !info.IsDir() {
+		return field.Invalid(path, c.StaticManifestsDir, "must be a directory")
+	}
+	return nil
 }
 
 // readConfig reads a configuration file strictly: a misspelled setting is an error.
@@ -101,6 +140,9 @@ func (c *config) read(path string) error {
 	return nil
 }
 
+// webhookKinds are the kinds of WebhookConfig.
+var webhookKinds = []string{"apiserver.config.k8s.io/WebhookAdmissionConfiguration", "apiserver.config.k8s.io/WebhookAdmission"}
+
 // section is the part of config for a plugin, and the kinds its configuration may have, as group/kind.
 func (c *config) section(plugin string) (target any, kinds []string) {
 	switch plugin {
@@ -110,6 +152,12 @@ func (c *config) section(plugin string) (target any, kinds []string) {
 		return &c.quota, []string{"apiserver.config.k8s.io/ResourceQuotaConfiguration", "resourcequota.admission.k8s.io/Configuration"}
 	case "EventRateLimit":
 		return &c.eventLimits, []string{"eventratelimit.admission.k8s.io/Configuration"}
+	case "MutatingAdmissionWebhook", "ValidatingAdmissionWebhook":
+		if c.webhooks == nil {
+			c.webhooks = map[string]*WebhookConfig{}
+		}
+		c.webhooks[plugin] = &WebhookConfig{}
+		return c.webhooks[plugin], webhookKinds
 	case "PodNodeSelector":
 		return &c.nodeSelector, nil
 	}

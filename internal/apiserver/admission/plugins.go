@@ -88,7 +88,13 @@ var all = []entry{
 
 // extension is the entry of a plugin of Options.Extensions. The plugin is nil if it is not among them.
 func extension(name string) entry {
-	return entry{name, true, func(o *Options, _ *config) (Plugin, error) { return o.Extensions[name], nil }}
+	return entry{name, true, func(o *Options, c *config) (Plugin, error) {
+		plugin := o.Extensions[name]
+		if configurable, ok := plugin.(WebhookConfigurer); ok {
+			return plugin, configurable.Configure(c.webhooks[name])
+		}
+		return plugin, nil
+	}}
 }
 
 func newOwnerReferences(o *Options, _ *config) (Plugin, error) {

@@ -229,34 +229,3 @@ func BenchmarkChain(b *testing.B) {
 		})
 	}
 }
-
-// TestUnenforcedWebhooks checks that no request stores a webhook that nothing evaluates, while reading them works.
-func TestUnenforcedWebhooks(t *testing.T) {
-	s := newServer(t, true)
-	const group = "/apis/admissionregistration.k8s.io/v1/"
-	rules := `[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["pods"]}]`
-	webhooks := `"webhooks":[{"name":"a.example.com","sideEffects":"None","admissionReviewVersions":["v1"],"clientConfig":{"url":"https://example.com"},"rules":` + rules + `}]`
-	for resource, object := range map[string]string{
-		"validatingwebhookconfigurations": `"kind":"ValidatingWebhookConfiguration",` + webhooks,
-		"mutatingwebhookconfigurations":   `"kind":"MutatingWebhookConfiguration",` + webhooks,
-	} {
-		body := `{"apiVersion":"admissionregistration.k8s.io/v1","metadata":{"name":"x"},` + object + `}`
-		want := "Forbidden: skiff does not enforce " + resource + " yet; the object was not stored"
-		apply := httptest.NewRequest("PATCH", group+resource+"/x?fieldManager=test", strings.NewReader(body))
-		apply.Header.Set("Authorization", "Bearer admin")
-		apply.Header.Set("Content-Type", "application/apply-patch+yaml")
-		applied := httptest.NewRecorder()
-		s.handler.ServeHTTP(applied, apply)
-		if applied.Code != http.StatusUnprocessableEntity || !strings.Contains(applied.Body.String(), want) {
-			t.Errorf("apply: %d %s", applied.Code, applied.Body)
-		}
-		for _, query := range []string{"", "?dryRun=All"} {
-			if code, response := s.send("POST", group+resource+query, body); code != http.StatusUnprocessableEntity || !strings.Contains(response, want) {
-				t.Errorf("create%s: %d %s", query, code, response)
-			}
-		}
-		if code, response := s.send("GET", group+resource, ""); code != http.StatusOK || !strings.Contains(response, `"items":[]`) {
-			t.Errorf("list: %d %s", code, response)
-		}
-	}
-}

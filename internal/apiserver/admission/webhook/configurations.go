@@ -1,0 +1,208 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+
+	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/admission/cel"
+	"skiff/internal/apiserver/admission/match"
+	"skiff/internal/kind"
+	"skiff/internal/webhook"
+)
+
+// definition is a webhook of a configuration. Validating webhooks lack one of its fields.
+type definition = admissionregistrationv1.MutatingWebhook
+
+// hook is a compiled webhook.
+type hook struct {
+	name          string
+	configuration string
+	// uid identifies the webhook in a second run: names in a configuration are not unique.
+	uid string
+
+	matcher    *match.Matcher
+	conditions *cel.Conditions // nil: none
+	client     *webhook.Client
+	// invalid is why the webhook cannot be called.
+	invalid error
+
+	failOpen bool
+	// noSideEffects: it may be called for dry runs.
+	noSideEffects  bool
+	hasSideEffects bool // the field is set
+	// reviewVersion is the version of the AdmissionReview; empty: it accepts none that is known.
+	reviewVersion string
+	timeout       time.Duration
+	// reinvoke: it is called again if a later webhook changes the object.
+	reinvoke bool
+}
+
+// candidate is a webhook at its position among all.
+type candidate struct {
+	*hook
+	position int
+}
+
+// compiled is a state of all configurations.
+type compiled struct {
+	revision int64
+	static   *manifests
+	// index are all webhooks, those of files first; staticIndex are those of files.
+	index, staticIndex *match.Index[*candidate]
+	byName             map[string]*compiledConfiguration
+}
+
+// candidates are the webhooks that can be for a write. Only those of files are for configurations of webhooks and policies.
+func (c *compiled) candidates(a *admission.Attributes) []*candidate {
+	if match.IsConfiguration(a) {
+		return c.staticIndex.Candidates(a)
+	}
+	return c.index.Candidates(a)
+}
+
+type compiledConfiguration struct {
+	version string
+	hooks   []*hook
+}
+
+// configurations are the compiled configurations of one kind.
+type configurations struct {
+	options  *Options
+	step     string
+	resource schema.GroupVersionResource
+	parse    func(kind.Object) []definition
+
+	// manifestsDir is the directory of configurations in files; empty: there are none.
+	manifestsDir string
+	static       atomic.Pointer[manifests]
+
+	current atomic.Pointer[compiled]
+	mu      sync.Mutex // guards compilation
+}
+
+// cached is the last compiled state, and whether it is up to date.
+func (c *configurations) cached() (state *compiled, upToDate bool) {
+	state = c.current.Load()
+	return state, state != nil && state.revision == c.options.LastChange(c.resource) && state.static == c.static.Load()
+}
+
+// load returns the state of the configurations. Those that have changed since the last call are compiled.
+func (c *configurations) load(ctx context.Context) (*compiled, error) {
+	if state, upToDate := c.cached(); upToDate {
+		return state, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	state, upToDate := c.cached()
+	if upToDate {
+		return state, nil
+	}
+	// A write after this is seen by the next call.
+	next := &compiled{revision: c.options.LastChange(c.resource), static: c.static.Load()}
+	objs, err := c.options.Client().List(ctx, c.resource.GroupResource(), "")
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", c.resource.Resource, err)
+	}
+	c.compile(objs, next, state)
+	c.current.Store(next)
+	return next, nil
+}
+
+// compile compiles the configurations, which are sorted by name, and closes the connections of webhooks that are gone. last is nil for the
+// first state.
+func (c *configurations) compile(objs []kind.Object, next, last *compiled) {
+	next.byName = make(map[string]*compiledConfiguration, len(objs))
+	var candidates []*candidate
+	add := func(key, version string, obj kind.Object) {
+		var made *compiledConfiguration
+		if last != nil {
+			made = last.byName[key]
+		}
+		if made == nil || made.version != version {
+			made = &compiledConfiguration{version: version, hooks: c.compileHooks(obj.GetName(), c.parse(obj))}
+		}
+		next.byName[key] = made
+		for _, h := range made.hooks {
+			candidates = append(candidates, &candidate{h, len(candidates)})
+		}
+	}
+	if next.static != nil {
+		for _, obj := range next.static.objects {
+			add("manifest/"+obj.GetName(), next.static.hash, obj)
+		}
+	}
+	matcher := func(h *candidate) *match.Matcher { return h.matcher }
+	next.staticIndex = match.NewIndex(candidates, matcher)
+	for _, obj := range objs {
+		add(obj.GetName(), string(obj.GetUID())+"/"+obj.GetResourceVersion(), obj)
+	}
+	next.index = match.NewIndex(candidates, matcher)
+	if last != nil {
+		for key, old := range last.byName {
+			if next.byName[key] != old {
+				old.close()
+			}
+		}
+	}
+}
+
+func (c *compiledConfiguration) close() {
+	for _, h := range c.hooks {
+		if h.client != nil {
+			h.client.Close()
+		}
+	}
+}
+
+func (c *configurations) compileHooks(configuration string, definitions []definition) []*hook {
+	hooks := make([]*hook, len(definitions))
+	names := map[string]int{}
+	for i := range definitions {
+		hooks[i] = c.compileHook(&definitions[i])
+		hooks[i].configuration = configuration
+		name := definitions[i].Name
+		hooks[i].uid = configuration + "/" + name + "/" + strconv.Itoa(names[name])
+		names[name]++
+	}
+	return hooks
+}
+
+func (c *configurations) compileHook(d *definition) *hook {
+	h := &hook{
+		name: d.Name,
+		matcher: match.Compile(match.Criteria{
+			Rules: match.Rules(d.Rules), NamespaceSelector: d.NamespaceSelector, ObjectSelector: d.ObjectSelector, MatchPolicy: d.MatchPolicy,
+		}),
+		failOpen: ptr.Deref(d.FailurePolicy, admissionregistrationv1.Fail) == admissionregistrationv1.Ignore,
+		timeout:  time.Duration(ptr.Deref(d.TimeoutSeconds, 10)) * time.Second,
+		reinvoke: ptr.Deref(d.ReinvocationPolicy, admissionregistrationv1.NeverReinvocationPolicy) == admissionregistrationv1.IfNeededReinvocationPolicy,
+	}
+	if d.SideEffects != nil {
+		h.hasSideEffects = true
+		h.noSideEffects = *d.SideEffects == admissionregistrationv1.SideEffectClassNone || *d.SideEffects == admissionregistrationv1.SideEffectClassNoneOnDryRun
+	}
+	for _, version := range d.AdmissionReviewVersions {
+		if version == "v1" || version == "v1beta1" {
+			h.reviewVersion = version
+			break
+		}
+	}
+	h.client, h.invalid = c.options.Clients.NewClient(webhook.AdmissionConfig(&d.ClientConfig), maxResponse)
+	if len(d.MatchConditions) > 0 {
+		owner := cel.Owner{Name: d.Name, Kind: "webhook", Type: "admit"}
+		if c.step == stepValidating {
+			owner.Type = "validate"
+		}
+		h.conditions = cel.CompileConditions(d.MatchConditions, false, owner, c.options.ConditionMetrics)
+	}
+	return h
+}

@@ -1,0 +1,46 @@
+package system
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/api/admissionregistration"
+	admissionwebhook "skiff/internal/apiserver/admission/webhook"
+	"skiff/internal/kind"
+	"skiff/internal/webhook"
+)
+
+// webhooks are the admission plugins that call webhooks, and what calls the conversion webhooks of custom resources.
+type webhooks struct {
+	clients    *webhook.Clients
+	mutating   *admissionwebhook.Mutating
+	validating *admissionwebhook.Validating
+	metrics    *webhook.Metrics
+	// admissionMetrics are shared by both plugins.
+	admissionMetrics *admissionwebhook.Metrics
+}
+
+func newWebhooks(a *accessControl) *webhooks {
+	w := &webhooks{metrics: webhook.NewMetrics(), admissionMetrics: admissionwebhook.NewMetrics()}
+	w.clients = webhook.New(webhook.Options{Services: &webhook.Services{Objects: proxiedObjects{a}}, Metrics: w.metrics})
+	options := admissionwebhook.Options{
+		Clients: w.clients, Client: func() kind.Client { return a.client },
+		LastChange: func(resource schema.GroupVersionResource) int64 { return a.policy.Cache.LastChange(resource) },
+		Authorizer: a.authorizer, Metrics: w.admissionMetrics, ConditionMetrics: a.matchConditions, Log: a.log,
+	}
+	options.Kind = admissionregistration.MutatingWebhookConfiguration
+	w.mutating = admissionwebhook.NewMutating(options)
+	options.Kind = admissionregistration.ValidatingWebhookConfiguration
+	w.validating = admissionwebhook.NewValidating(options)
+	return w
+}
+
+// run reads configurations in files again until ctx is done.
+func (w *webhooks) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return w.mutating.Run(ctx) })
+	group.Go(func() error { return w.validating.Run(ctx) })
+	return group.Wait()
+}
