@@ -56,10 +56,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	o := nodeOptions{
 		Node: c.Node, dataDir: c.DataDir, root: root, clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
 	}
-	if o.serviceCIDRs, err = readServiceCIDRs(ctx, remote, log); err != nil {
-		return wrap("read the service CIDRs of the cluster", err)
+	if err := o.readCluster(ctx, remote, log); err != nil {
+		return wrap("node", err)
 	}
-	o.clusterDNS = clusterDNS(o.serviceCIDRs)
 	if c.Runs(config.ComponentProxy) {
 		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -25,7 +26,7 @@ func (s *server) runDNSService(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o := dns.ServiceOptions{Client: local, Disabled: !s.config.Provides(config.ClusterDNS), Log: s.log.With("component", "dns")}
+	o := dns.ServiceOptions{Client: local, ClusterDomain: s.config.ClusterDomain, Disabled: !s.config.Provides(config.ClusterDNS), Log: s.log.With("component", "dns")}
 	if !o.Disabled {
 		cidrs, err := s.config.ServiceCIDRs()
 		if err != nil {
@@ -73,22 +74,49 @@ func dnsAddresses(dataDir string) dns.HostAddresses {
 	return dns.HostAddresses{File: filepath.Join(dataDir, "dns", "addresses.json")}
 }
 
-// readServiceCIDRs reads the service CIDRs from the server. It repeats the request while the server cannot be reached. A server that
-// does not let nodes read them, or has none, is one of another kind; then nothing is known about them.
-func readServiceCIDRs(ctx context.Context, remote *client.Client, log *slog.Logger) ([]netip.Prefix, error) {
-	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+// readCluster sets what a node of another host has to know of its cluster: the service CIDRs, the address of its DNS and its domain. Requests are
+// repeated while the server cannot be reached. A server that does not have the objects, or does not let nodes read them, is one of another
+// kind; then the defaults stay.
+func (o *nodeOptions) readCluster(ctx context.Context, remote *client.Client, log *slog.Logger) error {
+	err := untilAnswered(ctx, log, func() error {
 		object, err := client.For[*networkingv1.ServiceCIDR](remote).Get(ctx, "", core.DefaultServiceCIDR)
 		if err == nil {
-			return parsePrefixes(object.Spec.CIDRs)
+			o.serviceCIDRs, err = parsePrefixes(object.Spec.CIDRs)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read the service CIDRs: %w", err)
+	}
+	o.clusterDNS = clusterDNS(o.serviceCIDRs)
+	err = untilAnswered(ctx, log, func() error {
+		service, err := client.For[*corev1.Service](remote).Get(ctx, dns.ServiceNamespace, dns.ServiceName)
+		if err == nil {
+			o.clusterDomain = cmp.Or(dns.ClusterDomain(service), o.clusterDomain)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read the cluster's domain: %w", err)
+	}
+	return nil
+}
+
+// untilAnswered repeats a request until the server has answered it.
+func untilAnswered(ctx context.Context, log *slog.Logger, request func() error) error {
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		err := request()
+		if err == nil {
+			return nil
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			log.Warn("failed to read the service CIDRs, pods do not use the cluster's DNS unless clusterDNS is set", "error", err)
-			return nil, nil
+			log.Warn("failed to read a setting of the cluster, the default is used", "error", err)
+			return nil
 		}
-		log.Warn("failed to read the service CIDRs", "error", err, "retry", pause.String())
+		log.Warn("failed to read a setting of the cluster", "error", err, "retry", pause.String())
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		case <-time.After(pause):
 		}
 	}

@@ -60,6 +60,41 @@ data:
   hosts: 192.0.2.1 configured.example
 `
 
+// TestOtherClusterDNS checks that an agent learns the cluster's domain and service CIDR, and that there is no DNS server where it is disabled.
+func TestOtherClusterDNS(t *testing.T) {
+	dir := t.TempDir()
+	c, err := cluster.SkiffNode(dir, "--cluster-domain=example.org", "--service-cidr=10.200.0.0/16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { c.Stop() }()
+	if err := c.AddNode(); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, c, dnsObjects, "apply", "-f", "-")
+	kubectl(t, c, "", "wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+	resolver := kubectl(t, c, "", "exec", "client", "--", "cat", "/etc/resolv.conf")
+	if !strings.Contains(resolver, "nameserver 10.200.0.10\n") || !strings.Contains(resolver, "search default.svc.example.org svc.example.org example.org") {
+		t.Errorf("resolv.conf of a pod on an agent:\n%s", resolver)
+	}
+	eventually(t, "a pod on an agent resolves a name", func() bool {
+		out, err := kubectlCommand(c, "", "exec", "client", "--", "nslookup", "-type=a", "kubernetes.default.svc.example.org")
+		return err == nil && strings.HasSuffix(strings.TrimSpace(string(out)), "Address: 10.200.0.1")
+	})
+	c.Stop()
+
+	if c, err = cluster.SkiffNode(dir, "--service-cidr=10.200.0.0/16", "--disable=dns"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Service kube-dns is deleted", func() bool {
+		_, err := kubectlCommand(c, "", "-n", "kube-system", "get", "service", "kube-dns")
+		return err != nil
+	})
+	if addresses := loopbackAddresses(t); len(addresses) != 1 {
+		t.Errorf("the host has %v", addresses)
+	}
+}
+
 // TestClusterDNS checks that pods on both nodes and the host itself resolve names at the address of the Service kube-dns, and that the address
 // is removed with the node.
 func TestClusterDNS(t *testing.T) {
@@ -136,6 +171,12 @@ func testHostDNS(t *testing.T) {
 
 func hasDNSAddress(t *testing.T) bool {
 	t.Helper()
+	return slices.Contains(loopbackAddresses(t), dnsAddress)
+}
+
+// loopbackAddresses are the IPv4 addresses of the loopback interface.
+func loopbackAddresses(t *testing.T) []string {
+	t.Helper()
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -144,5 +185,9 @@ func hasDNSAddress(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IP.String() == dnsAddress })
+	var ips []string
+	for _, a := range addresses {
+		ips = append(ips, a.IP.String())
+	}
+	return ips
 }

@@ -752,7 +752,7 @@ func TestService(t *testing.T) {
 		}
 		return service
 	}
-	options := ServiceOptions{Client: c, IP: netip.MustParseAddr("10.96.0.10"), Log: slog.New(slog.DiscardHandler)}
+	options := ServiceOptions{Client: c, IP: netip.MustParseAddr("10.96.0.10"), ClusterDomain: "example.org", Log: slog.New(slog.DiscardHandler)}
 	run := func(o ServiceOptions) (stop func()) {
 		own, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -773,6 +773,9 @@ func TestService(t *testing.T) {
 	if first.Spec.ClusterIP != "10.96.0.10" || !IsOwnService(first) || first.Labels["k8s-app"] != "kube-dns" || len(first.Spec.Ports) != 3 {
 		t.Errorf("the Service is %v", first)
 	}
+	if got := ClusterDomain(first); got != "example.org" {
+		t.Errorf("the domain in the Service is %q", got)
+	}
 	s.serviceChanged(first, false)
 	if got := fmt.Sprint(s.ownAddresses()); got != "[10.96.0.10]" {
 		t.Errorf("the server listens on %s", got)
@@ -781,6 +784,10 @@ func TestService(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the Service is created again", func() bool { return get() != nil && get().UID != first.UID })
+	stop()
+	options.ClusterDomain = "example.net"
+	stop = run(options)
+	eventually(t, "the domain in the Service is changed", func() bool { return ClusterDomain(get()) == "example.net" })
 	stop()
 
 	other := get().DeepCopy()

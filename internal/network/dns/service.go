@@ -29,6 +29,9 @@ const (
 	ProxyName  = "skiff-dns"
 )
 
+// domainAnnotation has the cluster's domain, for nodes whose configuration does not have it.
+const domainAnnotation = "skiff.io/cluster-domain"
+
 // serviceIndex is which address of the service range the cluster's DNS has, as in kubeadm.
 const serviceIndex = 10
 
@@ -51,8 +54,16 @@ func ServiceIP(serviceCIDR netip.Prefix) (netip.Addr, error) {
 // IsOwnService reports whether the Service kube-dns is skiff's.
 func IsOwnService(service *corev1.Service) bool { return service.Labels[ProxyLabel] == ProxyName }
 
-// NewService is the Service of the cluster's DNS. It has no selector and no endpoints: each node answers for itself.
-func NewService(ip netip.Addr) *corev1.Service {
+// ClusterDomain is the cluster's domain according to skiff's Service kube-dns; empty if the Service is not skiff's.
+func ClusterDomain(service *corev1.Service) string {
+	if !IsOwnService(service) {
+		return ""
+	}
+	return service.Annotations[domainAnnotation]
+}
+
+// newService is the Service of the cluster's DNS. It has no selector and no endpoints: each node answers for itself.
+func newService(ip netip.Addr, domain string) *corev1.Service {
 	single := corev1.IPFamilyPolicySingleStack
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -60,7 +71,7 @@ func NewService(ip netip.Addr) *corev1.Service {
 			Labels: map[string]string{
 				"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS", ProxyLabel: ProxyName,
 			},
-			Annotations: map[string]string{"prometheus.io/port": "9153", "prometheus.io/scrape": "true"},
+			Annotations: map[string]string{"prometheus.io/port": "9153", "prometheus.io/scrape": "true", domainAnnotation: domain},
 		},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip.String(), IPFamilyPolicy: &single,
@@ -78,6 +89,8 @@ type ServiceOptions struct {
 	Client *client.Client
 	// IP is the address of the Service.
 	IP netip.Addr
+	// ClusterDomain is the zone of the cluster.
+	ClusterDomain string
 	// Disabled deletes the Service instead, if it is skiff's.
 	Disabled bool
 	Log      *slog.Logger
@@ -143,7 +156,7 @@ func (o ServiceOptions) sync(ctx context.Context, service *corev1.Service) error
 	services := client.For[*corev1.Service](o.Client)
 	switch {
 	case service == nil && !o.Disabled:
-		_, err := services.Create(ctx, NewService(o.IP), client.WriteOptions{})
+		_, err := services.Create(ctx, newService(o.IP, o.ClusterDomain), client.WriteOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			return nil
 		}
@@ -153,6 +166,17 @@ func (o ServiceOptions) sync(ctx context.Context, service *corev1.Service) error
 		err := services.Delete(ctx, ServiceNamespace, ServiceName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 		if apierrors.IsNotFound(err) {
 			return nil
+		}
+		return err
+	case service != nil && !o.Disabled && IsOwnService(service) && ClusterDomain(service) != o.ClusterDomain:
+		changed := service.DeepCopy()
+		if changed.Annotations == nil {
+			changed.Annotations = map[string]string{}
+		}
+		changed.Annotations[domainAnnotation] = o.ClusterDomain
+		_, err := services.Update(ctx, changed, client.WriteOptions{})
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return nil // the change arrives as an event
 		}
 		return err
 	case service != nil && !o.Disabled && !IsOwnService(service):
