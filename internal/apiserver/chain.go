@@ -61,6 +61,8 @@ func (s *Server) handle(req *request) error {
 	if err := s.authenticate(req); err != nil {
 		return err
 	}
+	// WithTracing.
+	s.startTrace(req)
 	// WithImpersonation.
 	if s.config.Impersonate != nil && wantsImpersonation(req.Header) {
 		user, mode, err := s.config.Impersonate(req.Request, req.user)
@@ -248,11 +250,13 @@ func (s *Server) dispatch(req *request) error {
 		req.res.metrics.deprecated(info.subresource, req.res.removedRelease)
 	}
 	if info.subresource == "" {
+		defer s.traceVerb(req)()
 		return s.dispatchResource(req)
 	}
 	if req.sub = req.res.subs[info.subresource]; req.sub == nil || info.verb == "watch" {
 		return errNoRoute()
 	}
+	defer s.traceVerb(req)()
 	return s.dispatchSubresource(req)
 }
 
@@ -424,5 +428,6 @@ func (s *Server) finish(req *request) {
 		http.Error(req.w, textPanicked, http.StatusInternalServerError)
 	}
 	s.metrics.record(req)
+	s.finishTrace(req)
 	s.finishAudit(req)
 }

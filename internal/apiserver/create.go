@@ -354,7 +354,9 @@ func (w *write) insert(obj kind.Object) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	entry, err := w.res.table.Create(w.ctx, w.key(), converted, w.res.kind.TTL)
+	ctx, span := w.traceStore("Create etcd3")
+	entry, err := w.res.table.Create(ctx, w.key(), converted, w.res.kind.TTL)
+	span.End()
 	if err != nil {
 		if errors.Is(err, store.ErrExists) {
 			err = w.errExists(obj)

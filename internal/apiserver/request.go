@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -29,6 +30,8 @@ type request struct {
 	sub   *kind.Subresource // nil for the resource itself
 	user  authn.User
 	start time.Time
+	// span is the span of the request; nil without tracing.
+	span trace.Span
 	// inFlight counts the request; nil for long-running ones.
 	inFlight *inFlightLimiter
 	seats    fairness.Seats

@@ -31,6 +31,7 @@ import (
 	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 	"skiff/internal/store/cache"
+	"skiff/internal/tracing"
 )
 
 // Config is the configuration of a server. Scheme, Cache, Authenticator and Authorizer must be set.
@@ -70,6 +71,8 @@ type Config struct {
 	Tokens kind.TokenIssuer
 	// Components returns the health of the control plane's components; nil: it is unknown.
 	Components func(ctx context.Context) []kind.ComponentHealth
+	// Tracing records spans of requests; nil: none.
+	Tracing *tracing.Provider
 	// Audit records requests; nil: none.
 	Audit *audit.Auditor
 	// Connectors serve the subresources that are streams rather than objects, by "resource/subresource" ("pods/log").

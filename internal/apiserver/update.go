@@ -431,7 +431,9 @@ func (w *write) store(obj kind.Object, entry *cache.Entry) (*cache.Entry, error)
 	if err != nil {
 		return nil, err
 	}
-	return w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
+	ctx, span := w.traceStore("GuaranteedUpdate etcd3")
+	defer span.End()
+	return w.res.table.Update(ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
 }
 
 // deletesNow reports whether an object that is being deleted has no finalizer and no grace period left.

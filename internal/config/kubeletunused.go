@@ -43,7 +43,6 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "volumePluginDir", Accepted: []string{"/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"}, Reason: "skiff does not run FlexVolume plugins"},
 	{Path: "featureGates", Reason: "skiff has no feature gates"},
 	{Path: "enableSystemLogQuery", Accepted: []string{"false"}, Reason: "skiff does not serve the logs of the host"},
-	{Path: "tracing", Reason: "skiff does not export traces"},
 
 	{Path: "syncFrequency", Harmless: true, Reason: "a pod is synced when something about it changes"},
 	{Path: "eventRecordQPS", Harmless: true, Reason: "events are limited per object"},

@@ -76,7 +76,6 @@ var absentFlags = map[string]string{
 	"storage-backend":                             "the store is etcd",
 	"storage-initialization-timeout":              "the server is ready when the cache is loaded, however long that takes",
 	"storage-media-type":                          "objects are stored in protobuf, custom resources in JSON",
-	"tracing-config-file":                         "there are no traces",
 	"v":                                           ownLogs,
 	"version":                                     "skiff --version shows it",
 	"vmodule":                                     ownLogs,

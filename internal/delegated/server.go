@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"skiff/internal/health"
+	"skiff/internal/tracing"
 )
 
 // HealthPaths need no authorization by default.
@@ -31,6 +32,8 @@ type Server struct {
 	Checks  []health.Check
 	// Paths are additional handlers by pattern.
 	Paths map[string]http.Handler
+	// Tracing records the requests of authorized clients; nil: none.
+	Tracing *tracing.Provider
 }
 
 // Handler returns the filtered handler of all paths.
@@ -46,7 +49,7 @@ func (s *Server) Handler() http.Handler {
 	for path, handler := range s.Paths {
 		mux.Handle(path, handler)
 	}
-	return s.Filter.Wrap(mux)
+	return s.Filter.Wrap(s.Tracing.Handler(mux, "kubelet"))
 }
 
 // Run serves until ctx is done.

@@ -23,6 +23,7 @@ import (
 	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/probe"
 	"skiff/internal/kubelet/status"
+	"skiff/internal/tracing"
 )
 
 // Config has the settings and dependencies of a Kubelet.
@@ -72,6 +73,8 @@ type Config struct {
 	RecursiveReadOnly bool
 	// Metrics may be nil.
 	Metrics *metrics.Metrics
+	// Tracing records spans of syncs; nil: none.
+	Tracing *tracing.Provider
 	Log     *slog.Logger
 }
 

@@ -230,6 +230,8 @@ func (w *worker) step(ctx context.Context) (next time.Time, done bool) {
 	stage := w.stage
 	w.mu.Unlock()
 	var err error
+	ctx, span := w.startSpan(ctx, stage)
+	defer func() { endSpan(span, err) }()
 	switch stage {
 	case syncing:
 		var over bool

@@ -21,6 +21,7 @@ import (
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
 	"skiff/internal/store/cache"
+	"skiff/internal/tracing"
 	"skiff/internal/version"
 )
 
@@ -35,6 +36,8 @@ type apiServerOptions struct {
 	// paths are served besides the API.
 	paths    map[string]http.Handler
 	registry *prometheus.Registry
+	// tracing records requests; nil: no request is traced.
+	tracing *tracing.Provider
 	// flags are shown by /flagz.
 	flags map[string]string
 	// logLevel can be changed at /debug/flags/v; nil: it cannot.
@@ -96,6 +99,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Headers:  apiserver.ResponseHeaders{AllowedOrigins: origins, HSTS: c.HTTP.HSTSDirectives, GoawayChance: c.HTTP.GoawayChance},
 		ZPages:   pages,
 		Fairness: o.access.fairness,
+		Tracing:  o.tracing,
 		Audit:    o.access.auditor,
 		Checks:   o.checks,
 		Registry: o.registry, LibraryMetrics: libraryMetrics(c.Etcd),

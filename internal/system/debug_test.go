@@ -139,6 +139,36 @@ func TestPortSharing(t *testing.T) {
 	}
 }
 
+// What only alpha features of upstream serve is not served, and says so as upstream does.
+func TestAlphaFeaturesAreOff(t *testing.T) {
+	server, _ := startAPIServer(t, testConfig(t))
+	if w := do(server.Handler(), "admin", "GET", "/apis/internal.apiserver.k8s.io", ""); w.Code != 404 {
+		t.Errorf("storage versions: status %d", w.Code)
+	}
+	r := httptest.NewRequest("GET", "/api/v1/pods", nil)
+	r.Header.Set("Authorization", "Bearer admin")
+	r.Header.Set("Accept", "application/cbor")
+	w := httptest.NewRecorder()
+	if server.Handler().ServeHTTP(w, r); w.Code != 406 {
+		t.Errorf("CBOR is accepted in responses: status %d", w.Code)
+	}
+	r = httptest.NewRequest("POST", "/api/v1/namespaces", strings.NewReader("\xd9\xd9\xf7\xa0"))
+	r.Header.Set("Authorization", "Bearer admin")
+	r.Header.Set("Content-Type", "application/cbor")
+	w = httptest.NewRecorder()
+	if server.Handler().ServeHTTP(w, r); w.Code != 415 {
+		t.Errorf("CBOR is accepted in requests: status %d", w.Code)
+	}
+	for _, gate := range []string{"CBORServingAndStorage=true", "StorageVersionAPI=true"} {
+		if err := new(config.FeatureGates).Set(gate); err == nil || !strings.Contains(err.Error(), "skiff supports only its default") {
+			t.Errorf("--feature-gates=%s: error %v", gate, err)
+		}
+	}
+	if w := do(server.Handler(), "admin", "GET", "/api/v1", ""); !strings.Contains(w.Body.String(), "storageVersionHash") {
+		t.Error("no storage version hashes in discovery")
+	}
+}
+
 // A version or a resource that --runtime-config disables is not served, and is in no document.
 func TestRuntimeConfig(t *testing.T) {
 	c := testConfig(t)

@@ -21,16 +21,17 @@ import (
 	"skiff/internal/config"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/memory"
+	"skiff/internal/tracing"
 )
 
 // startAPIServer starts a whole API server, without network and disk except for the data directory, with the bootstrap objects.
 func startAPIServer(t testing.TB, c config.Server) (*apiserver.Server, *accessControl) {
 	t.Helper()
-	return startMeasuredAPIServer(t, c, newRegistry(nil))
+	return startObservedAPIServer(t, c, newRegistry(nil), nil)
 }
 
-// startMeasuredAPIServer is startAPIServer with a registry for the metrics.
-func startMeasuredAPIServer(t testing.TB, c config.Server, registry *prometheus.Registry) (*apiserver.Server, *accessControl) {
+// startObservedAPIServer is startAPIServer with a registry for the metrics and the provider of traces, which may be nil.
+func startObservedAPIServer(t testing.TB, c config.Server, registry *prometheus.Registry, traces *tracing.Provider) (*apiserver.Server, *accessControl) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	certs, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler))
@@ -43,7 +44,7 @@ func startMeasuredAPIServer(t testing.TB, c config.Server, registry *prometheus.
 	}
 	objects := cache.New(memory.New(), log)
 	server, err := newAPIServer(c.APIServer, apiServerOptions{
-		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: registry,
+		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: registry, tracing: traces,
 	}, log)
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/api"
@@ -42,6 +43,7 @@ import (
 	"skiff/internal/kubelet/volume"
 	"skiff/internal/network/cni"
 	"skiff/internal/pki"
+	"skiff/internal/tracing"
 	"skiff/internal/version"
 )
 
@@ -216,6 +218,7 @@ type nodeComponents struct {
 	client    *client.Client
 	runtime   *cri.Runtime
 	metrics   *metrics.Metrics
+	tracing   *tracing.Provider // nil: no spans are recorded
 	// podCIDRs receives the node's pod CIDRs once they are allocated.
 	podCIDRs chan []string
 	log      *slog.Logger
@@ -259,6 +262,9 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	if n.name, err = n.NodeName(); err != nil {
 		return nil, err
 	}
+	if err := n.setTracing(); err != nil {
+		return nil, err
+	}
 	n.metrics = metrics.New(n.name)
 	n.metrics.All.MustRegister(version.Metric(), config.FeatureGates{})
 	var configured []string
@@ -272,6 +278,22 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 		return nil, fmt.Errorf("create the kubelet's directory: %w", err)
 	}
 	return n, nil
+}
+
+// setTracing makes the spans of the kubelet if they are configured.
+func (n *nodeComponents) setTracing() (err error) {
+	c := n.settings.Tracing
+	if c == nil {
+		return nil
+	}
+	if errs := tracing.Validate(c, field.NewPath("tracing")); len(errs) > 0 {
+		return fmt.Errorf("KubeletConfiguration: %w", errs.ToAggregate())
+	}
+	if n.tracing, err = tracing.New(context.Background(), c, tracing.Options{Service: "kubelet", InstanceID: n.name}); err != nil {
+		return fmt.Errorf("KubeletConfiguration: tracing: %w", err)
+	}
+	n.runs["tracing"] = n.tracing.Run
+	return nil
 }
 
 // build makes the components, and what they need on this host. It starts nothing. The order matters: each step uses what the steps before it
@@ -352,7 +374,7 @@ func (n *nodeComponents) buildKubelet() error {
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
 		PodLogsDir: n.podLogsDir(), LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles),
 		LogMonitorInterval: n.settings.ContainerLogMonitorInterval.Duration, AllowedSysctls: n.settings.AllowedUnsafeSysctls,
-		Reject: n.rejectPod, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
+		Reject: n.rejectPod, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics, Tracing: n.tracing,
 		Log: n.log.With("component", "kubelet"),
 	})
 	n.metrics.All.MustRegister(metrics.NodeCollector{

@@ -147,7 +147,7 @@ func (n *nodeComponents) serve(ctx context.Context) error {
 	}
 	pods := &kubeletserver.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Log: n.log.With("component", "kubelet-server")}
 	s := &delegated.Server{
-		Listener: listener, Certificate: n.proof.certificate, TLS: options, Metrics: n.metrics.All, Paths: pods.Paths(),
+		Listener: listener, Certificate: n.proof.certificate, TLS: options, Metrics: n.metrics.All, Paths: pods.Paths(), Tracing: n.tracing,
 		Filter: &delegated.Filter{
 			Reviewer: delegated.Reviews(n.client), ClientCAs: n.proof.clientCAs, Access: kubeletserver.Access(n.name), Log: n.log.With("component", "kubelet-server"),
 			Anonymous: *n.settings.Authentication.Anonymous.Enabled, TokenTTL: n.settings.Authentication.Webhook.CacheTTL.Duration,

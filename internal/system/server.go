@@ -32,6 +32,7 @@ import (
 	"skiff/internal/store"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/encryption"
+	"skiff/internal/tracing"
 )
 
 // The post-start hooks, with upstream's names.
@@ -91,6 +92,7 @@ type server struct {
 	access     *accessControl
 	hooks      *apiserver.PostStartHooks
 	registry   *prometheus.Registry
+	tracing    *tracing.Provider // nil: no request is traced
 	// queries serves the queries to the scheduler once it has started, and podResources its metrics of pods.
 	queries, podResources *deferredHandler
 	api                   *apiserver.Server
@@ -109,6 +111,9 @@ func (s *server) open(ctx context.Context) (err error) {
 	s.config.SecurePort = s.listener.Addr().(*net.TCPAddr).Port
 	if s.certs, err = newCertificates(s.config.APIServer, time.Now(), s.log.With("component", "certificates")); err != nil {
 		return err
+	}
+	if s.tracing, err = newTracing(ctx, s.config.TracingFile); err != nil {
+		return fmt.Errorf("--tracing-config-file: %w", err)
 	}
 	if s.encryption, err = newEncryption(s.config.Encryption, s.log); err != nil {
 		return err
@@ -140,7 +145,7 @@ func (s *server) apiServerOptions() apiServerOptions {
 	}
 	return apiServerOptions{
 		cache: s.cache, access: s.access, proxy: proxyConfig(s.config.KubeletClient, s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
-		flags: s.flags, logLevel: s.logLevel,
+		tracing: s.tracing, flags: s.flags, logLevel: s.logLevel,
 	}
 }
 
@@ -162,6 +167,7 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	defer shutDown()
 	foundation := newStage(ctx, shutDown)
 	foundation.start("audit", s.access.auditor.Run)
+	foundation.start("tracing", s.tracing.Run)
 	foundation.start("encryption", s.encryption.Run)
 	foundation.start("cache", s.cache.Run)
 	foundation.start("certificates", s.renewCertificates)
@@ -211,6 +217,18 @@ func (s *stage) start(component string, run func(context.Context) error) {
 func (s *stage) stop() error {
 	s.cancel()
 	return s.group.Wait()
+}
+
+// newTracing makes the spans of the API server; nil without a configuration file.
+func newTracing(ctx context.Context, file string) (*tracing.Provider, error) {
+	if file == "" {
+		return nil, nil
+	}
+	c, err := tracing.ReadConfiguration(file)
+	if err != nil {
+		return nil, err
+	}
+	return tracing.New(ctx, c, tracing.Options{Service: "apiserver", InstanceID: serverID()})
 }
 
 // serveAPI serves the API until ctx is done and the last request has ended.

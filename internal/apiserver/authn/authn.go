@@ -28,6 +28,7 @@ const (
 	GroupAuthenticated   = "system:authenticated"
 	GroupUnauthenticated = "system:unauthenticated"
 	GroupMasters         = "system:masters"
+	GroupMonitoring      = "system:monitoring"
 	GroupNodes           = "system:nodes"
 )
 

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/tracing"
 )
 
 const (
@@ -57,7 +59,9 @@ func Dial(endpoint string, observe ...func(Call)) (*Client, error) {
 	}
 	observed := func(ctx context.Context, method string, request, reply any, connection *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 		began := time.Now()
+		ctx, span := tracing.StartCall(ctx, strings.TrimPrefix(method, "/"))
 		err := invoke(ctx, method, request, reply, connection, options...)
+		span.End()
 		call := Call{Operation: operation(method), Duration: time.Since(began), Err: err}
 		if sandbox, ok := request.(*runtimeapi.RunPodSandboxRequest); ok {
 			call.RuntimeHandler = sandbox.RuntimeHandler
