@@ -48,6 +48,8 @@ type APIServer struct {
 	Audit           Audit
 	Encryption      Encryption
 	LogLevel        string
+	// EgressSelectorFile is an EgressSelectorConfiguration. Without it all servers are reached by the network of the host.
+	EgressSelectorFile string
 	// TracingFile is a TracingConfiguration. Without it there are no traces.
 	TracingFile string
 	// Profiling serves profiles and the log level below /debug; ContentionProfiling records where goroutines block.
@@ -181,6 +183,7 @@ func (c *APIServer) genericFlags(groups *FlagGroups) {
 		"Feature gates of kube-apiserver, as Name=true or Name=false, separated by commas. Except for "+strings.Join(switchableGates, " and ")+", only the defaults are supported.")
 	fs.Var(&c.RuntimeConfig, "runtime-config",
 		"API versions and resources to serve or not, as group/version=true or false, or group/version/resource=true or false, separated by commas. api/all, api/ga, api/beta and api/alpha stand for all such versions.")
+	fs.StringVar(&c.EgressSelectorFile, "egress-selector-config-file", c.EgressSelectorFile, "Path to an EgressSelectorConfiguration file, which defines the proxies to nodes and pods, to an external etcd and to webhooks.")
 	fs.StringVar(&c.TracingFile, "tracing-config-file", c.TracingFile, "Path to a TracingConfiguration file, which defines the collector of traces and how many requests are traced.")
 	fs.BoolVar(&c.ContentionProfiling, "contention-profiling", c.ContentionProfiling, "Record where goroutines block, if profiling is enabled.")
 }

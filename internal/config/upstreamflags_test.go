@@ -39,7 +39,6 @@ var absentFlags = map[string]string{
 	"debug-socket-path":                           "profiles are served at /debug/pprof/ to authorized users only",
 	"delete-collection-workers":                   "a collection is deleted in one pass over the cache",
 	"disabled-metrics":                            allMetrics,
-	"egress-selector-config-file":                 "connections leave by the host's routes",
 	"emulated-version":                            noEmulation,
 	"emulation-forward-compatible":                noEmulation,
 	"enable-aggregator-routing":                   noAggregation,

@@ -26,6 +26,7 @@ import (
 	"skiff/internal/apiserver/fairness"
 	"skiff/internal/config"
 	"skiff/internal/configfile"
+	"skiff/internal/egress"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
 )
@@ -52,6 +53,8 @@ type accessControl struct {
 	typeConverter func() (managedfields.TypeConverter, error)
 	fairness      *fairness.Fairness // nil: the number of requests is limited, but they are not queued
 	auditor       *audit.Auditor     // nil: nothing is audited
+	// egress selects the networks of webhooks, identity providers, nodes and pods.
+	egress *egress.Selector
 	// metrics are those of authentication and authorization.
 	metrics   []prometheus.Collector
 	nodeGraph *authz.NodeGraph
@@ -65,8 +68,9 @@ type accessControl struct {
 	kinds   func(schema.GroupVersionKind) (*kind.Kind, *kind.Version)
 }
 
-func newAccessControl(c config.APIServer, certs *certificates, log *slog.Logger) (*accessControl, error) {
+func newAccessControl(c config.APIServer, certs *certificates, selector *egress.Selector, log *slog.Logger) (*accessControl, error) {
 	a := &accessControl{
+		egress:  selector,
 		objects: &authn.DeferredObjects{}, policy: &authz.CachedPolicy{}, nodeGraph: authz.NewNodeGraph(),
 		log: log.With("component", "access-control"),
 	}
@@ -83,7 +87,7 @@ func newAccessControl(c config.APIServer, certs *certificates, log *slog.Logger)
 		return nil, fmt.Errorf("admission: %w", err)
 	}
 	var err error
-	if a.auditor, err = newAuditor(c.Audit, log.With("component", "audit")); err != nil {
+	if a.auditor, err = newAuditor(c.Audit, selector.Dialer(egress.ControlPlane), log.With("component", "audit")); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -117,6 +121,7 @@ func (a *accessControl) setAuthentication(c config.APIServer, certs *certificate
 	if options.WebhookConfigFile != "" {
 		settings.Webhook = &authn.WebhookConfig{
 			Kubeconfig: options.WebhookConfigFile, Version: options.WebhookVersion, CacheTTL: options.WebhookCacheTTL, Audiences: audiences,
+			Dial: a.egress.Dialer(egress.ControlPlane),
 		}
 	}
 	configuration, err := a.setIdentityProviders(options)
@@ -165,7 +170,9 @@ func (a *accessControl) newServiceAccounts(c config.APIServer, certs *certificat
 // setIdentityProviders makes the authenticators of OpenID tokens: those of the AuthenticationConfiguration file, which is returned, or the
 // one of the --oidc flags.
 func (a *accessControl) setIdentityProviders(options *config.Authentication) (file *authn.Configuration, err error) {
-	settings := authn.IdentityProvidersOptions{ServiceAccountIssuers: options.ServiceAccounts.Issuers, Reloads: configfile.NewReloads("authentication", serverID())}
+	settings := authn.IdentityProvidersOptions{
+		ServiceAccountIssuers: options.ServiceAccounts.Issuers, Egress: a.egress, Reloads: configfile.NewReloads("authentication", serverID()),
+	}
 	a.metrics = append(a.metrics, settings.Reloads)
 	configuration := &authn.Configuration{}
 	switch {
@@ -203,7 +210,7 @@ func serverID() string {
 // setAuthorization makes the authorizers, and what checks the rights of users beyond single requests.
 func (a *accessControl) setAuthorization(c config.Authorization) error {
 	settings := authz.DefaultConfig()
-	settings.Reloads = configfile.NewReloads("authorization", serverID())
+	settings.Dial, settings.Reloads = a.egress.Dialer(egress.ControlPlane), configfile.NewReloads("authorization", serverID())
 	a.metrics = append(a.metrics, settings.Reloads)
 	settings.PolicyFile, settings.WebhookConfigFile, settings.WebhookVersion = c.PolicyFile, c.WebhookConfigFile, c.WebhookVersion
 	settings.WebhookAuthorizedTTL, settings.WebhookUnauthorizedTTL = c.WebhookAuthorizedTTL, c.WebhookUnauthorizedTTL

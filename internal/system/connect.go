@@ -8,6 +8,7 @@ import (
 
 	streams "skiff/internal/apiserver/connect"
 	"skiff/internal/config"
+	"skiff/internal/egress"
 	"skiff/internal/kind"
 )
 
@@ -26,7 +27,7 @@ func (o proxiedObjects) List(ctx context.Context, resource schema.GroupResource,
 
 // proxyConfig is how the API server reaches kubelets, pods and services.
 func proxyConfig(c config.KubeletClient, a *accessControl, certs *certificates) streams.Config {
-	s := streams.Config{Objects: proxiedObjects{a}, Kubelet: certs.kubelet}
+	s := streams.Config{Objects: proxiedObjects{a}, Kubelet: certs.kubelet, Dial: a.egress.Dialer(egress.Cluster)}
 	for _, addressType := range c.AddressTypes {
 		s.AddressTypes = append(s.AddressTypes, corev1.NodeAddressType(addressType))
 	}

@@ -19,6 +19,7 @@ import (
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
+	"skiff/internal/egress"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/memory"
 	"skiff/internal/tracing"
@@ -27,24 +28,34 @@ import (
 // startAPIServer starts a whole API server, without network and disk except for the data directory, with the bootstrap objects.
 func startAPIServer(t testing.TB, c config.Server) (*apiserver.Server, *accessControl) {
 	t.Helper()
-	return startObservedAPIServer(t, c, newRegistry(nil), nil)
+	return startAPIServerWith(t, c, observed{})
 }
 
-// startObservedAPIServer is startAPIServer with a registry for the metrics and the provider of traces, which may be nil.
-func startObservedAPIServer(t testing.TB, c config.Server, registry *prometheus.Registry, traces *tracing.Provider) (*apiserver.Server, *accessControl) {
+// observed is what the test of an API server looks at besides the responses. The zero value is nothing.
+type observed struct {
+	registry *prometheus.Registry
+	tracing  *tracing.Provider
+	egress   *egress.Selector
+}
+
+// startAPIServerWith is startAPIServer with what the test looks at.
+func startAPIServerWith(t testing.TB, c config.Server, o observed) (*apiserver.Server, *accessControl) {
 	t.Helper()
+	if o.registry == nil {
+		o.registry = newRegistry(nil)
+	}
 	log := slog.New(slog.DiscardHandler)
 	certs, err := newCertificates(c.APIServer, time.Now(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	access, err := newAccessControl(c.APIServer, certs, log)
+	access, err := newAccessControl(c.APIServer, certs, o.egress, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	objects := cache.New(memory.New(), log)
 	server, err := newAPIServer(c.APIServer, apiServerOptions{
-		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: registry, tracing: traces,
+		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: o.registry, tracing: o.tracing,
 	}, log)
 	if err != nil {
 		t.Fatal(err)

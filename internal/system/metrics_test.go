@@ -80,7 +80,7 @@ var descPattern = regexp.MustCompile(`fqName: "([^"]*)".* variableLabels: \{([^}
 func describedMetrics(t *testing.T) map[string]string {
 	t.Helper()
 	registry := newRegistry(nil)
-	server, _ := startObservedAPIServer(t, testConfig(t), registry, nil)
+	server, _ := startAPIServerWith(t, testConfig(t), observed{registry: registry})
 	local, err := client.NewLocal(server.Local(componentsUser), api.Scheme(), api.Named())
 	if err != nil {
 		t.Fatal(err)

@@ -27,6 +27,7 @@ import (
 	"skiff/internal/controllers/clusterauthentication"
 	"skiff/internal/controllers/flowcontrol"
 	"skiff/internal/controllers/volume"
+	"skiff/internal/egress"
 	kubeletbootstrap "skiff/internal/kubelet/bootstrap"
 	"skiff/internal/scheduler"
 	"skiff/internal/store"
@@ -92,6 +93,7 @@ type server struct {
 	access     *accessControl
 	hooks      *apiserver.PostStartHooks
 	registry   *prometheus.Registry
+	egress     *egress.Selector  // nil: all servers are reached by the network of the host
 	tracing    *tracing.Provider // nil: no request is traced
 	// queries serves the queries to the scheduler once it has started, and podResources its metrics of pods.
 	queries, podResources *deferredHandler
@@ -112,17 +114,20 @@ func (s *server) open(ctx context.Context) (err error) {
 	if s.certs, err = newCertificates(s.config.APIServer, time.Now(), s.log.With("component", "certificates")); err != nil {
 		return err
 	}
-	if s.tracing, err = newTracing(ctx, s.config.TracingFile); err != nil {
+	if s.egress, err = egress.Read(s.config.EgressSelectorFile); err != nil {
+		return fmt.Errorf("--egress-selector-config-file: %w", err)
+	}
+	if s.tracing, err = newTracing(ctx, s.config.TracingFile, s.egress.Dialer(egress.ControlPlane)); err != nil {
 		return fmt.Errorf("--tracing-config-file: %w", err)
 	}
 	if s.encryption, err = newEncryption(s.config.Encryption, s.log); err != nil {
 		return err
 	}
-	if s.store, err = openStore(ctx, s.config.APIServer, s.encryption, s.registry, s.log); err != nil {
+	if s.store, err = s.openStore(ctx); err != nil {
 		return err
 	}
 	s.cache = cache.New(s.store, s.log.With("component", "cache"))
-	if s.access, err = newAccessControl(s.config.APIServer, s.certs, s.log); err != nil {
+	if s.access, err = newAccessControl(s.config.APIServer, s.certs, s.egress, s.log); err != nil {
 		return err
 	}
 	hooks := []string{hookFlowControlObjects}
@@ -220,7 +225,7 @@ func (s *stage) stop() error {
 }
 
 // newTracing makes the spans of the API server; nil without a configuration file.
-func newTracing(ctx context.Context, file string) (*tracing.Provider, error) {
+func newTracing(ctx context.Context, file string, dial egress.DialFunc) (*tracing.Provider, error) {
 	if file == "" {
 		return nil, nil
 	}
@@ -228,7 +233,7 @@ func newTracing(ctx context.Context, file string) (*tracing.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tracing.New(ctx, c, tracing.Options{Service: "apiserver", InstanceID: serverID()})
+	return tracing.New(ctx, c, tracing.Options{Service: "apiserver", InstanceID: serverID(), Dial: dial})
 }
 
 // serveAPI serves the API until ctx is done and the last request has ended.

@@ -130,7 +130,7 @@ func TestOIDCFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newAccessControl(c.APIServer, certs, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), `unsupported signing alg: "HS256"`) {
+	if _, err := newAccessControl(c.APIServer, certs, nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), `unsupported signing alg: "HS256"`) {
 		t.Errorf("error %v", err)
 	}
 	c = testConfig(t)
@@ -139,7 +139,7 @@ func TestOIDCFlags(t *testing.T) {
 	if err := os.WriteFile(c.Authentication.File, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newAccessControl(c.APIServer, certs, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "--anonymous-auth flag cannot be set when anonymous field is configured") {
+	if _, err := newAccessControl(c.APIServer, certs, nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "--anonymous-auth flag cannot be set when anonymous field is configured") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -2,25 +2,27 @@ package system
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	"skiff/internal/config"
+	"skiff/internal/egress"
 	"skiff/internal/store"
-	"skiff/internal/store/encryption"
 	"skiff/internal/store/etcd"
 )
 
 // openStore opens the embedded etcd in the data directory, or connects to an external one. Objects are encrypted if that is configured.
-func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encryption, registry *prometheus.Registry, log *slog.Logger) (store.Store, error) {
+func (s *server) openStore(ctx context.Context) (store.Store, error) {
+	c, dial := s.config.APIServer, s.egress.Dialer(egress.Etcd)
+	if dial != nil && len(c.Etcd.Servers) == 0 {
+		return nil, errors.New("--egress-selector-config-file: a proxy to etcd needs --etcd-servers: the embedded etcd is in the same process")
+	}
 	settings := etcd.Config{
 		CAFile: c.Etcd.CAFile, CertFile: c.Etcd.CertFile, KeyFile: c.Etcd.KeyFile,
 		CompactionInterval: c.Etcd.CompactionInterval,
 		QuotaBytes:         c.Etcd.QuotaBytes,
-		Log:                log.With("component", "etcd"),
+		Dial:               dial,
+		Log:                s.log.With("component", "etcd"),
 	}
 	if len(c.Etcd.Servers) > 0 {
 		settings.Servers = c.Etcd.Servers
@@ -34,14 +36,14 @@ func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encr
 			}
 		}
 	}
-	s, err := etcd.Open(ctx, settings)
+	opened, err := etcd.Open(ctx, settings)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	registry.MustRegister(s)
-	if encrypt == nil {
-		return store.WithPrefix(s, c.Etcd.Prefix), nil
+	s.registry.MustRegister(opened)
+	if s.encryption == nil {
+		return store.WithPrefix(opened, c.Etcd.Prefix), nil
 	}
-	encrypt.ProbeProviders(ctx)
-	return store.WithPrefix(encrypt.Wrap(s, resourceOfKey(c.Etcd.Prefix)), c.Etcd.Prefix), nil
+	s.encryption.ProbeProviders(ctx)
+	return store.WithPrefix(s.encryption.Wrap(opened, resourceOfKey(c.Etcd.Prefix)), c.Etcd.Prefix), nil
 }

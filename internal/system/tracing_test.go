@@ -31,11 +31,11 @@ func TestTracing(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	traces, err := newTracing(t.Context(), file)
+	traces, err := newTracing(t.Context(), file, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, _ := startObservedAPIServer(t, testConfig(t), newRegistry(nil), traces)
+	server, _ := startAPIServerWith(t, testConfig(t), observed{tracing: traces})
 	const parent = "4bf92f3577b34da6a3ce929d0e0e4736"
 	create := httptest.NewRequest("POST", "/api/v1/namespaces/default/configmaps", strings.NewReader(`{"metadata":{"name":"a"}}`))
 	create.Header.Set("Authorization", "Bearer admin")

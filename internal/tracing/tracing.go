@@ -97,7 +97,7 @@ type Options struct {
 	// Service and InstanceID identify this program in traces.
 	Service, InstanceID string
 	// Dial connects to the collector; nil: the host's network is used.
-	Dial func(ctx context.Context, address string) (net.Conn, error)
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Provider makes and exports spans. The spans of a nil *Provider are not recorded.
@@ -113,7 +113,9 @@ func New(ctx context.Context, c *tracingapi.TracingConfiguration, o Options) (*P
 		options = append(options, otlptracegrpc.WithEndpoint(*c.Endpoint))
 	}
 	if o.Dial != nil {
-		options = append(options, otlptracegrpc.WithDialOption(grpc.WithContextDialer(o.Dial)))
+		options = append(options, otlptracegrpc.WithDialOption(grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return o.Dial(ctx, "tcp", address)
+		})))
 	}
 	exporter, err := otlptracegrpc.New(ctx, options...)
 	if err != nil {

@@ -28,6 +28,8 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/utils/lru"
 	"k8s.io/utils/ptr"
+
+	"skiff/internal/egress"
 )
 
 const (
@@ -80,6 +82,8 @@ func ConversionConfig(c *apiextensionsv1.WebhookClientConfig) ClientConfig {
 type Options struct {
 	// Services resolves the Services of webhooks.
 	Services *Services
+	// Egress selects the networks: the cluster's for Services, the control plane's for URLs. nil: the network of the host is used.
+	Egress *egress.Selector
 	// Credentials are those of the API server for webhooks. nil: it calls them without.
 	Credentials *Credentials
 	Metrics     *Metrics
@@ -88,6 +92,7 @@ type Options struct {
 // Clients makes the clients of webhooks. Webhooks at the same address share their connections.
 type Clients struct {
 	services    *Services
+	egress      *egress.Selector
 	credentials *Credentials
 	metrics     *Metrics
 	mu          sync.Mutex // guards adding a transport, so that there is one for each key
@@ -97,7 +102,7 @@ type Clients struct {
 // New makes a source of clients.
 func New(o Options) *Clients {
 	return &Clients{
-		services: o.Services, credentials: o.Credentials, metrics: o.Metrics,
+		services: o.Services, egress: o.Egress, credentials: o.Credentials, metrics: o.Metrics,
 		transports: lru.NewWithEvictionFunc(maxTransports, func(_ lru.Key, value any) { value.(*pooled).close() }),
 	}
 }
@@ -205,10 +210,15 @@ func (c *Client) newTransport() (*pooled, error) {
 	switch {
 	case c.config.Service != nil:
 		config.TLSClientConfig.ServerName = c.config.Service.serverName()
+		if dial := c.clients.egress.Dialer(egress.Cluster); dial != nil {
+			base.DialContext = dial
+		}
 		if dial := c.clients.services.Dial; dial != nil {
 			base.DialContext = dialEndpoint(dial, base.DialContext)
 		}
 		inner = &resolver{RoundTripper: base, services: c.clients.services, reference: c.config.Service}
+	case c.clients.egress.Dialer(egress.ControlPlane) != nil:
+		base.DialContext = c.clients.egress.Dialer(egress.ControlPlane)
 	default:
 		base.Proxy = http.ProxyFromEnvironment
 	}

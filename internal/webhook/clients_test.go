@@ -386,7 +386,7 @@ func TestKubeconfigClient(t *testing.T) {
 		}
 		return file
 	}
-	client, err := NewKubeconfigClient(write(server.URL+"/hook"), time.Minute, 5)
+	client, err := NewKubeconfigClient(write(server.URL+"/hook"), time.Minute, 5, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,7 +398,18 @@ func TestKubeconfigClient(t *testing.T) {
 	if response, err := client.Post(t.Context(), []byte("{}")); !errors.Is(err, ErrResponseTooLarge) || response.StatusCode != 307 {
 		t.Errorf("%v %v", response, err)
 	}
-	if _, err := NewKubeconfigClient(write("ftp://x"), time.Minute, 1); err == nil || !strings.Contains(err.Error(), "has no http or https server URL") {
+	dialed := ""
+	proxied, err := NewKubeconfigClient(write("https://hook.example/hook"), time.Minute, 5, func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialed = address
+		return (&net.Dialer{}).DialContext(ctx, network, server.Listener.Addr().String())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response, err := proxied.Post(t.Context(), []byte("{}")); err != nil || response.StatusCode != 307 || dialed != "hook.example:443" {
+		t.Errorf("%v %v, dialed %q", response, err, dialed)
+	}
+	if _, err := NewKubeconfigClient(write("ftp://x"), time.Minute, 1, nil); err == nil || !strings.Contains(err.Error(), "has no http or https server URL") {
 		t.Errorf("%v", err)
 	}
 }

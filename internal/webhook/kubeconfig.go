@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"skiff/internal/egress"
 )
 
 // KubeconfigClient calls a webhook whose address, CA and credentials are in a kubeconfig file.
@@ -18,8 +20,9 @@ type KubeconfigClient struct {
 	maxResponse int64
 }
 
-// NewKubeconfigClient makes a client from the current context of a kubeconfig file. A response may have at most maxResponse bytes.
-func NewKubeconfigClient(path string, timeout time.Duration, maxResponse int64) (*KubeconfigClient, error) {
+// NewKubeconfigClient makes a client from the current context of a kubeconfig file. A response may have at most maxResponse bytes. dial
+// connects to the webhook; nil: the network of the host is used.
+func NewKubeconfigClient(path string, timeout time.Duration, maxResponse int64, dial egress.DialFunc) (*KubeconfigClient, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
@@ -32,7 +35,7 @@ func NewKubeconfigClient(path string, timeout time.Duration, maxResponse int64) 
 	if config.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
 		return nil, fmt.Errorf("kubeconfig %s has no http or https server URL", path)
 	}
-	config.Timeout = timeout
+	config.Timeout, config.Dial = timeout, dial
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for the webhook: %w", err)

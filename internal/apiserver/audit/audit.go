@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/egress"
 )
 
 // The modes of a backend, with upstream's names.
@@ -68,6 +69,8 @@ type Webhook struct {
 	KubeconfigFile string
 	InitialBackoff time.Duration
 	BackendOptions BackendOptions
+	// Dial connects to the webhook; nil: the network of the host is used.
+	Dial egress.DialFunc
 }
 
 // Config configures auditing. Without a policy file or without a backend, nothing is recorded.

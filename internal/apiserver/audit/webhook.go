@@ -44,7 +44,7 @@ type webhook struct {
 }
 
 func newWebhook(c Webhook, a *Auditor) (*webhook, error) {
-	client, err := webhookclient.NewKubeconfigClient(c.KubeconfigFile, webhookTimeout, webhookMaxResponse)
+	client, err := webhookclient.NewKubeconfigClient(c.KubeconfigFile, webhookTimeout, webhookMaxResponse, c.Dial)
 	if err != nil {
 		return nil, fmt.Errorf("audit webhook: %w", err)
 	}

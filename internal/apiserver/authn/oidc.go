@@ -17,6 +17,7 @@ import (
 	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
 
 	"skiff/internal/configfile"
+	"skiff/internal/egress"
 )
 
 // IdentityProviders authenticates the JWTs of external issuers, as configured by an AuthenticationConfiguration: OpenID
@@ -33,6 +34,8 @@ type IdentityProvidersOptions struct {
 	Algorithms []string
 	// ServiceAccountIssuers are this server's own issuers. No identity provider may have the same URL.
 	ServiceAccountIssuers []string
+	// Egress has the networks that issuers can name. nil: they can name none.
+	Egress *egress.Selector
 	// Reloads counts the reloads of the configuration file. It may be nil.
 	Reloads *configfile.Reloads
 }
@@ -126,10 +129,14 @@ func newIdentityProvider(compiler authenticationcel.Compiler, config apiserver.J
 	if err := errs.ToAggregate(); err != nil {
 		return nil, err
 	}
-	if egress := config.Issuer.EgressSelectorType; egress != "" {
-		return nil, fmt.Errorf("oidc: egress lookup for %q is not configured", egress)
+	var dial egress.DialFunc
+	if network := string(config.Issuer.EgressSelectorType); network != "" {
+		if !o.Egress.Has(network) {
+			return nil, fmt.Errorf("oidc: egress lookup for %q is not configured", network)
+		}
+		dial = o.Egress.Dialer(network)
 	}
-	client, err := newProviderClient(config.Issuer.CertificateAuthority)
+	client, err := newProviderClient(config.Issuer.CertificateAuthority, dial)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+
+	"skiff/internal/egress"
 )
 
 const (
@@ -28,8 +30,8 @@ const (
 )
 
 // newProviderClient makes an HTTP client that trusts the CA certificates (PEM; empty: those of the host). It follows redirects
-// to https URLs only.
-func newProviderClient(caPEM string) (*http.Client, error) {
+// to https URLs only. dial connects to the provider; nil: the network of the host is used.
+func newProviderClient(caPEM string, dial egress.DialFunc) (*http.Client, error) {
 	var roots *x509.CertPool
 	if caPEM != "" {
 		roots = x509.NewCertPool()
@@ -39,6 +41,9 @@ func newProviderClient(caPEM string) (*http.Client, error) {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	if dial != nil {
+		transport.DialContext, transport.Proxy = dial, nil
+	}
 	return &http.Client{
 		Transport: transport, Timeout: providerTimeout,
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {

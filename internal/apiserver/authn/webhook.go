@@ -11,6 +11,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/egress"
 	"skiff/internal/webhook"
 )
 
@@ -34,6 +35,8 @@ type WebhookConfig struct {
 	CacheTTL time.Duration
 	// Audiences are the API server's own.
 	Audiences []string
+	// Dial connects to the webhook; nil: the network of the host is used.
+	Dial egress.DialFunc
 }
 
 // Webhook authenticates tokens by sending a TokenReview to a remote server.
@@ -54,7 +57,7 @@ func NewWebhook(c WebhookConfig) (TokenAuthenticator, error) {
 	if c.CacheTTL == 0 {
 		c.CacheTTL = webhookCacheTTL
 	}
-	client, err := webhook.NewKubeconfigClient(c.Kubeconfig, webhookTimeout, webhookMaxBytes)
+	client, err := webhook.NewKubeconfigClient(c.Kubeconfig, webhookTimeout, webhookMaxBytes, c.Dial)
 	if err != nil {
 		return nil, fmt.Errorf("authentication webhook: %w", err)
 	}

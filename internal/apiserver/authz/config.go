@@ -23,6 +23,7 @@ import (
 
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/configfile"
+	"skiff/internal/egress"
 )
 
 // The authorization modes.
@@ -52,6 +53,8 @@ type Config struct {
 	WebhookUnauthorizedTTL time.Duration
 	// File is an AuthorizationConfiguration (--authorization-config). If it is set, Modes and the webhook's fields must be empty.
 	File string
+	// Dial connects to webhooks; nil: the network of the host is used.
+	Dial egress.DialFunc
 	// Reloads counts the reloads of File. It may be nil.
 	Reloads *configfile.Reloads
 }
@@ -210,7 +213,7 @@ func (c *Authorizers) build(config *apiserver.AuthorizationConfiguration) (Chain
 		case kind == ModeAlwaysDeny:
 			next = AlwaysDeny{}
 		case kind == ModeWebhook:
-			webhook, err := NewWebhook(authorizer.Webhook, compiler)
+			webhook, err := NewWebhook(authorizer.Webhook, compiler, c.config.Dial)
 			if err != nil {
 				return nil, fmt.Errorf("authorizer %s: %w", authorizer.Name, err)
 			}

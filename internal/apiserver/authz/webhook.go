@@ -23,6 +23,7 @@ import (
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 
 	"skiff/internal/apiserver/authn"
+	"skiff/internal/egress"
 	"skiff/internal/webhook"
 )
 
@@ -53,7 +54,7 @@ type Webhook struct {
 
 // NewWebhook makes an authorizer from a validated webhook of an AuthorizationConfiguration. compile returns the compiler of match
 // conditions; it is called only if there are any.
-func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationcel.Compiler) (*Webhook, error) {
+func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationcel.Compiler, dial egress.DialFunc) (*Webhook, error) {
 	w := &Webhook{responses: cache.NewLRUExpireCache(webhookCacheSize), retry: webhookRetry}
 	switch c.SubjectAccessReviewVersion {
 	case "v1":
@@ -82,7 +83,7 @@ func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationc
 		return nil, fmt.Errorf("connection type %s is not supported, only %s is", c.ConnectionInfo.Type, apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
 	}
 	var err error
-	w.client, err = webhook.NewKubeconfigClient(*c.ConnectionInfo.KubeConfigFile, cmp.Or(c.Timeout.Duration, defaultWebhookTimeout), maxWebhookResponse)
+	w.client, err = webhook.NewKubeconfigClient(*c.ConnectionInfo.KubeConfigFile, cmp.Or(c.Timeout.Duration, defaultWebhookTimeout), maxWebhookResponse, dial)
 	return w, err
 }
 

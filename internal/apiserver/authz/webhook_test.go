@@ -77,7 +77,7 @@ func (j *webhookServer) webhook(t *testing.T, change func(c *apiserver.WebhookCo
 	if change != nil {
 		change(c)
 	}
-	w, err := NewWebhook(c, compiler)
+	w, err := NewWebhook(c, compiler, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,10 +243,10 @@ func TestWebhookMatchConditions(t *testing.T) {
 	if _, err := NewWebhook(&apiserver.WebhookConfiguration{
 		SubjectAccessReviewVersion: "v1", MatchConditions: []apiserver.WebhookMatchCondition{{Expression: "1 +"}},
 		ConnectionInfo: apiserver.WebhookConnectionInfo{KubeConfigFile: &path},
-	}, compiler); err == nil {
+	}, compiler, nil); err == nil {
 		t.Error("an invalid expression is compiled")
 	}
-	if _, err := NewWebhook(&apiserver.WebhookConfiguration{SubjectAccessReviewVersion: "v7"}, compiler); err == nil {
+	if _, err := NewWebhook(&apiserver.WebhookConfiguration{SubjectAccessReviewVersion: "v7"}, compiler, nil); err == nil {
 		t.Error("an unknown version is accepted")
 	}
 }

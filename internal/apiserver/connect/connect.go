@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver"
+	"skiff/internal/egress"
 	"skiff/internal/webhook"
 )
 
@@ -25,6 +26,8 @@ type Config struct {
 	Kubelet *tls.Config
 	// AddressTypes is the order of preference of a node's addresses. Empty: IP addresses before names.
 	AddressTypes []corev1.NodeAddressType
+	// Dial connects to nodes and pods; nil: the network of the host is used.
+	Dial egress.DialFunc
 }
 
 // The resources that are read.
@@ -67,10 +70,10 @@ func newBackends(c Config) *backends {
 		addressTypes: c.AddressTypes,
 		objects:      c.Objects,
 		services:     &webhook.Services{Objects: c.Objects},
-		kubelet:      newTransport(c.Kubelet, nil),
-		unverified:   newTransport(unverified, nil),
-		nodes:        newTransport(c.Kubelet, rejectLocal),
-		workloads:    newTransport(&tls.Config{InsecureSkipVerify: true}, rejectLocal),
+		kubelet:      newTransport(c.Kubelet, c.Dial, nil),
+		unverified:   newTransport(unverified, c.Dial, nil),
+		nodes:        newTransport(c.Kubelet, c.Dial, rejectLocal),
+		workloads:    newTransport(&tls.Config{InsecureSkipVerify: true}, c.Dial, rejectLocal),
 	}
 }
 
@@ -89,14 +92,21 @@ func (b *backends) connectors() map[string]apiserver.Connector {
 	}
 }
 
-// newTransport uses HTTP/1.1 only: an upgraded connection belongs to one stream.
-func newTransport(t *tls.Config, check func(address string) error) *http.Transport {
-	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
-	if check != nil {
-		dialer.ControlContext = checkedControl(check)
+// newTransport uses HTTP/1.1 only: an upgraded connection belongs to one stream. Addresses are checked if check is not nil; dial is nil
+// if they are reached by the network of the host.
+func newTransport(t *tls.Config, dial egress.DialFunc, check func(address string) error) *http.Transport {
+	switch {
+	case dial == nil:
+		dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
+		if check != nil {
+			dialer.ControlContext = checkedControl(check)
+		}
+		dial = dialer.DialContext
+	case check != nil:
+		dial = egress.Checked(dial, check)
 	}
 	return &http.Transport{
-		DialContext:         dialer.DialContext,
+		DialContext:         dial,
 		TLSClientConfig:     t,
 		TLSHandshakeTimeout: 10 * time.Second,
 		MaxIdleConnsPerHost: 25,

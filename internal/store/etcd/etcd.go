@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -33,6 +34,8 @@ type Config struct {
 	Servers []string
 	// CAFile verifies the servers; CertFile and KeyFile are the client certificate. All are optional.
 	CAFile, CertFile, KeyFile string
+	// Dial connects to the servers; nil: the network of the host is used.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// CompactionInterval is how long history is kept. Default: 5 minutes. Negative: no compaction.
 	CompactionInterval time.Duration

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"math"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"skiff/internal/store"
@@ -62,6 +64,7 @@ func dialRemote(c Config) (*remote, error) {
 	}
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:            c.Servers,
+		DialOptions:          dialOptions(c.Dial),
 		TLS:                  secure,
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepAliveTime,
@@ -73,6 +76,14 @@ func dialRemote(c Config) (*remote, error) {
 		return nil, fmt.Errorf("create client for %v: %w", c.Servers, err)
 	}
 	return &remote{client: client, kv: clientv3.RetryKVClient(client), streams: map[*remoteStream]struct{}{}}, nil
+}
+
+// dialOptions make gRPC connect with a dialer, unless it is nil.
+func dialOptions(dial func(ctx context.Context, network, address string) (net.Conn, error)) []grpc.DialOption {
+	if dial == nil {
+		return nil
+	}
+	return []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, "tcp", address) })}
 }
 
 func (r *remote) transact(ctx context.Context, request *pb.TxnRequest) (*pb.TxnResponse, error) {
