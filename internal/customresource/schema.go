@@ -18,6 +18,7 @@ import (
 type structuralSchema struct {
 	// Structural is nil when the definition preserves unknown fields and its schema is not structural.
 	*structuralschema.Structural
+	shape *shape
 }
 
 // internalSchema is the validation schema of a version in the library's internal type; nil when there is none.
@@ -38,11 +39,11 @@ func (v *version) compileStructural() (*structuralSchema, error) {
 		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
 	}
 	if props == nil {
-		return &structuralSchema{}, nil
+		return newStructuralSchema(nil), nil
 	}
 	s, err := structuralschema.NewStructural(props)
 	if v.crd.Spec.PreserveUnknownFields {
-		return &structuralSchema{s}, nil
+		return newStructuralSchema(s), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
@@ -51,7 +52,11 @@ func (v *version) compileStructural() (*structuralSchema, error) {
 	if err := defaulting.PruneDefaults(s); err != nil {
 		return nil, fmt.Errorf("prune defaults in schema of %s: %w", v.gvk, err)
 	}
-	return &structuralSchema{s}, nil
+	return newStructuralSchema(s), nil
+}
+
+func newStructuralSchema(s *structuralschema.Structural) *structuralSchema {
+	return &structuralSchema{Structural: s, shape: newShape(s)}
 }
 
 // prune removes unknown fields from an object that a client sent, and coerces its metadata.
@@ -75,6 +80,13 @@ func (d *definition) fromStore(obj kind.Object) error {
 	v := d.versionOf(obj)
 	if v == nil {
 		return fmt.Errorf("request to convert CR from an invalid group/version: %s", apiVersionOf(obj))
+	}
+	s, err := v.structural()
+	if err != nil {
+		return err
+	}
+	if root := content(obj); root["kind"] == v.gvk.Kind && s.shape.isCanonical(root) {
+		return nil
 	}
 	if _, err := v.coerce(obj, coerceOptions{stored: true}); err != nil {
 		return err
