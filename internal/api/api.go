@@ -27,6 +27,7 @@ import (
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -34,6 +35,7 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"skiff/internal/api/admissionregistration"
+	"skiff/internal/api/apiextensions"
 	"skiff/internal/api/apps"
 	"skiff/internal/api/authentication"
 	"skiff/internal/api/authorization"
@@ -84,6 +86,7 @@ func Kinds(s Settings) []*kind.Kind {
 		node.Kinds(),
 		certificates.Kinds(),
 		admissionregistration.Kinds(),
+		apiextensions.Kinds(),
 		flowcontrol.Kinds(),
 		resource.Kinds(),
 		storagemigration.Kinds(),
@@ -134,7 +137,7 @@ var Scheme = sync.OnceValue(func() *runtime.Scheme {
 		autoscalingv1.AddToScheme, autoscalingv2.AddToScheme, batchv1.AddToScheme, certificatesv1.AddToScheme,
 		coordinationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, flowcontrolv1.AddToScheme,
 		networkingv1.AddToScheme, nodev1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, resourcev1.AddToScheme,
-		schedulingv1.AddToScheme, storagev1.AddToScheme, storagemigrationv1.AddToScheme, metricsv1beta1.AddToScheme,
+		apiextensionsv1.AddToScheme, schedulingv1.AddToScheme, storagev1.AddToScheme, storagemigrationv1.AddToScheme, metricsv1beta1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}

@@ -37,23 +37,37 @@ func forEach(t *testing.T, f func(t *testing.T, k *kind.Kind, v *kind.Version, n
 	}
 }
 
-// goldenDir is where k8s.io/api has an example of every kind in every encoding.
-func goldenDir(t *testing.T) string {
+// goldenDirs are where the modules of the API types have an example of every kind in every encoding.
+func goldenDirs(t *testing.T) []string {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
-	if err != nil {
-		t.Fatal(err)
+	var dirs []string
+	for module, testdata := range map[string]string{"k8s.io/api": "testdata/HEAD", "k8s.io/apiextensions-apiserver": "pkg/apis/testdata/HEAD"} {
+		out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, filepath.Join(strings.TrimSpace(string(out)), testdata))
 	}
-	return filepath.Join(strings.TrimSpace(string(out)), "testdata/HEAD")
+	return dirs
+}
+
+// goldenFile is the example of a kind, without its suffix. It need not exist.
+func goldenFile(dirs []string, gvk schema.GroupVersionKind) string {
+	for _, dir := range dirs {
+		if _, err := os.Stat(filepath.Join(dir, goldenName(gvk)+".json")); err == nil {
+			return filepath.Join(dir, goldenName(gvk))
+		}
+	}
+	return filepath.Join(dirs[0], goldenName(gvk))
 }
 
 // TestGoldenRoundTrip decodes every golden file of a served kind from JSON, YAML and protobuf and encodes it again: the
 // three must be the same object, and nothing may be lost.
 func TestGoldenRoundTrip(t *testing.T) {
-	dir := goldenDir(t)
+	dirs := goldenDirs(t)
 	encoder := protobuf.NewSerializer(Scheme(), Scheme())
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
-		base := filepath.Join(dir, goldenName(v.GVK))
+		base := goldenFile(dirs, v.GVK)
 		if _, err := os.Stat(base + ".json"); os.IsNotExist(err) && len(k.Verbs) == 0 {
 			return // stored, not served
 		}
@@ -139,10 +153,10 @@ func sameDocument(t *testing.T, suffix string, a, b []byte) bool {
 
 // TestDefaultsAreIdempotent: defaulting a second time changes nothing, neither an empty object nor a full one.
 func TestDefaultsAreIdempotent(t *testing.T) {
-	dir := goldenDir(t)
+	dirs := goldenDirs(t)
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
 		full := newObject()
-		if data, err := os.ReadFile(filepath.Join(dir, goldenName(v.GVK)+".json")); err == nil {
+		if data, err := os.ReadFile(goldenFile(dirs, v.GVK) + ".json"); err == nil {
 			if err := json.Unmarshal(data, full); err != nil {
 				t.Fatal(err)
 			}
@@ -176,7 +190,7 @@ func TestDefaultsAreIdempotent(t *testing.T) {
 
 // TestRowsFitColumns: a table row has as many cells as columns, for empty and for full objects, without panic.
 func TestRowsFitColumns(t *testing.T) {
-	dir := goldenDir(t)
+	dirs := goldenDirs(t)
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
 		columns, row := k.Columns, k.Row
 		if v.Row != nil {
@@ -186,7 +200,7 @@ func TestRowsFitColumns(t *testing.T) {
 			return
 		}
 		full := newObject()
-		if data, err := os.ReadFile(filepath.Join(dir, goldenName(v.GVK)+".json")); err == nil {
+		if data, err := os.ReadFile(goldenFile(dirs, v.GVK) + ".json"); err == nil {
 			if err := json.Unmarshal(data, full); err != nil {
 				t.Fatal(err)
 			}
@@ -213,10 +227,10 @@ func TestRowsFitColumns(t *testing.T) {
 // TestValidationDoesNotPanic: validation of the golden objects, which are full of arbitrary values, never panics, on
 // create and on update.
 func TestValidationDoesNotPanic(t *testing.T) {
-	dir := goldenDir(t)
+	dirs := goldenDirs(t)
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
 		full := newObject()
-		if data, err := os.ReadFile(filepath.Join(dir, goldenName(v.GVK)+".json")); err == nil {
+		if data, err := os.ReadFile(goldenFile(dirs, v.GVK) + ".json"); err == nil {
 			if err := json.Unmarshal(data, full); err != nil {
 				t.Fatal(err)
 			}

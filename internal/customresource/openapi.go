@@ -44,8 +44,8 @@ func OpenAPI(crd *apiextensionsv1.CustomResourceDefinition, version string) (ope
 	}
 	return openapi.Custom{
 		Hash: fmt.Sprintf("%x", hash.Sum(nil)),
-		Schemas: func() openapi.Schemas {
-			return openapi.Schemas{V2: published(crd, spec, true), V3: published(crd, spec, false)}
+		Schemas: func() (openapi.Schemas, error) {
+			return openapi.Schemas{V2: published(crd, spec, true), V3: published(crd, spec, false)}, nil
 		},
 	}, nil
 }

@@ -92,7 +92,11 @@ func (d *Documents) v3Content(rs routes, p *groupVersion) (*content, error) {
 	}
 	var own map[string]string
 	if p != nil {
-		if own, err = encodeAll(p.schemas().V3); err != nil {
+		custom, err := p.schemas()
+		if err != nil {
+			return nil, err
+		}
+		if own, err = encodeAll(custom.V3); err != nil {
 			return nil, err
 		}
 	}
@@ -179,7 +183,10 @@ func (d *Documents) v2Content(s *state) (*content, error) {
 	ownV2 := map[string]*spec.Schema{}
 	var gvs []schema.GroupVersion
 	for gv, p := range s.groupVersions {
-		custom := p.schemas()
+		custom, err := p.schemas()
+		if err != nil {
+			return nil, fmt.Errorf("schemas of %s: %w", gv, err)
+		}
 		own, err := encodeAll(custom.V3)
 		if err == nil {
 			err = add(groupVersionRoutes(gv, p.kinds), own)

@@ -31,12 +31,28 @@ import (
 // same kinds result in other documents; a test checks that.
 const layout = "1"
 
-// Documents serves the OpenAPI documents. Its methods may be called concurrently.
+// Documents serves the OpenAPI documents. Its methods may be called concurrently. A change costs no more than what it adds or removes: the
+// index and the documents that changed are made at the next request.
 type Documents struct {
 	version string
 
-	mu    sync.Mutex // one writer
+	mu      sync.Mutex
+	members map[schema.GroupVersion]*members
+	roots   map[string]*document // by their path below /openapi/v3/
+	// state is nil after a change.
 	state atomic.Pointer[state]
+}
+
+// members are the kinds of a group version.
+type members struct {
+	builtIn []*kind.Kind
+	custom  map[string]customKind // by the name of their definition
+	served  *groupVersion         // nil after a change
+}
+
+type customKind struct {
+	kind    *kind.Kind
+	schemas Custom
 }
 
 // state is everything served at one time. It is replaced, never changed.
@@ -62,7 +78,7 @@ type Custom struct {
 	// Hash identifies the schemas: others have another hash.
 	Hash string
 	// Schemas makes them. It is called whenever a document is made, because they are rarely needed and may be large.
-	Schemas func() Schemas
+	Schemas func() (Schemas, error)
 }
 
 // Schemas are schemas by definition name (see Name). They may refer to built-in ones, by "#/components/schemas/…" in V3 and
@@ -72,48 +88,84 @@ type Schemas struct {
 }
 
 // schemas are the schemas of all custom kinds of the group version.
-func (p *groupVersion) schemas() Schemas {
+func (p *groupVersion) schemas() (Schemas, error) {
 	all := Schemas{V2: map[string]*spec.Schema{}, V3: map[string]*spec.Schema{}}
 	for _, c := range p.custom {
-		own := c.Schemas()
+		own, err := c.Schemas()
+		if err != nil {
+			return all, err
+		}
 		maps.Copy(all.V2, own.V2)
 		maps.Copy(all.V3, own.V3)
 	}
-	return all
+	return all, nil
 }
 
 // New describes the kinds, as the server of the given version. It does no expensive work.
 func New(kinds []*kind.Kind, version string) *Documents {
-	d := &Documents{version: version}
-	groupVersions := map[schema.GroupVersion]*groupVersion{}
+	d := &Documents{version: version, members: map[schema.GroupVersion]*members{}, roots: map[string]*document{}}
 	for _, k := range kinds {
 		for _, v := range k.Versions {
-			gv := v.GVK.GroupVersion()
-			if groupVersions[gv] == nil {
-				groupVersions[gv] = &groupVersion{gv: gv}
-			}
-			groupVersions[gv].kinds = append(groupVersions[gv].kinds, k)
+			m := d.membersOf(v.GVK.GroupVersion())
+			m.builtIn = append(m.builtIn, k)
 		}
 	}
-	for _, p := range groupVersions {
-		d.complete(p)
-	}
-	d.publish(groupVersions)
 	return d
 }
 
-// Update replaces one group version; without kinds it is removed. Only its own documents are made again. The kinds that are not
-// built in have their schemas in custom.
-func (d *Documents) Update(gv schema.GroupVersion, kinds []*kind.Kind, custom ...Custom) {
+// membersOf returns the kinds of a group version to be changed. mu must be held, except in New.
+func (d *Documents) membersOf(gv schema.GroupVersion) *members {
+	m := d.members[gv]
+	if m == nil {
+		m = &members{custom: map[string]customKind{}}
+		d.members[gv] = m
+	}
+	m.served = nil
+	d.state.Store(nil)
+	return m
+}
+
+// SetCustom adds or replaces a kind that is not built in, in one version. definition is the name of its definition.
+func (d *Documents) SetCustom(gv schema.GroupVersion, definition string, k *kind.Kind, schemas Custom) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	groupVersions := maps.Clone(d.state.Load().groupVersions)
-	delete(groupVersions, gv)
-	if len(kinds) > 0 {
-		groupVersions[gv] = &groupVersion{gv: gv, kinds: kinds, custom: custom}
-		d.complete(groupVersions[gv])
+	d.membersOf(gv).custom[definition] = customKind{k, schemas}
+}
+
+// RemoveCustom removes a kind that is not built in, in one version.
+func (d *Documents) RemoveCustom(gv schema.GroupVersion, definition string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := d.membersOf(gv)
+	delete(m.custom, definition)
+	if len(m.custom)+len(m.builtIn) == 0 {
+		delete(d.members, gv)
 	}
-	d.publish(groupVersions)
+}
+
+// current returns what is served, made again after a change.
+func (d *Documents) current() *state {
+	if s := d.state.Load(); s != nil {
+		return s
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s := d.state.Load(); s != nil {
+		return s
+	}
+	groupVersions := make(map[schema.GroupVersion]*groupVersion, len(d.members))
+	for gv, m := range d.members {
+		if m.served == nil {
+			m.served = &groupVersion{gv: gv, kinds: slices.Clone(m.builtIn)}
+			for _, name := range slices.Sorted(maps.Keys(m.custom)) {
+				m.served.kinds = append(m.served.kinds, m.custom[name].kind)
+				m.served.custom = append(m.served.custom, m.custom[name].schemas)
+			}
+			d.complete(m.served)
+		}
+		groupVersions[gv] = m.served
+	}
+	return d.publish(groupVersions)
 }
 
 // complete sets the hash and the document of a group version.
@@ -140,8 +192,8 @@ func (d *Documents) complete(p *groupVersion) {
 	p.v3 = newDocument(p.hash, func() (*content, error) { return d.groupVersionContent(p) })
 }
 
-// publish makes the group versions the served state.
-func (d *Documents) publish(groupVersions map[schema.GroupVersion]*groupVersion) {
+// publish makes the group versions the served state. mu must be held.
+func (d *Documents) publish(groupVersions map[schema.GroupVersion]*groupVersion) *state {
 	s := &state{groupVersions: groupVersions, documents: map[string]*document{}}
 	for gv, p := range groupVersions {
 		s.documents[rootOf(gv)[1:len(rootOf(gv))-1]] = p.v3
@@ -157,6 +209,7 @@ func (d *Documents) publish(groupVersions map[schema.GroupVersion]*groupVersion)
 	s.index, _ = json.Marshal(index) // strings only
 	s.v2 = newDocument(s.indexHash, func() (*content, error) { return d.v2Content(s) })
 	d.state.Store(s)
+	return s
 }
 
 func hashedURL(path, hash string) string {
@@ -185,21 +238,25 @@ func rootRoutes(groups []string) map[string]routes {
 
 // groups are the named groups served.
 func (s *state) groups() []string {
-	var out []string
+	names := map[string]bool{}
 	for gv := range s.groupVersions {
-		if gv.Group != "" && !slices.Contains(out, gv.Group) {
-			out = append(out, gv.Group)
-		}
+		names[gv.Group] = true
 	}
-	slices.Sort(out)
-	return out
+	delete(names, "")
+	return slices.Sorted(maps.Keys(names))
 }
 
+// addRoots adds the documents outside the group versions. Those that were served before are kept.
 func (d *Documents) addRoots(s *state) {
+	roots := map[string]*document{}
 	for path, rs := range rootRoutes(s.groups()) {
-		hash := fmt.Sprintf("%X", sha256.Sum256(fmt.Append(nil, layout, d.version, path, files[metaPackage[:len(metaPackage)-1]].hash)))
-		s.documents[path] = newDocument(hash, func() (*content, error) { return d.v3Content(rs, nil) })
+		if roots[path] = d.roots[path]; roots[path] == nil {
+			hash := fmt.Sprintf("%X", sha256.Sum256(fmt.Append(nil, layout, d.version, path, files[metaPackage[:len(metaPackage)-1]].hash)))
+			roots[path] = newDocument(hash, func() (*content, error) { return d.v3Content(rs, nil) })
+		}
+		s.documents[path] = roots[path]
 	}
+	d.roots = roots
 }
 
 // document is made on first use, in each of its two encodings, and kept compressed.

@@ -38,12 +38,12 @@ func (d *Documents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // ServeV2 serves /openapi/v2.
 func (d *Documents) ServeV2(w http.ResponseWriter, r *http.Request) {
-	d.state.Load().v2.serve(w, r, protoV2)
+	d.current().v2.serve(w, r, protoV2)
 }
 
 // ServeV3 serves /openapi/v3, the list of documents, and the documents below it.
 func (d *Documents) ServeV3(w http.ResponseWriter, r *http.Request) {
-	s := d.state.Load()
+	s := d.current()
 	path := strings.Trim(strings.TrimPrefix(r.URL.Path, "/openapi/v3"), "/")
 	if path == "" {
 		w.Header().Set("Content-Type", jsonType)

@@ -261,7 +261,7 @@ func TestServing(t *testing.T) {
 
 func TestUpdate(t *testing.T) {
 	d := New(testKinds(), "v1")
-	before := d.state.Load()
+	before := d.current()
 	gv := schema.GroupVersion{Group: "stable.example.com", Version: "v1"}
 	ref := func(name string) spec.Schema {
 		return spec.Schema{SchemaProps: spec.SchemaProps{Ref: spec.MustCreateRef(name)}}
@@ -275,10 +275,10 @@ func TestUpdate(t *testing.T) {
 				"items": {SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: &item}}}}}},
 		}
 	}
-	d.Update(gv, []*kind.Kind{row(gv.WithKind("CronTab"), "crontabs", true, kind.AllVerbs)}, Custom{
-		Hash: "1", Schemas: func() Schemas { return Schemas{V2: custom("#/definitions/"), V3: custom(refPrefix)} },
+	d.SetCustom(gv, "crontabs.stable.example.com", row(gv.WithKind("CronTab"), "crontabs", true, kind.AllVerbs), Custom{
+		Hash: "1", Schemas: func() (Schemas, error) { return Schemas{V2: custom("#/definitions/"), V3: custom(refPrefix)}, nil },
 	})
-	after := d.state.Load()
+	after := d.current()
 	if after.documents["api/v1"] != before.documents["api/v1"] || after.v2 == before.v2 {
 		t.Error("only what changed may be made anew")
 	}
@@ -304,11 +304,11 @@ func TestUpdate(t *testing.T) {
 	if w := ask(t, d.ServeV2, "/openapi/v2", "Accept", protoV2); w.Code != 200 {
 		t.Errorf("protobuf: %d %s", w.Code, w.Body)
 	}
-	d.Update(gv, nil)
+	d.RemoveCustom(gv, "crontabs.stable.example.com")
 	if w := ask(t, d.ServeV3, "/openapi/v3/apis/stable.example.com/v1"); w.Code != 404 {
 		t.Errorf("removed, but %d", w.Code)
 	}
-	if d.state.Load().indexHash != before.indexHash {
+	if d.current().indexHash != before.indexHash {
 		t.Error("removing what was added must lead back")
 	}
 }
@@ -320,12 +320,12 @@ const layoutPin = "1 575663153662aa7a"
 func TestLayoutIsRaisedWithDocuments(t *testing.T) {
 	d := New(testKinds(), "v1")
 	h := sha256.New()
-	v2, err := d.v2Content(d.state.Load())
+	v2, err := d.v2Content(d.current())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, gv := range []schema.GroupVersion{{Version: "v1"}, {Group: "apps", Version: "v1"}} {
-		v3, err := d.groupVersionContent(d.state.Load().groupVersions[gv])
+		v3, err := d.groupVersionContent(d.current().groupVersions[gv])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +369,7 @@ func BenchmarkDocuments(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			for range b.N {
-				if _, err := c.of(New(testKinds(), "v1").state.Load())(); err != nil {
+				if _, err := c.of(New(testKinds(), "v1").current())(); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -44,8 +44,8 @@ type apiServerOptions struct {
 	logLevel *slog.LevelVar
 }
 
-// newAPIServer makes the API server with all built-in kinds.
-func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*apiserver.Server, error) {
+// newAPIServer makes the API server with all built-in kinds, and their OpenAPI documents.
+func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*apiserver.Server, *openapi.Documents, error) {
 	kinds := api.Kinds(api.Settings{
 		EventTTL: c.EventTTL, Authenticator: o.access.authenticator, Authorizer: authz.AccessReviewer{Authorizers: o.access.authorizer},
 		Metrics: streams.NewMetrics(o.proxy),
@@ -61,12 +61,13 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 	addFairnessDumps(paths, o.access.fairness)
 	origins, err := c.HTTP.CORSOrigins()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	disabled, err := disabledResources(c.RuntimeConfig, kinds)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	documents := openAPIDocuments(kinds, disabled)
 	pages := apiserver.ZPages{Statusz: c.FeatureGates.Enabled(config.GateComponentStatusz)}
 	if c.FeatureGates.Enabled(config.GateComponentFlagz) {
 		pages.Flags = o.flags
@@ -88,7 +89,7 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Connectors:    streams.New(o.proxy),
 		Paths:         paths,
 		Admission:     o.access.admission,
-		OpenAPI:       openAPIDocuments(kinds, disabled),
+		OpenAPI:       documents,
 		Disabled:      disabled,
 		TypeConverter: o.access.typeConverter,
 		Version:       version.Info(),
@@ -106,12 +107,12 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Log: log.With("component", "apiserver"),
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	o.access.attach(server)
 	o.registry.MustRegister(o.access.webhooks.metrics, o.access.webhooks.admissionMetrics)
 	o.registry.MustRegister(o.access.matchConditions)
-	return server, nil
+	return server, documents, nil
 }
 
 // disabledResources are the resources that --runtime-config disables.

@@ -54,7 +54,7 @@ func startAPIServerWith(t testing.TB, c config.Server, o observed) (*apiserver.S
 		t.Fatal(err)
 	}
 	objects := cache.New(memory.New(), log)
-	server, err := newAPIServer(c.APIServer, apiServerOptions{
+	server, _, err := newAPIServer(c.APIServer, apiServerOptions{
 		cache: objects, access: access, proxy: proxyConfig(c.KubeletClient, access, certs), storeHealthy: func(context.Context) error { return nil }, registry: o.registry, tracing: o.tracing,
 	}, log)
 	if err != nil {

@@ -29,6 +29,7 @@ import (
 	"skiff/internal/controllers/volume"
 	"skiff/internal/egress"
 	kubeletbootstrap "skiff/internal/kubelet/bootstrap"
+	"skiff/internal/openapi"
 	"skiff/internal/scheduler"
 	"skiff/internal/store"
 	"skiff/internal/store/cache"
@@ -44,6 +45,7 @@ const (
 	hookFlowControlObjects    = "priority-and-fairness-config-producer"
 	hookFlowControlConfig     = "priority-and-fairness-config-consumer"
 	hookClusterAuthentication = "start-cluster-authentication-info-controller"
+	hookDefinitions           = "crd-informer-synced"
 )
 
 // RunAPIServer runs the API server without the other components until ctx is done.
@@ -98,6 +100,8 @@ type server struct {
 	// queries serves the queries to the scheduler once it has started, and podResources its metrics of pods.
 	queries, podResources *deferredHandler
 	api                   *apiserver.Server
+	// documents are the OpenAPI documents that api serves.
+	documents *openapi.Documents
 	// flags are shown by /flagz, and logLevel can be changed at /debug/flags/v.
 	flags    map[string]string
 	logLevel *slog.LevelVar
@@ -134,8 +138,8 @@ func (s *server) open(ctx context.Context) (err error) {
 	if s.access.fairness != nil {
 		hooks = append(hooks, hookFlowControlConfig)
 	}
-	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer, hookClusterAuthentication)...)
-	s.api, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), s.log)
+	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer, hookClusterAuthentication, hookDefinitions)...)
+	s.api, s.documents, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), s.log)
 	return err
 }
 
@@ -260,6 +264,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		return s.access.syncNodeGraph(ctx, func() { s.hooks.Done(hookNodeAuthorizer) })
 	})
 	start("flow control", s.runFlowControl)
+	start("custom resources", s.runCustomResources)
 	start("bootstrap", func(ctx context.Context) error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err

@@ -1,0 +1,44 @@
+package apiextensions
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	schemavalidation "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+)
+
+// warnings are the texts about formats that are not validated and about sets that cannot be merged. An update causes only those that are new.
+func warnings(crd, old *definition) []string {
+	formats, lists := warningsOf(crd)
+	if old != nil {
+		oldFormats, oldLists := warningsOf(old)
+		formats = slices.DeleteFunc(formats, func(text string) bool { return slices.Contains(oldFormats, text) })
+		lists = lists.Difference(oldLists)
+	}
+	return append(formats, sets.List(lists)...)
+}
+
+func warningsOf(crd *definition) (formats []string, lists sets.Set[string]) {
+	lists = sets.New[string]()
+	converted, err := hoisted(crd)
+	if err != nil {
+		return nil, lists // validation has failed with the same error
+	}
+	version := environment.DefaultCompatibilityVersion()
+	specContains(&converted.Spec, func(s *apiextensions.JSONSchemaProps) bool {
+		if s.Format != "" {
+			for _, format := range schemavalidation.GetUnrecognizedFormats(&spec.Schema{SchemaProps: spec.SchemaProps{Format: s.Format, Type: []string{s.Type}}}, version) {
+				formats = append(formats, fmt.Sprintf("unrecognized format %q", format))
+			}
+		}
+		if s.XListType != nil && *s.XListType == "set" && s.Items != nil && s.Items.Schema != nil && (s.Items.Schema.Type == "object" || s.Items.Schema.Type == "array") {
+			lists.Insert(fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", s.Items.Schema.Type))
+		}
+		return false
+	})
+	return formats, lists
+}

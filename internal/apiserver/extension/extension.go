@@ -1,0 +1,340 @@
+// Package extension serves the kinds that CustomResourceDefinitions define. It follows the definitions in the server's own cache, and adds,
+// replaces and removes their kinds in the catalog and in the OpenAPI documents, one at a time: a change costs what its definition costs,
+// however many others there are. It runs inside every API server and writes nothing; the status of definitions is maintained by package
+// controllers/customresource.
+//
+// A kind is served from the time its names are accepted, before the definition is established. So a client that sees the condition
+// Established finds the resource, on this server and on others that share the store.
+package extension
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"skiff/internal/apiserver"
+	"skiff/internal/customresource"
+	"skiff/internal/kind"
+	"skiff/internal/openapi"
+)
+
+type definition = apiextensionsv1.CustomResourceDefinition
+
+var definitions = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
+
+// terminatingVerbs are the verbs in discovery of a resource whose definition is being deleted.
+var terminatingVerbs = []string{"delete", "deletecollection", "get", "list", "watch"}
+
+// The time between two attempts to follow the definitions, after the first and after many failures.
+const (
+	minRetry = 100 * time.Millisecond
+	maxRetry = 10 * time.Second
+)
+
+// Config is what the extension needs.
+type Config struct {
+	Server *apiserver.Server
+	// Local reads the definitions.
+	Local *apiserver.Local
+	// OpenAPI has the schemas of the served versions.
+	OpenAPI *openapi.Documents
+	// NewConverter makes what converts the objects of a definition with conversion strategy Webhook; nil: such definitions cannot be served.
+	NewConverter func(crd *apiextensionsv1.CustomResourceDefinition) (customresource.Converter, error)
+	// OnChange is called with the name of a definition when what Served reports of it has changed.
+	OnChange func(name string)
+	// OnSynced is called once, when all definitions that existed at the start are served.
+	OnSynced func()
+	Log      *slog.Logger
+}
+
+// Extension serves custom resources.
+type Extension struct {
+	Config
+
+	mu     sync.Mutex
+	served map[string]*served // by name of the definition
+}
+
+// served is a definition as it is served.
+type served struct {
+	identity
+	kind *kind.Kind // nil if err is set
+	err  error      // why it cannot be served
+	// terminating: new objects are refused. discovered: discovery and OpenAPI list it.
+	terminating, discovered bool
+	published               []schema.GroupVersion // in OpenAPI
+}
+
+// identity is what the objects of a definition depend on. The generation changes with the specification.
+type identity struct {
+	uid        types.UID
+	generation int64
+	names      apiextensionsv1.CustomResourceDefinitionNames
+}
+
+func identityOf(crd *definition) identity {
+	return identity{uid: crd.UID, generation: crd.Generation, names: crd.Status.AcceptedNames}
+}
+
+func (i identity) equals(other identity) bool {
+	return i.uid == other.uid && i.generation == other.generation && equality.Semantic.DeepEqual(i.names, other.names)
+}
+
+// New returns an extension that serves nothing before Run.
+func New(c Config) *Extension { return &Extension{Config: c, served: map[string]*served{}} }
+
+// Served reports whether the definition is served in this state, or why it cannot be.
+func (e *Extension) Served(crd *apiextensionsv1.CustomResourceDefinition) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	found := e.served[crd.Name]
+	if found == nil || !found.equals(identityOf(crd)) || found.terminating != isTerminating(crd) {
+		return false, nil
+	}
+	return found.err == nil, found.err
+}
+
+// Run follows the definitions until ctx is done.
+func (e *Extension) Run(ctx context.Context) error {
+	synced := sync.OnceFunc(e.OnSynced)
+	for retry := minRetry; ; retry = min(2*retry, maxRetry) {
+		followed, err := e.follow(ctx, synced)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if followed {
+			retry = minRetry
+		}
+		if err != nil {
+			e.Log.Warn("failed to watch custom resource definitions", "error", err, "retry", retry.String())
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// follow applies the definitions that exist and their changes until the watch ends. It reports whether it got all that exist.
+func (e *Extension) follow(ctx context.Context, synced func()) (followed bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	initial := true
+	w, err := e.Local.Watch(ctx, definitions, "", &internalversion.ListOptions{SendInitialEvents: &initial})
+	if err != nil {
+		return false, err
+	}
+	defer w.Stop()
+	existing := map[string]bool{}
+	for event := range w.ResultChan() {
+		switch event.Type {
+		case watch.Bookmark:
+			if initial {
+				e.removeOthers(existing)
+				initial, existing = false, nil
+				synced()
+			}
+		case watch.Error:
+			return !initial, apierrors.FromObject(event.Object)
+		default:
+			crd, ok := event.Object.(*definition)
+			if !ok {
+				return !initial, fmt.Errorf("watch returned a %T", event.Object)
+			}
+			if initial {
+				existing[crd.Name] = true
+			}
+			if event.Type == watch.Deleted {
+				e.remove(crd.Name)
+			} else {
+				e.apply(crd)
+			}
+		}
+	}
+	return !initial, nil
+}
+
+// removeOthers removes the definitions that were deleted while they were not followed.
+func (e *Extension) removeOthers(existing map[string]bool) {
+	e.mu.Lock()
+	var gone []string
+	for name := range e.served {
+		if !existing[name] {
+			gone = append(gone, name)
+		}
+	}
+	e.mu.Unlock()
+	for _, name := range gone {
+		e.remove(name)
+	}
+}
+
+// find returns how a definition is served; nil if it is not.
+func (e *Extension) find(name string) *served {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.served[name]
+}
+
+// set records how a definition is served; nil: it is not.
+func (e *Extension) set(name string, s *served) {
+	e.mu.Lock()
+	if s == nil {
+		delete(e.served, name)
+	} else {
+		e.served[name] = s
+	}
+	e.mu.Unlock()
+	e.OnChange(name)
+}
+
+// apply serves a definition in its current state. Only the goroutine of Run calls it.
+func (e *Extension) apply(crd *definition) {
+	old := e.find(crd.Name)
+	if !isAccepted(crd) {
+		e.remove(crd.Name)
+		return
+	}
+	next := &served{identity: identityOf(crd), terminating: isTerminating(crd), discovered: isDiscovered(crd)}
+	if old != nil && old.equals(next.identity) && old.terminating == next.terminating && old.discovered == next.discovered {
+		return // the rest of the status does not matter here
+	}
+	if old != nil && old.uid != next.uid {
+		e.remove(crd.Name) // deleted and created again
+		old = nil
+	}
+	if next.err = e.serve(crd, old, next); next.err != nil {
+		e.Log.Error("failed to serve custom resource definition", "name", crd.Name, "error", next.err)
+		e.unserve(old)
+		next.kind = nil
+	}
+	e.publish(crd, old, next)
+	e.set(crd.Name, next)
+}
+
+// serve makes the kind of a definition and adds it to the catalog, in place of the old one if there is one.
+func (e *Extension) serve(crd *definition, old, next *served) (err error) {
+	var converter customresource.Converter
+	if c := crd.Spec.Conversion; c != nil && c.Strategy == apiextensionsv1.WebhookConverter {
+		if e.NewConverter == nil {
+			return errors.New("conversion webhooks are not supported by this server")
+		}
+		if converter, err = e.NewConverter(crd); err != nil {
+			return fmt.Errorf("make the client of the conversion webhook: %w", err)
+		}
+	}
+	if next.kind, err = customresource.New(crd, converter); err != nil {
+		return err
+	}
+	switch {
+	case !next.discovered:
+		next.kind.DiscoveryVerbs = []string{}
+	case next.terminating:
+		next.kind.DiscoveryVerbs = terminatingVerbs
+	}
+	switch {
+	case old == nil || old.kind == nil:
+		return e.Server.AddKind(next.kind)
+	case old.equals(next.identity):
+		return e.Server.UpdateKind(old.kind, next.kind)
+	}
+	return e.Server.ReplaceKind(old.kind, next.kind)
+}
+
+// remove stops serving a definition.
+func (e *Extension) remove(name string) {
+	old := e.find(name)
+	if old == nil {
+		return
+	}
+	e.unserve(old)
+	e.publish(nil, old, nil)
+	e.set(name, nil)
+}
+
+// unserve removes the kind of a definition from the catalog.
+func (e *Extension) unserve(old *served) {
+	if old == nil || old.kind == nil {
+		return
+	}
+	if err := e.Server.RemoveKind(old.kind); err != nil {
+		e.Log.Error("failed to stop serving a custom resource", "resource", old.kind.GroupResource().String(), "error", err)
+	}
+}
+
+// publish replaces the schemas of a definition in the OpenAPI documents. Nothing is computed before a document is requested.
+func (e *Extension) publish(crd *definition, old, next *served) {
+	if old != nil && next != nil && next.err == nil && old.equals(next.identity) && old.discovered == next.discovered {
+		next.published = old.published
+		return
+	}
+	if next != nil && next.err == nil && next.discovered {
+		for i := range crd.Spec.Versions {
+			if version := &crd.Spec.Versions[i]; version.Served {
+				gv := schema.GroupVersion{Group: crd.Spec.Group, Version: version.Name}
+				e.OpenAPI.SetCustom(gv, crd.Name, next.kind, schemasOf(crd, version.Name))
+				next.published = append(next.published, gv)
+			}
+		}
+	}
+	if old == nil {
+		return
+	}
+	for _, gv := range old.published {
+		if next == nil || !slices.Contains(next.published, gv) {
+			e.OpenAPI.RemoveCustom(gv, old.names.Plural+"."+gv.Group)
+		}
+	}
+}
+
+// schemasOf are the schemas of a version. The identity of the definition identifies them, so that they need not be made to be compared.
+func schemasOf(crd *definition, version string) openapi.Custom {
+	return openapi.Custom{
+		Hash: fmt.Sprintln(crd.UID, crd.Generation, crd.Status.AcceptedNames, version),
+		Schemas: func() (openapi.Schemas, error) {
+			custom, err := customresource.OpenAPI(crd, version)
+			if err != nil {
+				return openapi.Schemas{}, err
+			}
+			return custom.Schemas()
+		},
+	}
+}
+
+func conditionOf(crd *definition, wanted apiextensionsv1.CustomResourceDefinitionConditionType) apiextensionsv1.CustomResourceDefinitionCondition {
+	for _, c := range crd.Status.Conditions {
+		if c.Type == wanted {
+			return c
+		}
+	}
+	return apiextensionsv1.CustomResourceDefinitionCondition{}
+}
+
+// isAccepted reports whether a definition is served: its names are accepted, or were when it was established.
+func isAccepted(crd *definition) bool {
+	return conditionOf(crd, apiextensionsv1.NamesAccepted).Status == apiextensionsv1.ConditionTrue ||
+		conditionOf(crd, apiextensionsv1.Established).Status == apiextensionsv1.ConditionTrue
+}
+
+// isDiscovered reports whether discovery lists a definition: it is established, or about to be.
+func isDiscovered(crd *definition) bool {
+	established := conditionOf(crd, apiextensionsv1.Established)
+	return established.Status == apiextensionsv1.ConditionTrue || established.Reason == "Installing"
+}
+
+func isTerminating(crd *definition) bool {
+	return crd.DeletionTimestamp != nil || conditionOf(crd, apiextensionsv1.Terminating).Status == apiextensionsv1.ConditionTrue
+}

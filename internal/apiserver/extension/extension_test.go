@@ -1,0 +1,316 @@
+package extension
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/yaml"
+
+	"skiff/internal/api"
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/kind"
+	"skiff/internal/openapi"
+	"skiff/internal/store/cache"
+	"skiff/internal/store/memory"
+	"skiff/internal/version"
+)
+
+var admin = authn.User{Username: "test", Groups: []string{authn.GroupMasters}}
+
+// world is a server with the extension. The status of definitions is what the test writes.
+type world struct {
+	*Extension
+	t      *testing.T
+	client kind.Client
+	http   *http.Client
+}
+
+func start(t *testing.T, store *memory.Store) *world {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	log := slog.New(slog.DiscardHandler)
+	objects := cache.New(store, log)
+	kinds := api.Kinds(api.Settings{})
+	documents := openapi.New(kinds, "v1")
+	server, err := apiserver.New(apiserver.Config{
+		Kinds: kinds, Scheme: api.Scheme(), Cache: objects, OpenAPI: documents,
+		Authenticator: authn.Chain{authn.InProcess{}}, Authorizer: authz.Chain{authz.Masters{}},
+		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
+		Version:       version.Info(), Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synced := make(chan struct{})
+	w := &world{t: t, client: server.KindClient(), http: &http.Client{Transport: server.Local(admin).Transport()}, Extension: New(Config{
+		Server: server, Local: server.Local(admin), OpenAPI: documents, OnChange: func(string) {}, OnSynced: func() { close(synced) }, Log: log,
+	})}
+	var running sync.WaitGroup
+	running.Go(func() { _ = objects.Run(ctx) })
+	<-objects.Ready()
+	running.Go(func() {
+		if err := w.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	<-synced
+	return w
+}
+
+// request sends a request and returns the status and the body.
+func (w *world) request(method, path, body string) (int, string) {
+	w.t.Helper()
+	req, err := http.NewRequest(method, "http://skiff.local"+path, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := w.http.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// expect waits until a GET has the status.
+func (w *world) expect(path string, status int) string {
+	w.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		got, body := w.request("GET", path, "")
+		if got == status {
+			return body
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%s: %d %s, want %d", path, got, body, status)
+		}
+	}
+}
+
+// until waits for a condition.
+func (w *world) until(what string, holds func() bool) {
+	w.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%s: waited in vain", what)
+		}
+	}
+}
+
+const namesAccepted, isEstablished = apiextensionsv1.NamesAccepted, apiextensionsv1.Established
+
+// create stores a definition whose names are accepted.
+func (w *world) create(plural string, change ...func(*definition)) {
+	w.t.Helper()
+	crd := &definition{}
+	kindName := strings.ToUpper(plural[:1]) + plural[1:]
+	if err := yaml.UnmarshalStrict(fmt.Appendf(nil, `
+metadata: {name: %[1]s.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: %[1]s, singular: %[1]sone, kind: %[2]s, listKind: %[2]sList}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {a: {type: string}}}}}}}
+  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, plural, kindName), crd); err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := w.client.Create(context.Background(), definitions.GroupResource(), crd); err != nil {
+		w.t.Fatal(err)
+	}
+	w.change(plural, append([]func(*definition){func(crd *definition) {
+		crd.Status.AcceptedNames = crd.Spec.Names
+		set(crd, namesAccepted, apiextensionsv1.ConditionTrue, "NoConflicts")
+		set(crd, isEstablished, apiextensionsv1.ConditionTrue, "InitialNamesAccepted")
+	}}, change...)...)
+}
+
+func set(crd *definition, t apiextensionsv1.CustomResourceDefinitionConditionType, status apiextensionsv1.ConditionStatus, reason string) {
+	for i := range crd.Status.Conditions {
+		if crd.Status.Conditions[i].Type == t {
+			crd.Status.Conditions[i].Status, crd.Status.Conditions[i].Reason = status, reason
+			return
+		}
+	}
+	crd.Status.Conditions = append(crd.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: t, Status: status, Reason: reason})
+}
+
+// change changes a definition as the controllers and clients do, past validation.
+func (w *world) change(plural string, changes ...func(*definition)) *definition {
+	w.t.Helper()
+	obj, err := w.client.Update(context.Background(), definitions.GroupResource(), "", plural+".example.com", func(obj kind.Object) error {
+		for _, change := range changes {
+			change(obj.(*definition))
+		}
+		return nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return obj.(*definition)
+}
+
+func (w *world) current(plural string) *definition {
+	w.t.Helper()
+	obj, err := w.client.Get(context.Background(), definitions.GroupResource(), "", plural+".example.com")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return obj.(*definition)
+}
+
+const foos = "/apis/example.com/v1/namespaces/default/foos"
+
+func TestDefinitionIsServed(t *testing.T) {
+	w := start(t, memory.New())
+	w.expect(foos, http.StatusNotFound)
+	w.create("foos", func(crd *definition) {
+		crd.Status.AcceptedNames = apiextensionsv1.CustomResourceDefinitionNames{}
+		set(crd, namesAccepted, apiextensionsv1.ConditionFalse, "PluralConflict")
+		set(crd, isEstablished, apiextensionsv1.ConditionFalse, "NotAccepted")
+	})
+	if served, err := w.Served(w.current("foos")); served || err != nil {
+		t.Errorf("a definition without names is served: %v", err)
+	}
+	// Its names are accepted: it is served before it is established.
+	w.change("foos", func(crd *definition) {
+		crd.Status.AcceptedNames = crd.Spec.Names
+		set(crd, namesAccepted, apiextensionsv1.ConditionTrue, "NoConflicts")
+		set(crd, isEstablished, apiextensionsv1.ConditionFalse, "InvalidCABundle")
+	})
+	w.expect(foos, http.StatusOK)
+	w.until("served", func() bool { served, err := w.Served(w.current("foos")); return served && err == nil })
+	w.expect("/apis/example.com", http.StatusNotFound)
+	w.expect("/openapi/v3/apis/example.com/v1", http.StatusNotFound)
+	w.change("foos", func(crd *definition) { set(crd, isEstablished, apiextensionsv1.ConditionTrue, "InitialNamesAccepted") })
+	if body := w.expect("/apis/example.com", http.StatusOK); !strings.Contains(body, `"version":"v2"`) {
+		t.Errorf("discovery: %s", body)
+	}
+	if body := w.expect("/openapi/v3/apis/example.com/v1", http.StatusOK); !strings.Contains(body, `"com.example.v1.Foos"`) || strings.Contains(body, "v2") {
+		t.Errorf("OpenAPI: %s", body)
+	}
+	if body := w.expect("/openapi/v2", http.StatusOK); !strings.Contains(body, `"com.example.v2.Foos"`) {
+		t.Error("OpenAPI v2 does not have the schema")
+	}
+	if code, body := w.request("POST", foos, `{"apiVersion":"example.com/v1","kind":"Foos","metadata":{"name":"a"},"spec":{"a":"x"}}`); code != http.StatusCreated {
+		t.Fatalf("create: %d %s", code, body)
+	}
+}
+
+func TestDefinitionChanges(t *testing.T) {
+	w := start(t, memory.New())
+	w.create("foos")
+	w.expect(foos, http.StatusOK)
+	if code, body := w.request("POST", foos, `{"apiVersion":"example.com/v1","kind":"Foos","metadata":{"name":"a"},"spec":{"a":"x"}}`); code != http.StatusCreated {
+		t.Fatalf("create: %d %s", code, body)
+	}
+	watching := make(chan string, 1)
+	req, _ := http.NewRequest("GET", "http://skiff.local"+foos+"?watch=true", nil)
+	resp, err := w.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		watching <- string(text)
+	}()
+	// The rest of the status does not matter.
+	w.change("foos", func(crd *definition) { crd.Status.StoredVersions = []string{"v1", "v2"} })
+	select {
+	case text := <-watching:
+		t.Fatalf("the watch ended: %s", text)
+	case <-time.After(50 * time.Millisecond):
+	}
+	// A version is no longer served, and the schema has another default. Watches end.
+	w.change("foos", func(crd *definition) {
+		crd.Generation++
+		crd.Spec.Versions[1].Served = false
+		spec := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
+		spec.Properties["b"] = apiextensionsv1.JSONSchemaProps{Type: "string", Default: &apiextensionsv1.JSON{Raw: []byte(`"new"`)}}
+		crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"] = spec
+	})
+	if text := <-watching; !strings.Contains(text, `"type":"ADDED"`) {
+		t.Errorf("the watch had %s", text)
+	}
+	w.expect("/apis/example.com/v2/foos", http.StatusNotFound)
+	w.expect("/openapi/v3/apis/example.com/v2", http.StatusNotFound)
+	if body := w.expect(foos+"/a", http.StatusOK); !strings.Contains(body, `"b":"new"`) {
+		t.Errorf("the object has the old default: %s", body)
+	}
+	if body := w.expect("/apis/example.com", http.StatusOK); strings.Contains(body, `"v2"`) {
+		t.Errorf("discovery: %s", body)
+	}
+}
+
+func TestDefinitionIsDeleted(t *testing.T) {
+	w := start(t, memory.New())
+	w.create("foos")
+	w.expect(foos, http.StatusOK)
+	if err := w.client.Delete(context.Background(), definitions.GroupResource(), "", "foos.example.com", nil); err != nil {
+		t.Fatal(err)
+	}
+	w.until("terminating", func() bool { served, _ := w.Served(w.current("foos")); return served })
+	if body := w.expect("/apis/example.com/v1", http.StatusOK); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
+		t.Errorf("discovery: %s", body)
+	}
+	code, body := w.request("POST", foos, `{"apiVersion":"example.com/v1","kind":"Foos","metadata":{"name":"a"}}`)
+	if code != http.StatusForbidden || !strings.Contains(body, "create not allowed while custom resource definition is terminating") {
+		t.Errorf("create: %d %s", code, body)
+	}
+	w.change("foos", func(crd *definition) { crd.Finalizers = nil })
+	w.expect(foos, http.StatusNotFound)
+	w.expect("/apis/example.com", http.StatusNotFound)
+	w.expect("/openapi/v3/apis/example.com/v1", http.StatusNotFound)
+	// Created again, it has none of the old state.
+	w.create("foos")
+	w.expect(foos, http.StatusOK)
+}
+
+func TestDefinitionThatCannotBeServed(t *testing.T) {
+	w := start(t, memory.New())
+	w.create("foos", func(crd *definition) {
+		crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.WebhookConverter}
+	})
+	w.until("failure", func() bool { _, err := w.Served(w.current("foos")); return err != nil })
+	w.expect(foos, http.StatusNotFound)
+	w.change("foos", func(crd *definition) {
+		crd.Generation++
+		crd.Spec.Conversion.Strategy = apiextensionsv1.NoneConverter
+	})
+	w.expect(foos, http.StatusOK)
+}
+
+// After a restart, what was established is served when the server is ready, with the history of its objects.
+func TestRestart(t *testing.T) {
+	store := memory.New()
+	w := start(t, store)
+	const count = 20
+	for i := range count {
+		w.create(fmt.Sprintf("foos%d", i))
+	}
+	w.expect(fmt.Sprintf("/apis/example.com/v1/foos%d", count-1), http.StatusOK)
+	again := start(t, store)
+	for i := range count {
+		if code, body := again.request("GET", fmt.Sprintf("/apis/example.com/v1/foos%d", i), ""); code != http.StatusOK {
+			t.Errorf("foos%d: %d %s", i, code, body)
+		}
+	}
+}

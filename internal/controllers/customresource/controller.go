@@ -1,0 +1,222 @@
+// Package customresource maintains the status of CustomResourceDefinitions: which names are accepted, whether the resource is
+// established, and the progress of its deletion. It runs inside every API server, without leader election. Servers that share a store may
+// write the same status; a conflict is resolved by the next sync.
+//
+// A definition becomes established in two writes. The first accepts its names, after which every API server serves it; the second, when
+// this server serves it, sets the condition Established. So whoever sees the condition can use the resource.
+package customresource
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+type definition = apiextensionsv1.CustomResourceDefinition
+
+// Config is what the controllers need.
+type Config struct {
+	Client *client.Client
+	// Served reports whether this server serves the definition in this state, or why it cannot.
+	Served func(crd *apiextensionsv1.CustomResourceDefinition) (served bool, err error)
+	// Instances reads and deletes custom resources in any version, without admission.
+	Instances kind.Client
+	// EstablishingDelay is the time between the acceptance of names and Established. Servers that share a store need it: all must serve the
+	// resource before a client of one of them can use it.
+	EstablishingDelay time.Duration
+	Log               *slog.Logger
+}
+
+// DefaultEstablishingDelay is for servers that share a store, as upstream has it.
+const DefaultEstablishingDelay = 5 * time.Second
+
+// Controllers are the controllers of definitions.
+type Controllers struct {
+	informers  *client.Informers
+	loops      []*controller.Loop
+	conditions *conditions
+	finalizer  *finalizer
+}
+
+// New returns the controllers. It starts nothing.
+func New(c Config) (*Controllers, error) {
+	all := &Controllers{informers: client.NewInformers(c.Client)}
+	env := controller.Environment{
+		Client: c.Client, Informers: all.informers, Events: client.NewEventBroadcaster(c.Client).WithLog(c.Log), Log: c.Log,
+	}
+	for _, d := range []controller.Definition{
+		{Name: "crd-conditions-controller", New: func(s *controller.Setup) (controller.Syncer, error) {
+			all.conditions = newConditions(c, s)
+			return all.conditions.watch()
+		}},
+		{Name: "crd-finalizer-controller", Workers: 5, New: func(s *controller.Setup) (controller.Syncer, error) {
+			all.finalizer = newFinalizer(c, s)
+			return all.finalizer, controller.WatchPrimary[*definition](s)
+		}},
+	} {
+		loop, err := controller.NewLoop(d, env)
+		if err != nil {
+			return nil, err
+		}
+		all.loops = append(all.loops, loop)
+	}
+	return all, nil
+}
+
+// Enqueue syncs a definition again, because what Served reports of it has changed.
+func (c *Controllers) Enqueue(name string) {
+	c.conditions.setup.Enqueue(controller.Key{Name: name})
+	c.finalizer.setup.Enqueue(controller.Key{Name: name})
+}
+
+// Run runs the controllers until ctx is done.
+func (c *Controllers) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.informers.Run(ctx) })
+	group.Go(func() error {
+		if err := c.informers.WaitForSync(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		for _, loop := range c.loops {
+			group.Go(func() error { return loop.Run(ctx) })
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// conditions maintains the conditions of definitions that are not about their deletion. It has one worker, because accepted names must
+// not be in use by another definition.
+type conditions struct {
+	Config
+	setup       *controller.Setup
+	definitions client.Resource[*definition]
+	informer    client.Informer[*definition]
+
+	mu      sync.Mutex
+	names   names
+	checked map[string]checked
+}
+
+// checked is what the conditions NonStructuralSchema and KubernetesAPIApprovalPolicyConformant were last computed from. Servers of different
+// versions may disagree about them, so each server writes them once per change of the definition.
+type checked struct {
+	generation int64
+	approval   string
+}
+
+func checkedOf(crd *definition) checked {
+	return checked{generation: crd.Generation, approval: crd.Annotations[apiextensionsv1.KubeAPIApprovedAnnotation]}
+}
+
+func newConditions(c Config, s *controller.Setup) *conditions {
+	return &conditions{
+		Config: c, setup: s, definitions: client.For[*definition](c.Client), informer: client.InformerFor[*definition](s.Informers),
+		names: newNames(), checked: map[string]checked{},
+	}
+}
+
+// watch keeps track of the names in use, and enqueues definitions. No definition is synced before the names of all are known.
+func (c *conditions) watch() (controller.Syncer, error) {
+	hasSynced, err := c.informer.AddEventHandlerWithSync(c.observe, func(_, crd *definition) { c.observe(crd) }, c.observeDeletion)
+	if err != nil {
+		return nil, fmt.Errorf("watch definitions: %w", err)
+	}
+	return controller.AfterInitialEvents(c.setup, hasSynced, c), nil
+}
+
+// observe records the names of a definition.
+func (c *conditions) observe(crd *definition) {
+	c.record(crd)
+	c.setup.Enqueue(controller.KeyOf(crd))
+}
+
+func (c *conditions) observeDeletion(crd *definition) {
+	c.mu.Lock()
+	freed := c.names.remove(crd.Name)
+	delete(c.checked, crd.Name)
+	c.mu.Unlock()
+	c.enqueueAll(freed)
+}
+
+// record records the accepted names of a definition and enqueues the definitions that wait for a name it no longer has.
+func (c *conditions) record(crd *definition) {
+	c.mu.Lock()
+	freed := c.names.record(crd)
+	if _, ok := c.checked[crd.Name]; !ok && isTrue(&crd.Status, apiextensionsv1.Established) {
+		// They were computed when it was established.
+		c.checked[crd.Name] = checkedOf(crd)
+	}
+	c.mu.Unlock()
+	c.enqueueAll(freed)
+}
+
+func (c *conditions) enqueueAll(definitions []string) {
+	for _, name := range definitions {
+		c.setup.Enqueue(controller.Key{Name: name})
+	}
+}
+
+// Sync writes the status of a definition if it has to change.
+func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
+	crd, ok := c.informer.Get("", key.Name)
+	if !ok {
+		return nil
+	}
+	v := c.view(crd)
+	status, requeueAfter := reconcile(v)
+	if requeueAfter > 0 {
+		c.setup.EnqueueAfter(key, requeueAfter)
+	}
+	if equality.Semantic.DeepEqual(status, crd.Status) {
+		c.setChecked(crd)
+		return nil
+	}
+	next := *crd
+	next.Status = status
+	written, err := c.definitions.UpdateStatus(ctx, &next)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("update status of custom resource definition: %w", err)
+	}
+	c.setChecked(crd)
+	c.record(written)
+	c.setup.RecordWrite(key, written)
+	return nil
+}
+
+// view gathers what reconcile needs.
+func (c *conditions) view(crd *definition) view {
+	v := view{crd: crd, now: metav1.Now(), delay: c.EstablishingDelay}
+	if isTrue(&crd.Status, apiextensionsv1.NamesAccepted) && !isTrue(&crd.Status, apiextensionsv1.Established) {
+		v.served, v.servingErr = c.Served(crd)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v.conflicts = c.names.conflicts(crd)
+	v.unchecked = c.checked[crd.Name] != checkedOf(crd)
+	return v
+}
+
+func (c *conditions) setChecked(crd *definition) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked[crd.Name] = checkedOf(crd)
+}

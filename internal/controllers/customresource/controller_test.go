@@ -1,0 +1,234 @@
+package customresource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/client"
+	"skiff/internal/kind"
+	"skiff/test/inprocess"
+)
+
+// instances are custom resources whose deletion the test decides about.
+type instances struct {
+	kind.Client
+	mu    sync.Mutex
+	names []string
+	// stuck: a deletion only marks.
+	stuck   bool
+	deletes int
+	err     error
+}
+
+func (i *instances) List(context.Context, schema.GroupResource, string) ([]kind.Object, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var all []kind.Object
+	for _, name := range i.names {
+		u := &unstructured.Unstructured{}
+		u.SetName(name)
+		all = append(all, u)
+	}
+	return all, i.err
+}
+
+func (i *instances) Delete(_ context.Context, _ schema.GroupResource, _, name string, _ *metav1.DeleteOptions) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.deletes++
+	if !i.stuck {
+		i.names = slices.DeleteFunc(i.names, func(n string) bool { return n == name })
+	}
+	return nil
+}
+
+func (i *instances) set(change func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	change()
+}
+
+// world is a server with the controllers.
+type world struct {
+	t           *testing.T
+	ctx         context.Context
+	definitions client.Resource[*definition]
+	instances   *instances
+	controllers *Controllers
+}
+
+// run runs a test in a bubble with the controllers. Every definition is served.
+func run(t *testing.T, delay time.Duration, test func(*world)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := inprocess.Start(t, ctx)
+		w := &world{t: t, ctx: ctx, definitions: client.For[*definition](c), instances: &instances{}}
+		var err error
+		w.controllers, err = New(Config{
+			Client: c, Instances: w.instances, EstablishingDelay: delay, Log: slog.New(slog.DiscardHandler),
+			Served: func(*definition) (bool, error) { return true, nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- w.controllers.Run(ctx) }()
+		synctest.Wait()
+		test(w)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (w *world) create(plural string, change ...func(*definition)) {
+	w.t.Helper()
+	crd := newDefinition(plural, change...)
+	crd.ResourceVersion = ""
+	if _, err := w.definitions.Create(w.ctx, crd, client.WriteOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// expect waits until the conditions of a definition are these.
+func (w *world) expect(plural string, within time.Duration, want ...string) {
+	w.t.Helper()
+	var got []string
+	for end := time.Now().Add(within); ; {
+		synctest.Wait()
+		crd, err := w.definitions.Get(w.ctx, "", plural+".example.com")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		got = nil
+		for _, c := range crd.Status.Conditions {
+			got = append(got, fmt.Sprintf("%s=%s %s", c.Type, c.Status, c.Reason))
+		}
+		slices.Sort(got)
+		if slices.Equal(got, want) {
+			return
+		}
+		if !time.Now().Before(end) {
+			w.t.Fatalf("conditions of %s are %q, want %q", plural, got, want)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (w *world) delete(plural string) {
+	w.t.Helper()
+	if err := w.definitions.Delete(w.ctx, "", plural+".example.com", metav1.DeleteOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// expectGone waits until a definition is deleted.
+func (w *world) expectGone(plural string, within time.Duration) {
+	w.t.Helper()
+	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		synctest.Wait()
+		if _, err := w.definitions.Get(w.ctx, "", plural+".example.com"); apierrors.IsNotFound(err) {
+			return
+		}
+	}
+	w.t.Fatalf("%s is still there", plural)
+}
+
+const (
+	isAccepted    = "NamesAccepted=True NoConflicts"
+	isEstablished = "Established=True InitialNamesAccepted"
+)
+
+func TestEstablishing(t *testing.T) {
+	run(t, 0, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		// Another definition wants the kind, and gets it when the first one is deleted.
+		w.create("bars", func(crd *definition) { crd.Spec.Names.Kind = "Foos" })
+		w.expect("bars", time.Second, "Established=False NotAccepted", "NamesAccepted=False KindConflict")
+		w.delete("foos")
+		w.expectGone("foos", 10*time.Second)
+		w.expect("bars", time.Second, isEstablished, isAccepted)
+	})
+}
+
+func TestEstablishingDelay(t *testing.T) {
+	run(t, 5*time.Second, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, "Established=False Installing", isAccepted)
+		time.Sleep(4 * time.Second)
+		w.expect("foos", 0, "Established=False Installing", isAccepted)
+		w.expect("foos", 3*time.Second, isEstablished, isAccepted)
+	})
+}
+
+func TestInstancesAreDeleted(t *testing.T) {
+	run(t, 0, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		w.instances.set(func() { w.instances.names, w.instances.stuck = []string{"a", "b"}, true })
+		w.delete("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted, "Terminating=True InstanceDeletionInProgress")
+		w.expect("foos", 2*time.Minute, isEstablished, isAccepted, "Terminating=True InstanceDeletionCheck")
+		w.instances.set(func() { w.instances.err = errors.New("no store") })
+		w.expect("foos", time.Minute, isEstablished, isAccepted, "Terminating=True InstanceDeletionFailed")
+		w.instances.set(func() { w.instances.err, w.instances.names = nil, nil })
+		w.expectGone("foos", 20*time.Minute)
+		if w.instances.deletes < 2 || w.instances.deletes > 200 {
+			t.Errorf("%d deletions were requested", w.instances.deletes)
+		}
+	})
+}
+
+// A definition that was never established has no instances; one that shares them with a built-in kind must not delete them.
+func TestDeletionWithoutInstances(t *testing.T) {
+	run(t, time.Hour, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, "Established=False Installing", isAccepted)
+		w.instances.set(func() { w.instances.names = []string{"a"} })
+		w.delete("foos")
+		w.expectGone("foos", time.Second)
+		if w.instances.deletes != 0 {
+			t.Error("instances were deleted")
+		}
+	})
+}
+
+// Establishing many definitions of one group takes a number of writes that grows with them.
+func TestCostOfManyDefinitions(t *testing.T) {
+	run(t, 0, func(w *world) {
+		const count = 60
+		for i := range count {
+			w.create(fmt.Sprintf("foos%d", i))
+		}
+		for i := range count {
+			w.expect(fmt.Sprintf("foos%d", i), time.Minute, isEstablished, isAccepted)
+		}
+		list, revision, err := w.definitions.List(w.ctx, "", client.Selector{})
+		if err != nil || len(list) != count {
+			t.Fatal(len(list), err)
+		}
+		// Two namespaces, and for each definition its creation and two writes of its status.
+		if want := fmt.Sprint(1 + 2 + 3*count); revision != want {
+			t.Errorf("revision %s, want %s", revision, want)
+		}
+		for _, crd := range list {
+			if !slices.Equal(crd.Status.StoredVersions, []string{"v1"}) || crd.Status.AcceptedNames.Kind != crd.Spec.Names.Kind {
+				t.Errorf("status of %s: %+v", crd.Name, crd.Status)
+			}
+		}
+	})
+}
