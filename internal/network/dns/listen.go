@@ -1,7 +1,6 @@
 package dns
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,8 +20,8 @@ import (
 )
 
 const (
-	// maxReaders is the number of goroutines that read from a UDP socket, if the host has as many CPUs.
-	maxReaders = 8
+	// maxSockets is the number of UDP sockets, each with a goroutine, if the host has as many CPUs. The kernel distributes clients over them.
+	maxSockets = 8
 	// maxQuerySize is the size of the largest query. Queries have one name and few options.
 	maxQuerySize = 4096
 	// udpBufferSize is the size of the socket's receive buffer.
@@ -85,7 +84,7 @@ func (s *Server) syncListeners(listeners map[netip.Addr]*listener) error {
 			continue
 		}
 		listeners[ip] = l
-		s.log.Info("serving DNS", "address", l.udp.LocalAddr().String())
+		s.log.Info("serving DNS", "address", l.tcp.Addr().String())
 	}
 	return errors.Join(errs...)
 }
@@ -102,7 +101,7 @@ func (s *Server) closeExcept(listeners map[netip.Addr]*listener, wanted []netip.
 // listener serves one address.
 type listener struct {
 	*Server
-	udp     *net.UDPConn
+	udp     []*net.UDPConn
 	tcp     net.Listener
 	metrics net.Listener
 	// ctx is done when the listener is closed.
@@ -124,8 +123,8 @@ func (s *Server) listen(ip netip.Addr) (*listener, error) {
 		l.close()
 		return nil, fmt.Errorf("listen on %s: %w", ip, err)
 	}
-	for range min(maxReaders, runtime.GOMAXPROCS(0)) {
-		l.readers.Go(l.readUDP)
+	for _, socket := range l.udp {
+		l.readers.Go(func() { l.readUDP(socket) })
 	}
 	l.readers.Go(l.acceptTCP)
 	l.readers.Go(l.serveMetrics)
@@ -134,37 +133,42 @@ func (s *Server) listen(ip netip.Addr) (*listener, error) {
 
 // open opens the sockets.
 func (l *listener) open(ip netip.Addr) error {
-	// Another program may have bound the port for all addresses. With SO_REUSEADDR on both sockets, queries for this address come here.
-	reuse := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		if controlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); controlErr != nil {
-			return controlErr
-		}
-		return err
-	}}
-	// The UDP socket last: it could be opened although another program listens, and would take its queries.
+	tcp, udp := net.ListenConfig{}, net.ListenConfig{Control: shareAddress}
 	var err error
-	if l.tcp, err = reuse.Listen(l.ctx, "tcp", netip.AddrPortFrom(ip, l.ports.dns).String()); err != nil {
+	// UDP last: its sockets could be opened although another process of skiff has this address, and would take its queries.
+	if l.tcp, err = tcp.Listen(l.ctx, "tcp", netip.AddrPortFrom(ip, l.ports.dns).String()); err != nil {
 		return err
 	}
-	if l.metrics, err = reuse.Listen(l.ctx, "tcp", netip.AddrPortFrom(ip, l.ports.metrics).String()); err != nil {
+	if l.metrics, err = tcp.Listen(l.ctx, "tcp", netip.AddrPortFrom(ip, l.ports.metrics).String()); err != nil {
 		return err
 	}
-	packets, err := reuse.ListenPacket(l.ctx, "udp", netip.AddrPortFrom(ip, l.ports.dns).String())
-	if err != nil {
-		return err
+	for range min(maxSockets, runtime.GOMAXPROCS(0)) {
+		socket, err := udp.ListenPacket(l.ctx, "udp", netip.AddrPortFrom(ip, l.ports.dns).String())
+		if err != nil {
+			return err
+		}
+		l.udp = append(l.udp, socket.(*net.UDPConn))
+		// A smaller buffer than requested is no failure.
+		_ = socket.(*net.UDPConn).SetReadBuffer(udpBufferSize)
 	}
-	l.udp = packets.(*net.UDPConn)
-	// A smaller buffer than requested is no failure.
-	_ = l.udp.SetReadBuffer(udpBufferSize)
 	return nil
+}
+
+// shareAddress lets several sockets have an address. SO_REUSEPORT is for the server's own. With SO_REUSEADDR a program that has bound the port for
+// all addresses, and set the option too, keeps it; queries for this address come here.
+func shareAddress(_, _ string, c syscall.RawConn) error {
+	var err error
+	controlErr := c.Control(func(fd uintptr) {
+		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+	})
+	return errors.Join(controlErr, err)
 }
 
 // close stops serving and returns when everything has ended.
 func (l *listener) close() {
 	l.cancel()
-	if l.udp != nil {
-		l.udp.Close()
+	for _, socket := range l.udp {
+		socket.Close()
 	}
 	if l.tcp != nil {
 		l.tcp.Close()
@@ -176,23 +180,6 @@ func (l *listener) close() {
 	l.pending.Wait()
 }
 
-// readUDP answers the queries that arrive over UDP.
-func (l *listener) readUDP() {
-	w := l.newWorker()
-	packet := make([]byte, maxQuerySize)
-	for {
-		size, from, err := l.udp.ReadFromUDPAddrPort(packet)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			l.pauseAfter(err)
-			continue
-		}
-		l.guard(func() { l.answerUDP(w, packet[:size], from) })
-	}
-}
-
 // pauseAfter logs a failure of a socket and waits.
 func (l *listener) pauseAfter(err error) {
 	l.logAccept.Do(func() { l.log.Warn("failed to receive DNS queries", "error", err) })
@@ -200,34 +187,6 @@ func (l *listener) pauseAfter(err error) {
 	case <-l.ctx.Done():
 	case <-time.After(readRetry):
 	}
-}
-
-// answerUDP answers a query, in another goroutine if other name servers are needed.
-func (l *listener) answerUDP(w *worker, packet []byte, from netip.AddrPort) {
-	req := request{packet: packet, client: from.Addr().Unmap()}
-	response, result := w.answer(req)
-	if result == wait && !l.forwarder.acquire(req.client) {
-		response, result = w.refuse(req), respond
-	}
-	switch result {
-	case respond:
-		// A client that cannot be reached repeats its query or has gone.
-		_, _ = l.udp.WriteToUDPAddrPort(response, from)
-	case wait:
-		req.packet = bytes.Clone(packet)
-		l.pending.Go(func() {
-			defer l.forwarder.release(req.client)
-			l.guard(func() { l.resolveUDP(req, from) })
-		})
-	}
-}
-
-func (l *listener) resolveUDP(req request, from netip.AddrPort) {
-	w := l.workers.Get().(*worker)
-	if response, result := w.resolve(l.ctx, req); result == respond {
-		_, _ = l.udp.WriteToUDPAddrPort(response, from)
-	}
-	l.workers.Put(w)
 }
 
 // acceptTCP serves connections.

@@ -109,7 +109,7 @@ func serve(t testing.TB, s *Server) string {
 			continue
 		}
 		t.Cleanup(l.close)
-		return l.udp.LocalAddr().String()
+		return l.tcp.Addr().String()
 	}
 	t.Fatal("no free port")
 	return ""
