@@ -185,8 +185,8 @@ func TestMatchingDoesNotGrow(t *testing.T) {
 		}
 		return rules
 	}
-	const small, factor = 50, 4
-	one, many := standard(600, manySubjects(small)...), standard(600, manySubjects(small*factor)...)
+	const n, factor = 50, 4
+	one, many := standard(600, manySubjects(n)...), standard(600, manySubjects(n*factor)...)
 	for name, user := range map[string]authn.User{
 		"not listed":      {Username: "jane", Groups: authenticated},
 		"user":            {Username: "subject-1", Groups: authenticated},
@@ -196,8 +196,8 @@ func TestMatchingDoesNotGrow(t *testing.T) {
 		"no such account": {Username: "system:serviceaccount:team", Groups: accounts},
 		"a node":          {Username: "system:node:a", Groups: nodes},
 	} {
-		if few, more := work(one, user), work(many, user); few != more || few == 0 {
-			t.Errorf("%s: matched with %d rules of %d schemas and with %d of %d", name, few, small, more, small*factor)
+		if small, large := work(one, user), work(many, user); small != large || small == 0 {
+			t.Errorf("%s: matched with %d rules of %d schemas and with %d of %d", name, small, n, large, n*factor)
 		}
 	}
 	if got := many.classify(attributes("subject-199", authenticated, "get", "", "pods", "", "ns", "")).name; got != "for-all" {
