@@ -4,6 +4,7 @@
 # make test     everything that must hold: lint, unit tests, race detector, fuzz targets, end-to-end, comparison with upstream
 # make test-cold   the same on a clean clone with empty caches, as on a new machine
 # make unit     unit tests alone, as any user
+# make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make bench    skiff and upstream side by side, with ratios
 # make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression'
@@ -31,7 +32,7 @@ FOCUS ?=
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down prepare test test-cold unit race e2e lint vuln generate bench conformance fuzz differential openapi h2spec clean
+.PHONY: build skiff kubectl runtime demo images up down prepare test test-cold unit race e2e attack lint vuln generate bench conformance fuzz differential openapi h2spec clean
 
 # step prints what is built and how long it took.
 step := @scripts/step
@@ -78,7 +79,7 @@ prepare:
 
 test: prepare lint unit race
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=10s
-	@$(MAKE) --no-print-directory e2e openapi h2spec vuln
+	@$(MAKE) --no-print-directory e2e attack openapi h2spec vuln
 	@$(MAKE) --no-print-directory differential CLUSTERS=150
 
 test-cold:
@@ -87,6 +88,11 @@ test-cold:
 unit:
 	$(step) 'unit tests' go test ./internal/... ./cmd/...
 
+# Attacks on a running server, the last of them random clients beside a normal load for DURATION. Nothing else runs meanwhile: it measures latency.
+DURATION ?= 3m
+attack: build
+	$(step) 'attacks' env SKIFF_HOSTILE_DURATION=$(DURATION) go test -count=1 -timeout 90m ./test/attack
+
 # What runs concurrently, under the race detector.
 RACE := store/... apiserver/... http2 controller scheduler/... kubelet/... client
 race:
@@ -94,7 +100,7 @@ race:
 
 # Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run).
 e2e: build demo
-	$(step) 'end-to-end tests' go test -timeout 30m ./test/...
+	$(step) 'end-to-end tests' go test -timeout 30m $$(go list ./test/... | grep -v /attack)
 
 # The scheduler's decisions beside those of upstream's own code, on random clusters; schemas and validation of custom resources.
 CLUSTERS ?= 1000

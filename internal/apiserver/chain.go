@@ -86,7 +86,7 @@ func (s *Server) handle(req *request) error {
 		defer cancel()
 	}
 	// WithPriorityAndFairness.
-	defer req.release()
+	defer s.release(req)
 	if admitted, err := s.limitInFlight(req); err != nil || !admitted {
 		return err
 	}

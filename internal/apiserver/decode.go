@@ -37,10 +37,10 @@ func (s *Server) readBody(req *request) ([]byte, error) {
 	}
 	var body bytes.Buffer
 	if req.ContentLength > 0 {
-		body.Grow(int(req.ContentLength) + bytes.MinRead)
+		body.Grow(int(min(req.ContentLength, largeBody)) + bytes.MinRead) // more is allocated when it arrives
 	}
 	defer endReadWithContext(req)()
-	if _, err := body.ReadFrom(io.LimitReader(req.Body, limit+1)); err != nil {
+	if err := readWaiting(req, &body, io.LimitReader(req.Body, limit+1)); err != nil {
 		if req.ctx.Err() != nil {
 			return nil, req.ctx.Err()
 		}
@@ -49,7 +49,19 @@ func (s *Server) readBody(req *request) ([]byte, error) {
 	if int64(body.Len()) > limit {
 		return nil, tooLarge
 	}
-	return body.Bytes(), nil
+	return body.Bytes(), s.acquireLarge(req, body.Len())
+}
+
+// readWaiting reads a body, and returns the request's seats while the client does not send it.
+func readWaiting(req *request, body *bytes.Buffer, from io.Reader) error {
+	wait := req.w.wait
+	if wait == nil || req.ContentLength == 0 {
+		_, err := body.ReadFrom(from)
+		return err
+	}
+	wait.begin()
+	_, err := body.ReadFrom(from)
+	return wait.end(err)
 }
 
 // endReadWithContext makes reads of the body fail when the request's context is done, even while the client sends nothing. The returned

@@ -35,6 +35,8 @@ type request struct {
 	// inFlight counts the request; nil for long-running ones.
 	inFlight *inFlightLimiter
 	seats    fairness.Seats
+	// large is true while the request is one of the server's large writes.
+	large bool
 
 	id         string       // audit ID
 	event      *audit.Event // nil when the request is not recorded

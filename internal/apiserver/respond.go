@@ -28,6 +28,10 @@ type responseWriter struct {
 	bytes    int64
 	event    *audit.Event
 	recorded []byte // the body, for the audit event; nil when it is not recorded
+	// wait returns the request's seats while the client does not read; nil for requests without.
+	wait *clientWait
+	// onBegin is called when the response begins; nil: nothing.
+	onBegin func()
 }
 
 // startRecording makes Write also keep the body, for the audit event.
@@ -36,6 +40,9 @@ func (w *responseWriter) startRecording() { w.recorded = []byte{} }
 // begin records the status code of the response.
 func (w *responseWriter) begin(code int) {
 	if w.code == 0 {
+		if w.onBegin != nil {
+			w.onBegin()
+		}
 		w.code = code
 		w.event.Started(code)
 	}
@@ -51,15 +58,28 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	if w.recorded != nil {
 		w.recorded = append(w.recorded, p...)
 	}
+	if w.wait == nil || w.bytes+int64(len(p)) < minWaitBytes {
+		n, err := w.ResponseWriter.Write(p)
+		w.bytes += int64(n)
+		return n, err
+	}
+	w.wait.begin()
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
-	return n, err
+	return n, w.wait.end(err)
 }
 
 // Flush implements http.Flusher.
 func (w *responseWriter) Flush() {
-	if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
+	flusher, ok := w.ResponseWriter.(http.Flusher)
+	switch {
+	case !ok:
+	case w.wait == nil:
 		flusher.Flush()
+	default:
+		w.wait.begin()
+		flusher.Flush()
+		_ = w.wait.end(nil) // an error: the request's context is done, which the handler finds out itself
 	}
 }
 

@@ -1,11 +1,13 @@
 package apiserver
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"strconv"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver/fairness"
@@ -37,16 +39,52 @@ func (s *Server) limitInFlight(req *request) (bool, error) {
 		wait = deadline.Sub(req.start)
 	}
 	until := req.start.Add(min(wait/4, maxQueueWait))
-	admitted := s.config.Fairness.Acquire(req.ctx, &req.attributes, s.estimateWork(req), until, &req.seats)
+	work := s.estimateWork(req)
+	admitted := s.config.Fairness.Acquire(req.ctx, &req.attributes, work, until, &req.seats)
 	req.seats.SetHeaders(req.w.Header())
 	if !admitted {
 		return false, req.tooManyRequests(req.seats.RetryAfter())
 	}
+	if req.seats.Limited() {
+		if s.waits.tooMany(req.user.Username) {
+			req.seats.Suspend()
+			return false, req.tooManyRequests(1)
+		}
+		req.w.wait = &clientWait{s: s, req: req, work: work}
+	}
 	return true, nil
 }
 
-// release undoes limitInFlight.
-func (r *request) release() {
+// acquireLarge waits until a write with a large body may be processed. It ends when the response begins.
+func (s *Server) acquireLarge(req *request, size int) error {
+	if size < largeBody || req.large || !req.seats.Limited() {
+		return nil
+	}
+	user := req.user.Username
+	allowed, err := s.large.acquire(req.ctx, user)
+	if err != nil {
+		return err
+	}
+	if !allowed {
+		return apierrors.NewTooManyRequests("too many large requests of the user are in progress, please try again later", 1)
+	}
+	req.large, req.w.onBegin = true, func() { s.releaseLarge(req) }
+	return nil
+}
+
+func (s *Server) releaseLarge(req *request) {
+	if req.large {
+		req.large = false
+		s.large.release(req.user.Username)
+	}
+}
+
+// release undoes limitInFlight and acquireLarge.
+func (s *Server) release(r *request) {
+	s.releaseLarge(r)
+	if r.w.wait != nil {
+		_ = r.w.wait.end(context.Canceled) // after a panic while it waited
+	}
 	r.seats.Release()
 	if r.inFlight != nil {
 		r.inFlight.release()

@@ -116,6 +116,8 @@ type Server struct {
 	shutdown *shutdown
 	// readOnly and mutating count the requests in flight.
 	readOnly, mutating inFlightLimiter
+	waits              clientWaits
+	large              largeWrites
 	// identify authenticates a request. The identity includes warnings and audit annotations.
 	identify func(*http.Request) (authn.Identity, bool, error)
 

@@ -40,11 +40,12 @@ const (
 
 // target is a running server under attack, with the token of an attacker that may read.
 type target struct {
-	t      *testing.T
-	config *rest.Config
-	admin  *http.Client
-	host   string // and port
-	token  string
+	t       *testing.T
+	config  *rest.Config
+	admin   *http.Client
+	host    string // and port
+	token   string
+	process *cluster.Process
 }
 
 // start starts a server with large objects to list, and a service account that may read them.
@@ -55,7 +56,7 @@ func start(t *testing.T, flags ...string) *target {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	a := &target{t: t}
+	a := &target{t: t, process: c.Server[0]}
 	a.config, err = c.Config()
 	a.must(err)
 	a.admin, err = rest.HTTPClientFor(a.config)
@@ -101,6 +102,7 @@ type usage struct {
 	heap       float64 // bytes in use after a garbage collection
 	goroutines float64
 	seats      float64 // of all priority levels but exempt, to which the tests' own requests belong
+	inFlight   float64 // requests that are being served, but watches and sessions
 }
 
 // usage reads what the server holds now.
@@ -112,7 +114,7 @@ func (a *target) usage() usage {
 	a.must(err)
 	return usage{
 		heap: sum(families["go_memstats_heap_alloc_bytes"]), goroutines: sum(families["go_goroutines"]),
-		seats: sum(families["apiserver_flowcontrol_current_executing_seats"]),
+		seats: sum(families["apiserver_flowcontrol_current_executing_seats"]), inFlight: sum(families["apiserver_current_inflight_requests"]),
 	}
 }
 
@@ -160,11 +162,21 @@ func (a *target) expectReleased(before usage) {
 	var now usage
 	a.eventually(func() bool {
 		now = a.usage()
-		return now.seats <= before.seats && now.heap <= before.heap+leftHeap
+		return now.seats <= before.seats && now.inFlight <= before.inFlight && now.heap <= before.heap+leftHeap
 	}, func() string {
 		return fmt.Sprintf("the server still holds %+v; it held %+v before the attack", now, before)
 	})
 	a.t.Logf("before the attack %+v, after it %+v", before, now)
+}
+
+// expectWaiting waits until a number of responses wait for their clients. They have returned their seats, so that others are served.
+func (a *target) expectWaiting(responses float64) {
+	a.t.Helper()
+	var now usage
+	a.eventually(func() bool {
+		now = a.usage()
+		return now.inFlight >= responses && now.seats == 0
+	}, func() string { return fmt.Sprintf("%.0f responses do not wait, or not without seats: %+v", responses, now) })
 }
 
 func (a *target) eventually(condition func() bool, failure func() string) {

@@ -15,6 +15,6 @@ func TestSlowReader(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a.eventually(func() bool { return a.usage().seats > 0 }, func() string { return "no seat was occupied" })
+	a.expectWaiting(30)
 	a.expectReleased(before)
 }

@@ -26,7 +26,7 @@ type Row struct {
 	Goal  float64
 	// HigherIsBetter is true for throughput.
 	HigherIsBetter bool
-	// Limit is the maximum of a number that is not compared with upstream; 0: none.
+	// Limit is the maximum of a number, also of one that is not compared with upstream; 0: none.
 	Limit float64
 }
 
@@ -55,6 +55,7 @@ var standaloneLoads = []struct {
 	{"schedule", measureScheduling},
 	{"algorithm", measureAlgorithm},
 	{"access-control", measureAccessControl},
+	{"slow-readers", measureSlowReaders},
 	{"node", measureNode},
 }
 
@@ -71,7 +72,7 @@ type options struct {
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, node")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, node")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this directory")
@@ -220,6 +221,6 @@ func print(results map[string][]Row) {
 		if !met {
 			mark = "NO"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.1f\t%.1f\t%.3f\t%s %.2f %s\t\n", r.Name, r.Unit, r.Value, u.Value, ratio, sign, r.Goal, mark)
+		fmt.Fprintf(w, "%s\t%s\t%.1f\t%.1f\t%.3f\t%s %.2f %s %s\t\n", r.Name, r.Unit, r.Value, u.Value, ratio, sign, r.Goal, mark, r.limit())
 	}
 }

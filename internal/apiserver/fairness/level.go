@@ -274,6 +274,26 @@ func (l *level) start(s *Seats) {
 	s.schema.stats.start(s, !l.exempt)
 }
 
+// Held reports whether the seats are occupied.
+func (s *Seats) Held() bool { return s.held }
+
+// Limited reports whether the seats are those of a limited level. Those of the exempt one are only counted.
+func (s *Seats) Limited() bool {
+	if s.schema == nil {
+		return false
+	}
+	l := s.schema.level
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.exempt
+}
+
+// Suspend is Release for a request that will acquire seats again: its events come later.
+func (s *Seats) Suspend() {
+	s.final, s.finalWork = 0, 0
+	s.Release()
+}
+
 // Release frees the seats and starts waiting requests. Calls after the first, and calls for a rejected request, do nothing.
 func (s *Seats) Release() {
 	if !s.held {
