@@ -176,7 +176,9 @@ func (a *target) expectWaiting(responses float64) {
 	a.eventually(func() bool {
 		now = a.usage()
 		return now.inFlight >= responses && now.seats == 0
-	}, func() string { return fmt.Sprintf("%.0f responses do not wait, or not without seats: %+v", responses, now) })
+	}, func() string {
+		return fmt.Sprintf("%.0f responses do not wait, or not without seats: %+v", responses, now)
+	})
 }
 
 func (a *target) eventually(condition func() bool, failure func() string) {
