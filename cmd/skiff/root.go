@@ -45,7 +45,7 @@ func newRootCommand() *cobra.Command {
 	}
 	add(groupCluster, serverCommand(), agentCommand(), tokenCommand(), certCommand(), imageCommand(), cleanCommand())
 	add(groupScheduling, whyCommand(), whatIfCommand())
-	add(groupComponents, apiServerCommand(), controllerManagerCommand(), schedulerCommand(), kubeletCommand(), hollowNodeCommand())
+	add(groupComponents, apiServerCommand(), controllerManagerCommand(), schedulerCommand(), kubeletCommand(), proxyCommand(), hollowNodeCommand())
 	add(groupOther, versionCommand())
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd, nil) })

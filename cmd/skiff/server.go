@@ -58,6 +58,15 @@ func schedulerCommand() *cobra.Command {
 	}, &c, func(ctx context.Context, _ []string) error { return system.RunScheduler(ctx, c) })
 }
 
+func proxyCommand() *cobra.Command {
+	c := config.DefaultProxy()
+	return bind(&cobra.Command{
+		Use:   "proxy [flags]",
+		Short: "Run the Service proxy alone",
+		Long:  "Run the Service proxy alone, on a node of any Kubernetes cluster. Flags have the names and meanings of kube-proxy's.",
+	}, &c, func(ctx context.Context, _ []string) error { return system.RunProxy(ctx, c) })
+}
+
 func kubeletCommand() *cobra.Command {
 	c := config.DefaultKubelet()
 	return bind(&cobra.Command{

@@ -23,6 +23,7 @@ import (
 
 	"skiff/internal/config"
 	"skiff/internal/configfile"
+	"skiff/internal/network/proxy"
 	"skiff/internal/scheduler"
 )
 
@@ -42,6 +43,7 @@ var configurations = []struct {
 		pkg: schedulerConfig, name: "KubeSchedulerConfiguration", also: []string{"k8s.io/component-base/config/v1alpha1"}, unused: scheduler.Unused,
 		elsewhere: map[string]string{"leaderElection.resourceLock": "validateLeaderElection accepts leases only"},
 	},
+	{pkg: "k8s.io/kube-proxy/config/v1alpha1", name: "KubeProxyConfiguration", also: []string{"k8s.io/component-base/config/v1alpha1"}, unused: proxy.Unused},
 	{pkg: schedulerConfig, name: "DefaultPreemptionArgs"},
 	{pkg: schedulerConfig, name: "DynamicResourcesArgs"},
 	{pkg: schedulerConfig, name: "InterPodAffinityArgs"},

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"skiff/internal/network/cni"
+	"skiff/internal/network/nft"
 	"skiff/internal/network/proxy"
 )
 
@@ -24,9 +25,12 @@ type proxyOptions struct {
 	nodePortAddresses []string
 }
 
-// buildProxy makes the Service proxy, unless it runs elsewhere.
+// buildProxy makes the Service proxy. If it runs elsewhere, it removes the rules of an earlier run, which would interfere with it.
 func (n *nodeComponents) buildProxy() error {
 	if n.proxy == nil {
+		if err := nft.Remove(proxy.DefaultTable); err != nil {
+			n.log.Warn("failed to remove the rules of the Service proxy", "component", "proxy", "error", err)
+		}
 		return nil
 	}
 	nodePorts, err := proxy.ParseNodePortAddresses(n.proxy.nodePortAddresses)

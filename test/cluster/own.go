@@ -21,6 +21,11 @@ func (c *Cluster) OwnScheduler(flags ...string) (*Process, error) {
 	return c.own("skiff-scheduler", append([]string{"scheduler", "--kubeconfig=" + c.Kubeconfig, "--leader-elect=false", "--secure-port=0"}, flags...)...)
 }
 
+// OwnProxy starts `skiff proxy` on the test's host.
+func (c *Cluster) OwnProxy(flags ...string) (*Process, error) {
+	return c.own("proxy", append([]string{"proxy", "--kubeconfig", c.Kubeconfig}, flags...)...)
+}
+
 // Hollow adds hollow nodes as a separate process.
 func (c *Cluster) Hollow(nodes int, flags ...string) (*Process, error) {
 	return c.own("skiff-hollow", append([]string{"hollow", "--kubeconfig=" + c.Kubeconfig, "--nodes=" + strconv.Itoa(nodes)}, flags...)...)

@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,8 +56,7 @@ func get(address string) (string, error) {
 	return strings.TrimSpace(string(body)), err
 }
 
-// A Service is reached from the node, from a pod and at its node port. It is refused when it has no endpoints, and nothing of it is left after
-// `skiff clean`.
+// A Service is reached from the node, from a pod and at its node port. It is refused when it has no endpoints.
 func TestServiceTraffic(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {
@@ -95,13 +96,24 @@ func TestServiceTraffic(t *testing.T) {
 	} else {
 		connection.Close()
 	}
-	kubectl(t, c, "", "scale", "deployment/web", "--replicas=0")
-	for _, address := range []string{clusterAddress, nodeAddress} {
-		eventually(t, address+" is refused", func() bool { _, err := get(address); return errors.Is(err, syscall.ECONNREFUSED) })
-	}
+	checkNoEndpoints(t, c, clusterAddress, nodeAddress)
 	if lines, err := nft.Read(proxy.DefaultTable); err != nil || len(lines) == 0 {
 		t.Errorf("no rules: %v", err)
 	}
+	checkProxyHealth(t)
+}
+
+// checkNoEndpoints removes all endpoints. Their Service is refused.
+func checkNoEndpoints(t *testing.T, c *cluster.Cluster, addresses ...string) {
+	t.Helper()
+	kubectl(t, c, "", "scale", "deployment/web", "--replicas=0")
+	for _, address := range addresses {
+		eventually(t, address+" is refused", func() bool { _, err := get(address); return errors.Is(err, syscall.ECONNREFUSED) })
+	}
+}
+
+func checkProxyHealth(t *testing.T) {
+	t.Helper()
 	health, err := http.Get("http://127.0.0.1:10256/healthz")
 	if err != nil {
 		t.Fatal(err)
@@ -109,5 +121,60 @@ func TestServiceTraffic(t *testing.T) {
 	health.Body.Close()
 	if health.StatusCode != http.StatusOK {
 		t.Errorf("the proxy's health is %s", health.Status)
+	}
+}
+
+// `skiff proxy` takes the place of the proxy inside the server, with a configuration file of kube-proxy.
+func TestProxyAlone(t *testing.T) {
+	c, err := cluster.SkiffNode(t.TempDir(), "--without=proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	kubectl(t, c, serviceManifest, "apply", "-f", "-")
+	kubectl(t, c, "", "rollout", "status", "deployment/web", "--timeout=120s")
+	if lines, err := nft.Read(proxy.DefaultTable); err != nil || len(lines) > 0 {
+		t.Fatalf("--without=proxy has rules: %q, %v", lines, err)
+	}
+	file := filepath.Join(t.TempDir(), "proxy.yaml")
+	const configuration = `
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+clusterCIDR: 10.42.0.0/16
+nodePortAddresses: [10.88.0.0/16]
+nftables: {minSyncPeriod: 10ms, masqueradeBit: 20}
+metricsBindAddress: 127.0.0.1:10349
+`
+	if err := os.WriteFile(file, []byte(configuration), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.OwnProxy("--config", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Stop()
+	nodeAddress := namespaces.NodeAddress + ":30777"
+	eventually(t, "a pod answers", func() bool { _, err := get(nodeAddress); return err == nil })
+	checkProxyHealth(t)
+	response, err := http.Get("http://127.0.0.1:10349/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if text, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(text), `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`) {
+		t.Errorf("no metrics: %v\n%s", err, text)
+	}
+	checkNoEndpoints(t, c, nodeAddress)
+	if code := p.Terminate(); code != 0 {
+		t.Errorf("exit code %d\n%s", code, p.Log(20))
+	}
+	clean, err := c.OwnProxy("--cleanup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "--cleanup ends", clean.Exited)
+	if lines, err := nft.Read(proxy.StandaloneTable); err != nil || len(lines) > 0 {
+		t.Errorf("rules are left: %q, %v", lines, err)
 	}
 }

@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,6 +28,45 @@ func (w *Writer) Check() (bool, error) {
 		return isChain && isStale && !slices.Contains(want, line)
 	})
 	return slices.Equal(have, want), nil
+}
+
+// Verify is Check that does nothing while no program has changed any nftables rules since the last time.
+func (w *Writer) Verify() (bool, error) {
+	now, err := generation()
+	if err == nil && w.inSync && w.verified != 0 && now == w.verified {
+		return true, nil
+	}
+	equal, checkErr := w.Check()
+	if err == nil && checkErr == nil && equal {
+		w.verified = now
+	}
+	return equal, checkErr
+}
+
+// generation is the number of transactions that the kernel has committed.
+func generation() (uint32, error) {
+	connection, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer connection.Close()
+	answer, err := connection.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+	})
+	if err != nil || len(answer) == 0 || len(answer[0].Data) < 4 {
+		return 0, fmt.Errorf("read the generation of nftables rules: %w", err)
+	}
+	attributes, err := netlink.UnmarshalAttributes(answer[0].Data[4:])
+	if err != nil {
+		return 0, fmt.Errorf("read the generation of nftables rules: %w", err)
+	}
+	for _, a := range attributes {
+		if a.Type == unix.NFTA_GEN_ID && len(a.Data) == 4 {
+			return binary.BigEndian.Uint32(a.Data), nil
+		}
+	}
+	return 0, errors.New("read the generation of nftables rules: the kernel does not say")
 }
 
 // HasChain reports whether a table has a chain.

@@ -139,6 +139,42 @@ func TestEqualTableIsKept(t *testing.T) {
 	}
 }
 
+// A table that nobody has changed is not read again.
+func TestVerify(t *testing.T) {
+	m := NewModel("test")
+	w := newWriter(t, m)
+	verify := func(want bool) {
+		t.Helper()
+		now, err := generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if known := w.verified == now; known != want {
+			t.Errorf("verified at %d, now %d", w.verified, now)
+		}
+		if equal, err := w.Verify(); err != nil || !equal || w.verified != now {
+			t.Errorf("equal %v at %d, %v", equal, w.verified, err)
+		}
+	}
+	m.Replace("", every(true))
+	apply(t, w)
+	verify(true)
+	m.Replace("x", Part{Elements: []Element{{Set: "set4", Key: Bytes(netip.MustParseAddr("10.1.1.1"))}}})
+	apply(t, w)
+	verify(true)
+	if err := transact(func(c *nftables.Conn) error { c.AddTable(inetTable("other")); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	verify(false)
+	verify(true)
+	if err := Remove("other"); err != nil {
+		t.Fatal(err)
+	}
+	m.Replace("x", Part{})
+	apply(t, w)
+	verify(false)
+}
+
 // Somebody else's change is found and reverted.
 func TestForeignChange(t *testing.T) {
 	for name, change := range map[string]func(*nftables.Conn, *nftables.Table) error{
@@ -164,7 +200,7 @@ func TestForeignChange(t *testing.T) {
 			if err := transact(func(c *nftables.Conn) error { return change(c, inetTable("test")) }); err != nil {
 				t.Fatal(err)
 			}
-			if equal, err := w.Check(); err != nil || equal {
+			if equal, err := w.Verify(); err != nil || equal {
 				t.Fatalf("the change was not found: %v", err)
 			}
 			w.Forget()

@@ -38,6 +38,8 @@ type Writer struct {
 	log   *slog.Logger
 	// inSync is whether the kernel has what the Model had at its last Commit.
 	inSync bool
+	// verified is the kernel's generation of rules at which the table was equal to the model; 0: not known.
+	verified uint32
 	// stale are chains without rules that are to be deleted, with the time since when.
 	stale map[string]time.Time
 }
@@ -182,7 +184,8 @@ func inetTable(name string) *nftables.Table {
 
 // send sends changes in one transaction, or the whole table.
 func (w *Writer) send(c Changes, whole bool) error {
-	return transact(func(connection *nftables.Conn) error {
+	before, _ := generation()
+	err := transact(func(connection *nftables.Conn) error {
 		table := inetTable(w.model.Table)
 		if whole {
 			connection.AddTable(table) // deleting a missing table would fail
@@ -195,6 +198,14 @@ func (w *Writer) send(c Changes, whole bool) error {
 		}
 		return t.fill(w.model, c, w.stale)
 	})
+	if err != nil {
+		return err
+	}
+	// If there was no other transaction in between, the table is still as it was verified, with these changes.
+	if after, err := generation(); err == nil && after == before+1 && (whole || w.verified == before) {
+		w.verified = after
+	}
+	return nil
 }
 
 // transaction builds the messages of a transaction.

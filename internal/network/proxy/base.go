@@ -20,10 +20,13 @@ type Settings struct {
 	MasqueradeMark uint32
 }
 
-// DefaultTable and DefaultMasqueradeMark are those of a proxy that is not configured otherwise. The mark is kube-proxy's.
+// DefaultMasqueradeMark is kube-proxy's.
+const DefaultMasqueradeMark = 1 << 14
+
+// The names of tables: of the proxy of a skiff node, and of one that runs alone. A skiff node without proxy removes the former.
 const (
-	DefaultTable          = "skiff-proxy"
-	DefaultMasqueradeMark = 1 << 14
+	DefaultTable    = "skiff-proxy"
+	StandaloneTable = "skiff-proxy-standalone"
 )
 
 // LocalTraffic recognizes packets of pods: by their source, or by the interface through which they arrive. The zero value recognizes none.
@@ -51,6 +54,8 @@ type Node struct {
 	Name, Zone string
 	// IPs are the primary addresses of the node, at most one of each family.
 	IPs []netip.Addr
+	// PodCIDRs are those of the node's pods, if packets of pods are recognized by them; at most one of each family.
+	PodCIDRs []netip.Prefix
 	// NodePortIPs are the addresses on which node ports are served, unless they are served on all addresses of the host of a family, except
 	// loopback ones.
 	NodePortIPs                        []netip.Addr

@@ -102,11 +102,29 @@ func primaryAddresses(node *corev1.Node) (primary []netip.Addr) {
 	return primary
 }
 
+// podCIDRs are the first pod CIDRs of each family of a node.
+func podCIDRs(node *corev1.Node) (all []netip.Prefix) {
+	for _, text := range slices.Concat(node.Spec.PodCIDRs, []string{node.Spec.PodCIDR}) {
+		p, err := netip.ParsePrefix(text)
+		if err == nil && !slices.ContainsFunc(all, func(other netip.Prefix) bool { return other.Addr().Is4() == p.Addr().Is4() }) {
+			all = append(all, p.Masked())
+		}
+	}
+	return all
+}
+
 // newNode reads what the proxy has to know about the node.
 func (p *Proxy) newNode(object *corev1.Node) Node {
 	n := Node{Name: p.NodeName, AllIPv4NodePorts: p.NodePortAddresses.all(true), AllIPv6NodePorts: p.NodePortAddresses.all(false), ServiceCIDRs: p.serviceCIDRs()}
 	if object != nil {
 		n.Zone, n.IPs = object.Labels[corev1.LabelTopologyZone], primaryAddresses(object)
+	}
+	if p.NodeIP.IsValid() {
+		n.IPs = slices.DeleteFunc(n.IPs, func(a netip.Addr) bool { return a.Is4() == p.NodeIP.Is4() })
+		n.IPs = append([]netip.Addr{p.NodeIP}, n.IPs...)
+	}
+	if p.LocalByPodCIDRs && object != nil {
+		n.PodCIDRs = podCIDRs(object)
 	}
 	host, err := hostAddresses()
 	if err != nil {
@@ -131,7 +149,7 @@ func (p *Proxy) serviceCIDRs() (all []netip.Prefix) {
 
 func (n Node) equal(other Node) bool {
 	return n.Name == other.Name && n.Zone == other.Zone && n.AllIPv4NodePorts == other.AllIPv4NodePorts && n.AllIPv6NodePorts == other.AllIPv6NodePorts && slices.Equal(n.IPs, other.IPs) &&
-		slices.Equal(n.NodePortIPs, other.NodePortIPs) && slices.Equal(n.ServiceCIDRs, other.ServiceCIDRs)
+		slices.Equal(n.NodePortIPs, other.NodePortIPs) && slices.Equal(n.PodCIDRs, other.PodCIDRs) && slices.Equal(n.ServiceCIDRs, other.ServiceCIDRs)
 }
 
 // currentNode is the Node object, or nil.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,10 @@ type Config struct {
 	Informers *client.Informers
 	NodeName  string
 	Settings  Settings
+	// LocalByPodCIDRs recognizes packets of pods by the pod CIDRs of the node instead of Settings.Local.
+	LocalByPodCIDRs bool
+	// NodeIP replaces the primary address of its family in the Node object.
+	NodeIP netip.Addr
 	// NodePortAddresses are where node ports are served.
 	NodePortAddresses NodePortAddresses
 	// MinSyncPeriod is the least time between two changes of the rules. A change after a longer pause is applied at once.
@@ -66,9 +71,10 @@ type Proxy struct {
 	// wake has an entry when there is something to sync.
 	wake chan struct{}
 
-	// compiled and node are used by the sync loop alone.
+	// The following are used by the sync loop alone. stale are the UDP ports whose flows are to be inspected when the rules are in the kernel.
 	compiled map[types.NamespacedName]Compiled
 	node     Node
+	stale    []DatagramPort
 
 	mu sync.Mutex
 	// changed are the Services to compile, with the times of the changes that caused that.
@@ -215,7 +221,7 @@ func (p *Proxy) loop(ctx context.Context) error {
 	compare := time.NewTicker(p.SyncPeriod)
 	defer compare.Stop()
 	for {
-		again, err := p.sync(ctx)
+		again, err := p.sync()
 		if err != nil {
 			retry = min(max(2*retry, retryMin), retryMax)
 			again = retry
@@ -268,9 +274,12 @@ func (p *Proxy) waitForObjects(ctx context.Context) bool {
 	}
 }
 
-// compare makes the next sync replace the table if the kernel's is not as it should be.
+// compare makes the next sync replace the table if the kernel's is not as it should be, and read the host's addresses again.
 func (p *Proxy) compare() {
-	equal, err := p.writer.Check()
+	if len(p.NodePortAddresses.CIDRs) > 0 {
+		p.cidrsChanged()
+	}
+	equal, err := p.writer.Verify()
 	switch {
 	case err != nil:
 		p.Log.Warn("failed to read Service rules", "error", err)
@@ -298,13 +307,16 @@ func (p *Proxy) take() batch {
 
 // sync compiles what has changed and sends it to the kernel. It returns the time after which it should be called again; 0: after the
 // next change.
-func (p *Proxy) sync(ctx context.Context) (time.Duration, error) {
+func (p *Proxy) sync() (time.Duration, error) {
 	started := time.Now()
 	b := p.take()
 	if b.baseChanged {
 		node := p.newNode(b.node)
 		if p.node.Name == "" || !p.node.equal(node) {
 			p.node = node
+			if p.LocalByPodCIDRs {
+				p.Settings.Local = LocalTraffic{CIDRs: node.PodCIDRs}
+			}
 			p.model.Replace(baseOwner, base(p.Settings, node))
 			// Zone and addresses decide about endpoints.
 			for _, s := range p.services.List("", nil) {
@@ -312,20 +324,24 @@ func (p *Proxy) sync(ctx context.Context) (time.Duration, error) {
 			}
 		}
 	}
-	stale := p.compile(b.changed)
+	p.stale = append(p.stale, p.compile(b.changed)...)
 	result, err := p.writer.Apply()
 	p.Metrics.synced(started, result, err)
 	if err != nil {
 		return 0, err
 	}
 	p.health.updated(time.Now())
+	if len(p.wake) > 0 {
+		p.health.queued(time.Now()) // a change that came meanwhile
+	}
 	for _, triggers := range b.changed {
 		p.Metrics.programmed(triggers)
 	}
 	p.reportPolicies()
 	p.checks.sync(p.compiled, p.node)
-	p.cleanConntrack(stale)
-	return result.Again, ctx.Err()
+	p.cleanConntrack(p.stale)
+	p.stale = nil
+	return result.Again, nil
 }
 
 // compile compiles Services and returns the UDP ports that they have and had, whose flows may be out of date.
