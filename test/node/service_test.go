@@ -42,6 +42,14 @@ spec:
   type: NodePort
   selector: {app: web}
   ports: [{port: 80, targetPort: 8080, nodePort: 30777}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: balanced}
+spec:
+  type: LoadBalancer
+  selector: {app: web}
+  ports: [{port: 8088, targetPort: 8080}]
 `
 
 // get returns the name of the pod that answers an HTTP request.
@@ -69,7 +77,8 @@ func TestServiceTraffic(t *testing.T) {
 		return kubectl(t, c, "", "get", "service", service, "-o", "jsonpath={.spec.clusterIP}")
 	}
 	clusterAddress, nodeAddress := clusterIP("web")+":80", namespaces.NodeAddress+":30777"
-	for _, address := range []string{clusterAddress, nodeAddress} {
+	// Load balancers have the addresses of nodes.
+	for _, address := range []string{clusterAddress, nodeAddress, namespaces.NodeAddress + ":8088"} {
 		answered := map[string]bool{}
 		eventually(t, "both pods answer at "+address, func() bool {
 			pod, err := get(address)

@@ -57,7 +57,7 @@ func every(is4 bool) Part {
 	pairs := Set{Name: "pairs" + family, Key: []Type{addr, addr, InetProto, InetService}, Interval: true}
 	verdicts := Set{Name: "verdicts" + family, Key: []Type{addr, InetProto, InetService}, Value: []Type{Verdict}}
 	frontends := Set{Name: "frontends" + family, Key: []Type{InetProto, InetService}, Value: []Type{addr, InetProto, InetService}}
-	endpoints := Set{Name: "endpoints" + family, Key: []Type{addr, InetProto, InetService, Integer}, Value: []Type{addr, InetService}}
+	endpoints := Set{Name: "endpoints" + family, Key: []Type{addr, InetProto, InetService, Mark}, Value: []Type{addr, InetService}}
 	clients := Set{Name: "clients" + family, Key: []Type{addr}, Value: []Type{addr, InetService}, Timeout: time.Hour, Size: 100}
 	live := Set{Name: "live" + family, Key: []Type{addr, InetService}}
 	packet := []Field{DestinationAddr(is4), Protocol(), DestinationPort()}

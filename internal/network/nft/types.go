@@ -20,8 +20,9 @@ const (
 	IPv6Addr
 	InetProto
 	InetService
-	// Integer is a number in the byte order of the host.
-	Integer
+	// Mark is a number of 32 bits in the byte order of the host. nft cannot list sets whose keys have fields of its type integer, which has no
+	// length.
+	Mark
 	// Verdict is the value of verdict maps.
 	Verdict
 )
@@ -29,7 +30,7 @@ const (
 // datatype is the type in nftables' own terms.
 func (t Type) datatype() nftables.SetDatatype {
 	return [...]nftables.SetDatatype{
-		nftables.TypeIPAddr, nftables.TypeIP6Addr, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeInteger, nftables.TypeVerdict,
+		nftables.TypeIPAddr, nftables.TypeIP6Addr, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeMark, nftables.TypeVerdict,
 	}[t]
 }
 
@@ -108,7 +109,7 @@ func fieldTexts(types []Type, data string) string {
 			texts = append(texts, Proto(field[0]).String())
 		case InetService:
 			texts = append(texts, strconv.Itoa(int(binary.BigEndian.Uint16(field))))
-		case Integer:
+		case Mark:
 			texts = append(texts, strconv.Itoa(int(binary.NativeEndian.Uint32(field))))
 		default:
 			address, _ := netip.AddrFromSlice(field)

@@ -109,18 +109,14 @@ func (f family) portVerdicts(name string) nft.Set {
 func (f family) serviceNodePorts() nft.Set    { return f.portVerdicts("service-nodeports") }
 func (f family) noEndpointNodePorts() nft.Set { return f.portVerdicts("no-endpoint-nodeports") }
 
-// externalServices and nodePortServices map external frontends to the cluster IP and port of their Service.
-func (f family) externalServices() nft.Set {
-	return nft.Set{Name: "external-services" + f.suffix, Key: f.frontend(), Value: f.frontend()}
-}
-
-func (f family) nodePortServices() nft.Set {
-	return nft.Set{Name: "nodeport-services" + f.suffix, Key: []nft.Type{nft.InetProto, nft.InetService}, Value: f.frontend()}
-}
-
-// endpoints maps a cluster IP and port and a number to an endpoint.
+// endpoints maps an address and port of a Service and a number to an endpoint, and nodePortEndpoints a node port and a number. That a map's
+// value is never part of another's key keeps the rules such that nft can list them.
 func (f family) endpoints(policy string) nft.Set {
-	return nft.Set{Name: policy + "-endpoints" + f.suffix, Key: append(f.frontend(), nft.Integer), Value: []nft.Type{f.addr(), nft.InetService}}
+	return nft.Set{Name: policy + "-endpoints" + f.suffix, Key: append(f.frontend(), nft.Mark), Value: []nft.Type{f.addr(), nft.InetService}}
+}
+
+func (f family) nodePortEndpoints(policy string) nft.Set {
+	return nft.Set{Name: policy + "-nodeport-endpoints" + f.suffix, Key: []nft.Type{nft.InetProto, nft.InetService, nft.Mark}, Value: []nft.Type{f.addr(), nft.InetService}}
 }
 
 func (f family) hairpin() nft.Set {
@@ -182,7 +178,7 @@ func base(s Settings, node Node) nft.Part {
 // addBase adds the sets and chains of a family.
 func (f family) addBase(part *nft.Part, s Settings, node Node) {
 	part.Sets = append(part.Sets, f.clusterIPs(), f.serviceIPs(), f.noEndpointServices(), f.firewallIPs(), f.serviceNodePorts(), f.noEndpointNodePorts(),
-		f.externalServices(), f.nodePortServices(), f.endpoints(policyCluster), f.endpoints(policyLocal), f.hairpin())
+		f.endpoints(policyCluster), f.endpoints(policyLocal), f.nodePortEndpoints(policyCluster), f.nodePortEndpoints(policyLocal), f.hairpin())
 	toNodePort := []nft.Clause{nft.ToThisHost(), nft.DestinationNot(loopback(f.is4))}
 	if !node.allNodePorts(f.is4) {
 		part.Sets = append(part.Sets, f.nodePortIPs())

@@ -124,31 +124,36 @@ type portCompiler struct {
 func (c *compiler) addPort(p *servicePort, l lists) {
 	pc := portCompiler{compiler: c, family: familyOf(p.is4), servicePort: p, lists: l}
 	c.element(pc.clusterIPs(), nft.Bytes(p.clusterIP), "")
-	pc.addEndpoints(policyCluster, l.cluster)
-	pc.addEndpoints(policyLocal, l.local)
+	pc.addHairpin()
 	pc.addInternal()
 	if p.isExternal() {
 		pc.addExternal()
 	}
 }
 
-func (c portCompiler) count(policy string) int {
+func (c portCompiler) list(policy string) []endpoint {
 	if policy == policyLocal {
-		return len(c.local)
+		return c.local
 	}
-	return len(c.cluster)
+	return c.cluster
 }
 
 // identity is the key that identifies the port: its cluster IP and port.
 func (c portCompiler) identity() string { return nft.Bytes(c.clusterIP, c.proto, c.port) }
 
-// addEndpoints adds the endpoints of a traffic policy. A pod that is one of them may reach itself.
-func (c portCompiler) addEndpoints(policy string, list []endpoint) {
-	for i, e := range list {
-		c.element(c.endpoints(policy), c.identity()+nft.Bytes(i), nft.Bytes(e.Addr(), e.Port()))
+// addHairpin adds the pods of this node that may reach themselves.
+func (c portCompiler) addHairpin() {
+	for _, e := range slices.Concat(c.cluster, c.local) {
 		if e.local {
 			c.element(c.hairpin(), nft.Bytes(e.Addr(), e.Addr(), c.proto, e.Port()), "")
 		}
+	}
+}
+
+// addEndpoints adds the endpoints of a traffic policy to a map, for packets with a key.
+func (c portCompiler) addEndpoints(m nft.Set, key, policy string) {
+	for i, e := range c.list(policy) {
+		c.element(m, key+nft.Bytes(i), nft.Bytes(e.Addr(), e.Port()))
 	}
 }
 
@@ -159,7 +164,7 @@ func (c portCompiler) addInternal() {
 		policy, has = policyLocal, len(c.local) > 0
 	}
 	if has {
-		c.element(c.serviceIPs(), c.identity(), "goto "+c.pick(policy, viaClusterIP))
+		c.element(c.serviceIPs(), c.identity(), "goto "+c.pick(policy, c.identity(), false))
 		return
 	}
 	if c.usable {
@@ -177,15 +182,6 @@ func (c portCompiler) refusal() string {
 	return "goto " + rejectChain
 }
 
-// via is how a packet identifies a Service.
-type via string
-
-const (
-	viaClusterIP  via = ""
-	viaExternalIP via = "-external"
-	viaNodePort   via = "-nodeport"
-)
-
 // addExternal adds external addresses and the node port.
 func (c portCompiler) addExternal() {
 	has := c.usable && (!c.externalLocal || len(c.local) > 0)
@@ -195,8 +191,7 @@ func (c portCompiler) addExternal() {
 	for _, a := range slices.Concat(c.externalIPs, c.loadBalancerIPs) {
 		key := nft.Bytes(a, c.proto, c.port)
 		if c.usable {
-			c.element(c.serviceIPs(), key, "goto "+c.external(viaExternalIP))
-			c.element(c.externalServices(), key, c.identity())
+			c.element(c.serviceIPs(), key, "goto "+c.external(key, false))
 		}
 		if !has {
 			c.element(c.noEndpointServices(), key, c.refusal())
@@ -213,25 +208,26 @@ func (c portCompiler) addExternal() {
 	}
 	key := nft.Bytes(c.proto, c.nodePort)
 	if c.usable {
-		c.element(c.serviceNodePorts(), key, "goto "+c.external(viaNodePort))
-		c.element(c.nodePortServices(), key, c.identity())
+		c.element(c.serviceNodePorts(), key, "goto "+c.external(key, true))
 	}
 	if !has {
 		c.element(c.noEndpointNodePorts(), key, c.refusal())
 	}
 }
 
-// external is the chain of packets to an external address or a node port.
-func (c portCompiler) external(v via) string {
+// external is the chain of packets with a key: to an external address or a node port.
+func (c portCompiler) external(key string, isNodePort bool) string {
 	name := c.chainName("external", "%d", len(c.cluster))
 	if c.externalLocal {
 		name = c.chainName("external", "%d-local-%d", len(c.cluster), len(c.local))
 	}
-	name += string(v)
+	if isNodePort {
+		name += nodePortSuffix
+	}
 	if c.affinitySeconds > 0 {
 		name = c.chainName("external", "%s", c.name)
 	}
-	mark, cluster := nft.SetMark(c.settings.MasqueradeMark), nft.Goto(c.pick(policyCluster, v))
+	mark, cluster := nft.SetMark(c.settings.MasqueradeMark), nft.Goto(c.pick(policyCluster, key, isNodePort))
 	if !c.externalLocal {
 		// The endpoint may be on another node, and has to reply through this one.
 		return c.chain(name, nft.NewRule(mark), nft.NewRule(cluster))
@@ -243,33 +239,33 @@ func (c portCompiler) external(v via) string {
 	}
 	rules = append(rules, nft.NewRule(nft.FromThisHost(), mark), nft.NewRule(nft.FromThisHost(), cluster))
 	if len(c.local) > 0 {
-		rules = append(rules, nft.NewRule(nft.Goto(c.pick(policyLocal, v))))
+		rules = append(rules, nft.NewRule(nft.Goto(c.pick(policyLocal, key, isNodePort))))
 	}
 	return c.chain(name, rules...)
 }
 
 func (c portCompiler) is4() bool { return c.family.is4 }
 
-// pick is the chain that translates packets to a random endpoint of a policy. It is shared by all Services with the same number of
+// nodePortSuffix is that of chains whose packets are identified by a node port instead of an address and port.
+const nodePortSuffix = "-nodeport"
+
+// pick is the chain that translates packets with a key to a random endpoint of a policy. It is shared by all Services with the same number of
 // endpoints, unless the Service has session affinity.
-func (c portCompiler) pick(policy string, v via) string {
-	n := c.count(policy)
+func (c portCompiler) pick(policy, key string, isNodePort bool) string {
 	if c.affinitySeconds > 0 {
-		return c.stickyPick(policy, n)
+		return c.stickyPick(policy)
 	}
-	fields := c.destination()
-	switch v {
-	case viaExternalIP:
-		fields = []nft.Field{nft.Lookup(c.externalServices(), fields...)}
-	case viaNodePort:
-		fields = []nft.Field{nft.Lookup(c.nodePortServices(), destinationPort()...)}
+	n := len(c.list(policy))
+	name, m, fields := c.chainName(policy, "%d", n), c.endpoints(policy), c.destination()
+	if isNodePort {
+		name, m, fields = name+nodePortSuffix, c.nodePortEndpoints(policy), destinationPort()
 	}
-	to := nft.Lookup(c.endpoints(policy), append(fields, nft.Random(n))...)
-	return c.chain(c.chainName(policy, "%d%s", n, v), nft.NewRule(nft.DNAT(c.is4(), to)))
+	c.addEndpoints(m, key, policy)
+	return c.chain(name, nft.NewRule(nft.DNAT(c.is4(), nft.Lookup(m, append(fields, nft.Random(n))...))))
 }
 
 // stickyPick is pick for a Service with session affinity: clients are remembered by their address, whichever address of the Service they use.
-func (c portCompiler) stickyPick(policy string, n int) string {
+func (c portCompiler) stickyPick(policy string) string {
 	clients := nft.Set{
 		Name: c.chainName("affinity", "%ds-%s", c.affinitySeconds, c.name), Key: []nft.Type{c.addr()}, Value: []nft.Type{c.addr(), nft.InetService},
 		Timeout: time.Duration(c.affinitySeconds) * time.Second, Size: maxAffinityClients,
@@ -284,15 +280,12 @@ func (c portCompiler) stickyPick(policy string, n int) string {
 			c.part.Sets = append(c.part.Sets, s)
 		}
 	}
-	list := c.cluster
-	if policy == policyLocal {
-		list = c.local
-	}
-	for _, e := range list {
+	c.addEndpoints(c.endpoints(policy), c.identity(), policy)
+	for _, e := range c.list(policy) {
 		c.element(existing, nft.Bytes(e.Addr(), e.Port()), "")
 	}
 	to := nft.Lookup(c.endpoints(policy), nft.Constant(c.addr(), nft.Bytes(c.clusterIP)), nft.Constant(nft.InetProto, nft.Bytes(c.proto)),
-		nft.Constant(nft.InetService, nft.Bytes(c.port)), nft.Random(n))
+		nft.Constant(nft.InetService, nft.Bytes(c.port)), nft.Random(len(c.list(policy))))
 	sticky := nft.Sticky{Is4: c.is4(), Clients: clients, Endpoints: existing}
 	return c.chain(name, nft.NewRule(sticky.Remembered()), nft.NewRule(sticky.Remember(to)), nft.NewRule(nft.DNAT(c.is4(), to)))
 }

@@ -13,6 +13,5 @@
 //	  cluster-endpoints4      10.43.0.5 . tcp . 80 . 0 : 10.42.1.7 . 8080
 //
 // A packet costs a fixed number of hash lookups, however many Services there are, and one endpoint that comes or goes changes a few
-// elements. Packets to external addresses and node ports are first mapped to the cluster IP of their Service (external-services4,
-// nodeport-services4). Only Services with session affinity have chains and maps of their own.
+// elements. Only Services with session affinity, and load balancers with source ranges, have chains of their own.
 package proxy
