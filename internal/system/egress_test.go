@@ -27,7 +27,7 @@ func egressFile(t *testing.T, network, proxy string) string {
 	return file
 }
 
-// Pods and kubelets are reached through the proxy of the cluster.
+// Pods, kubelets and the Services of webhooks are reached through the proxy of the cluster.
 func TestEgress(t *testing.T) {
 	var mu sync.Mutex
 	asked := map[string]bool{}
@@ -66,9 +66,23 @@ func TestEgress(t *testing.T) {
 	}
 	do(server.Handler(), "admin", "GET", "/api/v1/namespaces/default/pods/p:80/proxy/", "")
 	do(server.Handler(), "admin", "GET", "/api/v1/nodes/n/proxy/healthz", "")
+	for path, body := range map[string]string{
+		"/api/v1/namespaces/default/services": `{"metadata":{"name":"hook"},"spec":{"ports":[{"port":443,"targetPort":9443}]}}`,
+		"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices": `{"metadata":{"name":"hook","labels":{"kubernetes.io/service-name":"hook"}},"addressType":"IPv4",
+			"ports":[{"name":"","port":9443}],"endpoints":[{"addresses":["10.1.2.3"],"conditions":{"ready":true}}]}`,
+		"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations": `{"metadata":{"name":"hook"},"webhooks":[{"name":"hook.example.com","sideEffects":"None","admissionReviewVersions":["v1"],
+			"failurePolicy":"Ignore","timeoutSeconds":1,"clientConfig":{"service":{"namespace":"default","name":"hook"}},"rules":[{"operations":["*"],"apiGroups":[""],"apiVersions":["v1"],"resources":["configmaps"]}]}]}`,
+	} {
+		if w := do(server.Handler(), "admin", "POST", path, body); w.Code != 201 {
+			t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+	if w := do(server.Handler(), "admin", "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"c"}}`); w.Code != 201 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
 	mu.Lock()
 	defer mu.Unlock()
-	for _, want := range []string{"CONNECT 10.1.2.3:80", "CONNECT 10.9.8.7:10250"} {
+	for _, want := range []string{"CONNECT 10.1.2.3:80", "CONNECT 10.9.8.7:10250", "CONNECT 10.1.2.3:9443"} {
 		if !asked[want] {
 			t.Errorf("the proxy was not asked for %q, only for %v", want, asked)
 		}

@@ -20,6 +20,7 @@ import (
 	"skiff/internal/api/core"
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authz"
+	streams "skiff/internal/apiserver/connect"
 	"skiff/internal/apiserver/fairness"
 	"skiff/internal/client"
 	"skiff/internal/config"
@@ -133,6 +134,10 @@ func (s *server) open(ctx context.Context) (err error) {
 	s.cache = cache.New(s.store, s.log.With("component", "cache"))
 	if s.access, err = newAccessControl(s.config.APIServer, s.certs, s.egress, s.log); err != nil {
 		return err
+	}
+	if s.config.NoNode && s.egress.Dialer(egress.Cluster) == nil {
+		// The pod network is on the hosts of nodes.
+		s.access.webhooks.services.Dial = streams.PodDialer(proxyConfig(s.config.KubeletClient, s.access, s.certs))
 	}
 	hooks := []string{hookFlowControlObjects}
 	if s.access.fairness != nil {

@@ -14,6 +14,8 @@ import (
 
 // webhooks are the admission plugins that call webhooks, and what calls the conversion webhooks of custom resources.
 type webhooks struct {
+	// services says how the server reaches pods behind Services.
+	services   *webhook.Services
 	clients    *webhook.Clients
 	mutating   *admissionwebhook.Mutating
 	validating *admissionwebhook.Validating
@@ -23,8 +25,8 @@ type webhooks struct {
 }
 
 func newWebhooks(a *accessControl) *webhooks {
-	w := &webhooks{metrics: webhook.NewMetrics(), admissionMetrics: admissionwebhook.NewMetrics()}
-	w.clients = webhook.New(webhook.Options{Services: &webhook.Services{Objects: proxiedObjects{a}}, Metrics: w.metrics})
+	w := &webhooks{services: &webhook.Services{Objects: proxiedObjects{a}}, metrics: webhook.NewMetrics(), admissionMetrics: admissionwebhook.NewMetrics()}
+	w.clients = webhook.New(webhook.Options{Services: w.services, Egress: a.egress, Metrics: w.metrics})
 	options := admissionwebhook.Options{
 		Clients: w.clients, Client: func() kind.Client { return a.client },
 		LastChange: func(resource schema.GroupVersionResource) int64 { return a.policy.Cache.LastChange(resource) },

@@ -109,7 +109,7 @@ func New(o Options) *Clients {
 
 // WithCredentials makes clients that use other credentials, with connections of their own.
 func (c *Clients) WithCredentials(credentials *Credentials) *Clients {
-	return New(Options{Services: c.services, Credentials: credentials, Metrics: c.metrics})
+	return New(Options{Services: c.services, Egress: c.egress, Credentials: credentials, Metrics: c.metrics})
 }
 
 // pooled is a transport with its idle connections.

@@ -1,0 +1,132 @@
+package connect
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cri-streaming/pkg/streaming/portforward"
+
+	"skiff/internal/webhook"
+)
+
+// forwarder connects ports of pods to a local server, as a kubelet does.
+type forwarder struct{ to string }
+
+func (f forwarder) PortForward(_ context.Context, _ string, _ string, port int32, stream io.ReadWriteCloser) error {
+	defer stream.Close()
+	if port != 8443 {
+		return errors.New("connection refused")
+	}
+	conn, err := net.Dial("tcp", f.to)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	go func() {
+		_, _ = io.Copy(conn, stream)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(stream, conn)
+	return err
+}
+
+// TestPodDialer: an API server without a route to pods reaches a webhook through the kubelet of its pod.
+func TestPodDialer(t *testing.T) {
+	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(body)
+	}))
+	defer hook.Close()
+	var paths []string
+	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		paths = append(paths, r.URL.Path)
+		if strings.HasSuffix(r.URL.Path, "/refused") {
+			http.Error(w, "go away", http.StatusForbidden)
+			return
+		}
+		portforward.ServePortForward(w, r, forwarder{hook.Listener.Addr().String()}, "p", "", nil, time.Minute, time.Minute, portforward.SupportedProtocols)
+	}))
+	defer kubelet.Close()
+	host, portText, _ := net.SplitHostPort(kubelet.Listener.Addr().String())
+	port, _ := strconv.Atoi(portText)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{
+		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: host}}, DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(port)}},
+	}}
+	pod := func(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PodSpec{NodeName: "n"},
+			Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.255.255.1"}}}}
+		for _, c := range change {
+			c(p)
+		}
+		return p
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(kubelet.Certificate())
+	dial := PodDialer(Config{Kubelet: &tls.Config{RootCAs: roots}, Objects: things{"nodes /n": node, "pods ns/p": pod("p"), "pods ns/refused": pod("refused"),
+		"pods ns/host": pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork, p.Status.PodIPs[0].IP = true, "127.0.0.1" })}})
+	at := func(name, address string) webhook.Endpoint {
+		return webhook.Endpoint{Address: address, Target: &corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: name}}
+	}
+	_, hookPort, _ := net.SplitHostPort(hook.Listener.Addr().String())
+	for name, test := range map[string]struct {
+		endpoint webhook.Endpoint
+		path     string
+		err      string
+	}{
+		"through the kubelet": {at("p", "10.255.255.1:8443"), "/portForward/ns/p", ""},
+		"host network":        {at("host", "127.0.0.1:"+hookPort), "", ""},
+		"no pod":              {webhook.Endpoint{Address: hook.Listener.Addr().String()}, "", ""},
+		"refused by the pod":  {at("p", "10.255.255.1:1"), "/portForward/ns/p", "connection refused"},
+		"refused by kubelet":  {at("refused", "10.255.255.1:8443"), "/portForward/ns/refused", "go away"},
+		"deleted pod":         {at("gone", "10.255.255.1:8443"), "", "not found"},
+	} {
+		paths = nil
+		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, test.endpoint) }}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		request, _ := http.NewRequestWithContext(ctx, "POST", "https://hook/", strings.NewReader("hello"))
+		response, err := (&http.Client{Transport: transport}).Do(request)
+		body := ""
+		if err == nil {
+			data, _ := io.ReadAll(response.Body)
+			response.Body.Close()
+			body = string(data)
+		}
+		if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) || err == nil && body != "hello" || strings.Join(paths, " ") != test.path {
+			t.Errorf("%s: %q %v through %v", name, body, err, paths)
+		}
+		transport.CloseIdleConnections()
+		cancel()
+	}
+}
+
+// TestPodDialerCanceled: a kubelet that does not respond ends nothing but the call.
+func TestPodDialerCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan struct{})
+	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		cancel()
+		<-stopped
+	}))
+	defer kubelet.Close()
+	defer close(stopped)
+	roots := x509.NewCertPool()
+	roots.AddCert(kubelet.Certificate())
+	location, _ := url.Parse(kubelet.URL)
+	request, _ := http.NewRequestWithContext(ctx, "POST", location.String(), http.NoBody)
+	if _, err := upgradeToSPDY(request, &tls.Config{RootCAs: roots}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
