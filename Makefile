@@ -56,13 +56,12 @@ $(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c 
 	$(step) 'build the container runtime' runtime/build bin
 	@touch $(RUNTIME)
 
-# The demo's image: its program and nothing else.
-demo: bin/demo.tar
-bin/demo.tar: demo/web/main.go runtime/image/main.go
+# The demo's image: its program and nothing else. The program alone is the client that make up shows the Service with.
+demo: bin/demo.tar bin/web
+bin/demo.tar bin/web &: demo/web/main.go runtime/image/main.go
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -ldflags '-s -w' -o bin/web ./demo/web
 	$(step) 'build the demo image' go -C runtime run ./image localhost/skiff/demo:1 ../bin/web ../bin/demo.tar
-	@rm bin/web
 
 images:
 	@test/images/build

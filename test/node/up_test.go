@@ -46,6 +46,9 @@ func TestUpAndDown(t *testing.T) {
 			t.Errorf("up does not say %q:\n%s", want, out)
 		}
 	}
+	if answers := strings.Count(out, "hello from skiff, says web-"); answers != 2 {
+		t.Errorf("the demo's Service answered %d of 2 requests, by name from a pod and by node port:\n%s", answers, out)
+	}
 	during := traces(t)
 	if len(during) < len(before)+10 {
 		t.Errorf("with a cluster up there is but %q", during)
