@@ -6,12 +6,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"skiff/internal/apiserver"
 	"skiff/internal/egress"
 )
 
@@ -27,22 +29,60 @@ func egressFile(t *testing.T, network, proxy string) string {
 	return file
 }
 
-// Pods, kubelets and the Services of webhooks are reached through the proxy of the cluster.
-func TestEgress(t *testing.T) {
-	var mu sync.Mutex
-	asked := map[string]bool{}
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		asked[r.Method+" "+r.Host] = true
-		http.Error(w, "not connected", http.StatusBadGateway)
-	}))
-	defer proxy.Close()
-	selector, err := egress.Read(egressFile(t, egress.Cluster, proxy.URL))
+// refusingProxy notes what it is asked for and connects to nothing.
+type refusingProxy struct {
+	mu    sync.Mutex
+	asked []string
+}
+
+func (p *refusingProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, r.Method+" "+r.Host)
+	http.Error(w, "not connected", http.StatusBadGateway)
+}
+
+// check fails unless the proxy was asked for an address.
+func (p *refusingProxy) check(t *testing.T, address string) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.asked, "CONNECT "+address) {
+		t.Errorf("the proxy was not asked for %s, only for %q", address, p.asked)
+	}
+}
+
+// startBehind starts an API server with a proxy for one network.
+func startBehind(t *testing.T, network string) (*apiserver.Server, *refusingProxy) {
+	t.Helper()
+	proxy := &refusingProxy{}
+	listening := httptest.NewServer(proxy)
+	t.Cleanup(listening.Close)
+	selector, err := egress.Read(egressFile(t, network, listening.URL))
 	if err != nil {
 		t.Fatal(err)
 	}
 	server, _ := startAPIServerWith(t, testConfig(t), observed{egress: selector})
+	return server, proxy
+}
+
+// Admission webhooks at a URL are reached through the proxy of the control plane.
+func TestEgressToWebhooks(t *testing.T) {
+	server, proxy := startBehind(t, egress.ControlPlane)
+	hook := `{"metadata":{"name":"h"},"webhooks":[{"name":"h.example.com","clientConfig":{"url":"https://10.4.5.6:8443/hook"},"sideEffects":"None","admissionReviewVersions":["v1"],` +
+		`"rules":[{"apiGroups":[""],"apiVersions":["v1"],"resources":["configmaps"],"operations":["CREATE"]}]}]}`
+	if w := do(server.Handler(), "admin", "POST", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", hook); w.Code != 201 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if w := do(server.Handler(), "admin", "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"a"}}`); w.Code != 500 || !strings.Contains(w.Body.String(), "egress proxy") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	proxy.check(t, "10.4.5.6:8443")
+}
+
+// Pods, kubelets and the Services of webhooks are reached through the proxy of the cluster.
+func TestEgress(t *testing.T) {
+	server, proxy := startBehind(t, egress.Cluster)
 	for _, object := range []struct{ path, body string }{
 		{"/api/v1/nodes", `{"metadata":{"name":"n"}}`},
 		{"/api/v1/namespaces/default/serviceaccounts", `{"metadata":{"name":"default"}}`},
@@ -80,13 +120,9 @@ func TestEgress(t *testing.T) {
 	if w := do(server.Handler(), "admin", "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"c"}}`); w.Code != 201 {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	for _, want := range []string{"CONNECT 10.1.2.3:80", "CONNECT 10.9.8.7:10250", "CONNECT 10.1.2.3:9443"} {
-		if !asked[want] {
-			t.Errorf("the proxy was not asked for %q, only for %v", want, asked)
-		}
-	}
+	proxy.check(t, "10.1.2.3:80")
+	proxy.check(t, "10.9.8.7:10250")
+	proxy.check(t, "10.1.2.3:9443")
 }
 
 // The embedded etcd cannot be behind a proxy.

@@ -35,6 +35,7 @@ var absentEtcdMetrics = map[string]string{
 	"etcd_grpc_proxy_":   "there is no proxy",
 	"etcd_cluster_":      "the version of a cluster is for its other members",
 	"etcd_server_client": "the client is in the same process",
+	"etcd_server_health": "the health of the embedded etcd is a check of /readyz and /livez, whose results /metrics/slis counts",
 }
 
 // TestUpstreamMetrics runs the same workload on upstream and on skiff. Whatever stable or beta metric upstream's programs then show, and
@@ -162,6 +163,10 @@ func runMeasuredWorkload(t *testing.T, c *cluster.Cluster) {
 	k := clientset.NewForConfigOrDie(config)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
+	eventually(ctx, t, "pods can be created", func(ctx context.Context) (bool, error) {
+		_, err := k.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, nil
+	})
 	labels := map[string]string{"app": "web"}
 	pod := corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "image", Resources: corev1.ResourceRequirements{
 		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m")}, Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m")},
@@ -188,9 +193,13 @@ func runMeasuredWorkload(t *testing.T, c *cluster.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "four pods run", func(ctx context.Context) (bool, error) {
-		pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running"})
-		return err == nil && len(pods.Items) == 4, nil
+	eventually(ctx, t, "three pods run and a job has finished", func(ctx context.Context) (bool, error) {
+		pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running", LabelSelector: "app=web"})
+		if err != nil {
+			return false, nil
+		}
+		job, err := k.BatchV1().Jobs("default").Get(ctx, "job", metav1.GetOptions{})
+		return err == nil && len(pods.Items) == 3 && job.Status.CompletionTime != nil, nil
 	})
 	//lint:ignore SA1019 the deprecated version is requested on purpose
 	if _, err := k.CoreV1().Endpoints("default").List(ctx, metav1.ListOptions{}); err != nil {
