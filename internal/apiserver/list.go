@@ -435,6 +435,9 @@ func (s *Server) computedObjects(req *request, opts *listOptions) ([]kind.Object
 	selected := make([]kind.Object, 0, len(objs))
 	for _, obj := range objs {
 		if !match.matchesObject(obj) {
+			if match.err != nil {
+				return nil, match.err
+			}
 			continue
 		}
 		if obj, err = req.res.fromStorageVersion(obj); err != nil {

@@ -172,7 +172,7 @@ func (r *resource) storageVersionField(label, value string) (string, string, err
 	if mapped, ok := r.version.Fields[label]; ok {
 		return mapped, value, nil
 	}
-	if _, ok := r.kind.Fields[label]; ok && r.kind.Custom == nil {
+	if _, ok := r.kind.Fields[label]; ok {
 		return label, value, nil
 	}
 	if len(r.kind.Fields) == 0 && r.kind.Custom == nil {
@@ -182,17 +182,20 @@ func (r *resource) storageVersionField(label, value string) (string, string, err
 }
 
 // selectableFields returns a function that computes the selectable fields besides name and namespace.
-func selectableFields(k *kind.Kind) func(kind.Object) map[string]string {
+func selectableFields(k *kind.Kind) func(kind.Object) (map[string]string, error) {
+	if k.Custom != nil {
+		return k.Custom.Fields
+	}
 	if len(k.Fields) == 0 {
 		return nil
 	}
 	labels := slices.Sorted(maps.Keys(k.Fields))
-	return func(obj kind.Object) map[string]string {
+	return func(obj kind.Object) (map[string]string, error) {
 		values := make(map[string]string, len(labels))
 		for _, label := range labels {
 			values[label] = k.Fields[label](obj)
 		}
-		return values
+		return values, nil
 	}
 }
 
@@ -324,7 +327,9 @@ func (m *matcher) matchesObject(obj kind.Object) bool {
 	}
 	set := fieldSet{name: obj.GetName(), namespace: obj.GetNamespace()}
 	if compute := selectableFields(m.kind); compute != nil {
-		set.values = compute(obj)
+		if set.values, m.err = compute(obj); m.err != nil {
+			return false
+		}
 	}
 	return m.fields.Matches(&set)
 }

@@ -137,39 +137,53 @@ func (v *version) fieldLabels() map[string]string {
 	return labels
 }
 
-// selectableFields are the field selectors of all served versions.
-func (d *definition) selectableFields() map[string]func(kind.Object) string {
-	fields := make(map[string]func(kind.Object) string)
+// selectableFields returns a function that computes the values of the field selectors of all served versions; nil when there are none.
+func (d *definition) selectableFields() func(kind.Object) (map[string]string, error) {
+	var selectable []*version
 	for _, v := range d.versions {
-		if !v.spec.Served {
-			continue
-		}
-		labels := v.fieldLabels()
-		for _, f := range v.spec.SelectableFields {
-			fields[labels[strings.TrimPrefix(f.JSONPath, ".")]] = v.selectableField(f.JSONPath)
+		if v.spec.Served && len(v.spec.SelectableFields) > 0 {
+			selectable = append(selectable, v)
 		}
 	}
-	return fields
+	if len(selectable) == 0 {
+		return nil
+	}
+	return func(obj kind.Object) (map[string]string, error) {
+		values := map[string]string{}
+		for _, v := range selectable {
+			// A value is that of the version: a conversion may change it.
+			converted, err := v.convert(obj)
+			if err != nil {
+				return nil, err
+			}
+			for label, path := range v.selectors() {
+				values[label] = selectedValue(path, content(converted))
+			}
+		}
+		return values, nil
+	}
 }
 
-// selectableField returns the value of a field in this version. It is empty if the field is not set, and if the object cannot be converted.
-func (v *version) selectableField(jsonPath string) func(kind.Object) string {
-	path, err := parsePath("selectableField", jsonPath)
-	return func(obj kind.Object) string {
-		if err != nil {
-			return "" // validation of definitions refuses the path
+// compileSelectors returns the paths of the selectable fields by the labels of the Kind.
+func (v *version) compileSelectors() map[string]*jsonpath.JSONPath {
+	labels := v.fieldLabels()
+	paths := make(map[string]*jsonpath.JSONPath, len(labels))
+	for _, f := range v.spec.SelectableFields {
+		if path, err := parsePath("selectableField", f.JSONPath); err == nil { // validation of definitions refuses other paths
+			paths[labels[strings.TrimPrefix(f.JSONPath, ".")]] = path
 		}
-		converted, err := v.convert(obj)
-		if err != nil {
-			return ""
-		}
-		results, err := path.FindResults(content(converted))
-		if err != nil || len(results) == 0 || len(results[0]) == 0 {
-			return ""
-		}
-		if value := results[0][0].Interface(); value != nil {
-			return fmt.Sprint(value)
-		}
+	}
+	return paths
+}
+
+// selectedValue is the value of a selectable field as text, empty if it is not set.
+func selectedValue(path *jsonpath.JSONPath, root map[string]any) string {
+	results, err := path.FindResults(root)
+	if err != nil || len(results) == 0 || len(results[0]) == 0 {
 		return ""
 	}
+	if value := results[0][0].Interface(); value != nil {
+		return fmt.Sprint(value)
+	}
+	return ""
 }

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	apiversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/util/jsonpath"
 
 	"skiff/internal/kind"
 )
@@ -48,6 +49,8 @@ type version struct {
 	// validators returns what validates writes, compiled on first use.
 	validators func() (*validators, error)
 	columns    func() *columns
+	// selectors returns the paths of the selectable fields, parsed on first use.
+	selectors func() map[string]*jsonpath.JSONPath
 }
 
 // New makes the Kind of a definition, whose names must have been accepted. converter is nil for conversion strategy None. New is
@@ -71,12 +74,11 @@ func New(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*k
 		NewList:    d.storage.newList,
 
 		ValidateName:  validation.NameIsDNSSubdomain,
-		Custom:        &kind.Custom{FromStore: d.fromStore, ToStore: d.toStore},
+		Custom:        &kind.Custom{FromStore: d.fromStore, ToStore: d.toStore, Fields: d.selectableFields()},
 		Prune:         d.prune,
 		Validate:      d.validate,
 		Warn:          warnOfFinalizers,
 		SpecChanged:   specChanged,
-		Fields:        d.selectableFields(),
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return newTypeConverter(crd) }),
 	}
 	for _, v := range d.sortedVersions() {
@@ -106,6 +108,7 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, converter Conv
 		v.structural = sync.OnceValues(v.compileStructural)
 		v.validators = sync.OnceValues(v.compileValidators)
 		v.columns = sync.OnceValue(func() *columns { return compileColumns(spec.AdditionalPrinterColumns) })
+		v.selectors = sync.OnceValue(v.compileSelectors)
 		d.versions[spec.Name] = v
 		if spec.Storage {
 			d.storage = v

@@ -386,27 +386,42 @@ func TestFailedConversionIsTransient(t *testing.T) {
 }
 
 func TestSelectableFields(t *testing.T) {
-	k := newKind(t, webhookDefinition(t), &fakeConverter{})
-	obj := cronTab(t, "spec: {a: x}")
+	webhook := &fakeConverter{}
+	k := newKind(t, webhookDefinition(t), webhook)
+	values, err := k.Custom.Fields(cronTab(t, "spec: {a: x}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, err := k.Custom.Fields(cronTab(t, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for version, label := range map[string]string{"v1": "spec.a", "v2": "spec.b"} {
 		own, ok := atVersion(t, k, version).Fields[label]
 		if !ok || len(atVersion(t, k, version).Fields) != 1 {
 			t.Fatalf("%s: %v", version, atVersion(t, k, version).Fields)
 		}
-		if value := k.Fields[own](obj); value != "x" {
-			t.Errorf("%s: %q", version, value)
+		if values[own] != "x" || empty[own] != "" {
+			t.Errorf("%s: %q, without the field %q", version, values[own], empty[own])
 		}
-		if value := k.Fields[own](cronTab(t, "")); value != "" {
-			t.Errorf("%s without the field: %q", version, value)
-		}
+	}
+	webhook.failure = errors.New("connection refused")
+	if _, err := k.Custom.Fields(cronTab(t, "spec: {a: x}")); err == nil {
+		t.Error("a value that is not known must not be taken for empty")
 	}
 	numbers := oneVersion(t, "{type: object, properties: {num: {type: integer}, b: {type: boolean}}}")
 	numbers.Spec.Versions[0].SelectableFields = []apiextensionsv1.SelectableField{{JSONPath: ".spec.num"}, {JSONPath: ".spec.b"}}
 	k = newKind(t, numbers, nil)
+	if values, err = k.Custom.Fields(cronTab(t, "spec: {num: 5, b: true}")); err != nil {
+		t.Fatal(err)
+	}
 	for label, want := range map[string]string{"spec.num": "5", "spec.b": "true"} {
-		if got := k.Fields[k.Versions[0].Fields[label]](cronTab(t, "spec: {num: 5, b: true}")); got != want {
+		if got := values[k.Versions[0].Fields[label]]; got != want {
 			t.Errorf("%s is %q", label, got)
 		}
+	}
+	if newKind(t, oneVersion(t, "{type: object}"), nil).Custom.Fields != nil {
+		t.Error("there are no selectable fields")
 	}
 }
 

@@ -380,8 +380,13 @@ func TestVersions(t *testing.T) {
 	webhook.failure = fmt.Errorf("connection refused")
 	s.send("PATCH", widgets+"/b", `{"spec":{"color":"white"}}`, "Content-Type: application/merge-patch+json").expect(200)
 	s.send("GET", inV2+"/b", "").refused(500, "connection refused")
+	s.send("GET", inV2+"?fieldSelector=spec.paint%3Dwhite", "").refused(500, "connection refused")
 	// The failure is not remembered.
 	webhook.failure = nil
+	selected = s.send("GET", inV2+"?fieldSelector=spec.paint%3Dwhite", "").expect(200)
+	if items := selected.at("items").([]any); len(items) != 1 {
+		t.Errorf("%v", items)
+	}
 	s.send("GET", inV2+"/b", "").expect(200, "spec.paint", "white")
 }
 

@@ -155,6 +155,9 @@ type Custom struct {
 	FromStore func(obj Object) error
 	// ToStore converts an object to the storage version. It does not change its argument, and may return it.
 	ToStore func(obj Object) (Object, error)
+	// Fields returns the values of the field selectors of all versions, by the labels to which Version.Fields maps those of clients.
+	// nil: there are none.
+	Fields func(obj Object) (map[string]string, error)
 }
 
 // Version is one version of a kind.

@@ -61,7 +61,7 @@ type Resource struct {
 	Prefix string
 	Codec  Codec
 	// Fields returns the values for field selectors; nil when there are none.
-	Fields func(obj kind.Object) map[string]string
+	Fields func(obj kind.Object) (map[string]string, error)
 	// Index reads the indexed field (see ByIndex) from stored bytes, without decoding the object: the watch feed calls it. It
 	// returns false when the bytes are not those of an object, encrypted ones for example. nil when there is no such field.
 	Index func(stored []byte) (string, bool)

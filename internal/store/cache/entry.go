@@ -168,7 +168,7 @@ func (e *Entry) Labels() (map[string]string, error) {
 }
 
 // Fields returns the values for field selectors, nil when there are none or the object cannot be decoded. The map must
-// not be changed. The error is as for Labels.
+// not be changed. The error is as for Labels, or that of Resource.Fields.
 func (e *Entry) Fields() (map[string]string, error) {
 	if e.table.resource.Fields == nil {
 		return nil, nil
@@ -180,7 +180,7 @@ func (e *Entry) Fields() (map[string]string, error) {
 			if err != nil {
 				return nil, readBackErrorOf(err)
 			}
-			return e.table.resource.Fields(obj), nil
+			return e.table.resource.Fields(obj)
 		}
 		found = e.addMemo(fieldsID)
 	}
@@ -191,7 +191,7 @@ func (e *Entry) Fields() (map[string]string, error) {
 			found.err = readBackErrorOf(err)
 			return
 		}
-		found.values, found.err = e.table.resource.Fields(obj), nil
+		found.values, found.err = e.table.resource.Fields(obj)
 	})
 	return found.values, found.err
 }

@@ -259,7 +259,7 @@ func TestDropMemosWhileUsed(t *testing.T) {
 // A panic while an encoding is made is an error for everybody who requests it, never an empty encoding.
 func TestPanicInMemo(t *testing.T) {
 	resource := podResource()
-	resource.Fields = func(kind.Object) map[string]string { panic("oh") }
+	resource.Fields = func(kind.Object) (map[string]string, error) { panic("oh") }
 	c, tables := start(t, memory.New(), resource)
 	entry := mustCreate(t, tables[0], "a")
 	id := EncodingID{Format: "broken"}

@@ -62,8 +62,8 @@ const podPrefix = "/registry/pods/"
 func podResource() Resource {
 	return Resource{
 		Name: "pods", Prefix: podPrefix, Codec: &podCodec{},
-		Fields: func(obj kind.Object) map[string]string {
-			return map[string]string{"spec.nodeName": obj.(*corev1.Pod).Spec.NodeName}
+		Fields: func(obj kind.Object) (map[string]string, error) {
+			return map[string]string{"spec.nodeName": obj.(*corev1.Pod).Spec.NodeName}, nil
 		},
 		Index: nodeNameOf,
 	}

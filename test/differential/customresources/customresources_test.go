@@ -89,7 +89,10 @@ func TestPublishedSchemas(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		got := custom.Schemas()
+		got, err := custom.Schemas()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
 		v2, err := builder.BuildOpenAPIV2(crd, gvk.Version, builder.Options{V2: true, IncludeSelectableFields: true})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
