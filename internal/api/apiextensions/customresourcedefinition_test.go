@@ -160,6 +160,15 @@ func TestCreate(t *testing.T) {
 		}, want: []string{
 			"spec.selectableFields[0].jsonPath: Invalid value: must point to a field of type string, boolean or integer", "spec.selectableFields[1].jsonPath: Invalid value: is an invalid path",
 			"spec.selectableFields[2].jsonPath: Invalid value", "spec.selectableFields[4].jsonPath: Duplicate value", "spec.selectableFields[5].jsonPath: Required value"}},
+		{name: "selectable field of a schema that is not structural", change: func(crd *definition) {
+			crd.Spec.Versions[0].Schema.OpenAPIV3Schema = schemaOf(t, "{type: object, properties: {spec: {type: array, items: [{type: string}]}}}")
+		}, want: []string{
+			schema + ".properties[spec].items: Forbidden: items must be a schema object and not an array", "spec.schema.openAPIV3Schema: Invalid value"}},
+		{name: "path into a map without schema", change: func(crd *definition) {
+			spec("{type: object, additionalProperties: true, x-kubernetes-validations: [{rule: 'true', fieldPath: .a.b}]}")(crd)
+			crd.Spec.Versions[0].SelectableFields = []apiextensionsv1.SelectableField{{JSONPath: ".spec.a.b"}}
+		}, want: []string{
+			schema + ".properties[spec].x-kubernetes-validations[0].fieldPath: Invalid value: must be a valid path", "spec.selectableFields[0].jsonPath: Invalid value: is an invalid path: does not refer to a valid field"}},
 		{name: "too many selectable fields", change: func(crd *definition) {
 			var fields, list []string
 			for i := range 9 {

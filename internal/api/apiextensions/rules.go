@@ -62,11 +62,21 @@ func validateRule(s *apiextensions.JSONSchemaProps, i int, path *field.Path) fie
 		errs = append(errs, field.Invalid(path.Child("fieldPath"), rule.FieldPath, "must not contain line breaks"))
 	}
 	if structural, err := structuralschema.NewStructural(s); err == nil {
-		if _, _, err := cel.ValidFieldPath(rule.FieldPath, structural); err != nil {
+		if _, _, err := resolvePath(rule.FieldPath, structural); err != nil {
 			errs = append(errs, field.Invalid(path.Child("fieldPath"), rule.FieldPath, "must be a valid path"))
 		}
 	}
 	return errs
+}
+
+// resolvePath returns the schema that a path leads to. The library panics at a path into a map whose values have no schema.
+func resolvePath(text string, schema *structuralschema.Structural, options ...cel.ValidFieldPathOption) (path *field.Path, found *structuralschema.Structural, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("does not refer to a valid field")
+		}
+	}()
+	return cel.ValidFieldPath(text, schema, options...)
 }
 
 func hasLineBreak(text string) bool { return strings.ContainsAny(text, "\n\r") }

@@ -426,11 +426,12 @@ func validateReplicasPath(text, below string, path *field.Path) field.ErrorList 
 
 // selectableFields validates the fields of field selectors. version is empty for those of all versions.
 func (v *validator) selectableFields(fields []apiextensions.SelectableField, schema *apiextensions.CustomResourceValidation, version string, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
 	structural, err := structuralschema.NewStructural(schema.OpenAPIV3Schema)
-	if err != nil {
-		errs = append(errs, field.Invalid(path.Child("schema.openAPIV3Schema"), "", err.Error()))
+	if err != nil || structural == nil {
+		// Paths cannot be checked without a schema.
+		return field.ErrorList{field.Invalid(path.Child("schema.openAPIV3Schema"), "", fmt.Sprint(err))}
 	}
+	var errs field.ErrorList
 	path = path.Child("selectableFields")
 	unique := sets.New[string]()
 	for i, selectable := range fields {
@@ -439,7 +440,7 @@ func (v *validator) selectableFields(fields []apiextensions.SelectableField, sch
 			errs = append(errs, field.Required(path, ""))
 			continue
 		}
-		parsed, found, err := cel.ValidFieldPath(text, structural, cel.WithFieldPathAllowArrayNotation(false))
+		parsed, found, err := resolvePath(text, structural, cel.WithFieldPathAllowArrayNotation(false))
 		if err != nil {
 			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("is an invalid path: %v", err)))
 			continue

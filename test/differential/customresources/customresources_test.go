@@ -1,5 +1,5 @@
 // Package customresources compares what skiff makes of custom resource definitions with upstream's own code: published schemas and
-// the errors of validation.
+// the errors of validation, of definitions and of their objects.
 package customresources
 
 import (
