@@ -42,6 +42,7 @@ import (
 	"skiff/internal/kubelet/usage"
 	"skiff/internal/kubelet/volume"
 	"skiff/internal/network/cni"
+	"skiff/internal/network/dns"
 	"skiff/internal/pki"
 	"skiff/internal/tracing"
 	"skiff/internal/version"
@@ -485,10 +486,10 @@ func (n *nodeComponents) resolver() (environment.DNSSettings, error) {
 	if len(s.ClusterDNS) == 0 {
 		s.ClusterDNS = n.clusterDNS
 	}
-	path := *n.settings.ResolverConfig
-	if path == "" {
+	if *n.settings.ResolverConfig == "" {
 		return s, nil
 	}
+	path := dns.HostResolvConf(*n.settings.ResolverConfig)
 	text, err := os.ReadFile(path)
 	if err == nil {
 		s.Host, err = environment.ParseResolver(string(text))

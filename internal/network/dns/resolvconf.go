@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"skiff/internal/kubelet/environment"
@@ -33,6 +34,7 @@ type resolvConf struct {
 type fileState struct {
 	modified time.Time
 	size     int64
+	inode    uint64
 	exists   bool
 }
 
@@ -43,6 +45,9 @@ func (c *resolvConf) changed() bool {
 		var state fileState
 		if info, err := os.Stat(path); err == nil {
 			state = fileState{modified: info.ModTime(), size: info.Size(), exists: true}
+			if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+				state.inode = stat.Ino
+			}
 		}
 		if state != c.states[i] {
 			c.states[i], changed = state, true
@@ -51,17 +56,26 @@ func (c *resolvConf) changed() bool {
 	return changed
 }
 
-// read returns the host's name servers.
-func (c *resolvConf) read() ([]netip.AddrPort, error) {
+// HostResolvConf is the resolv.conf to use instead of the one at a path: behind systemd-resolved its own, otherwise the same. The addresses at which
+// systemd-resolved listens are of no use to pods, which have a loopback interface of their own.
+func HostResolvConf(path string) string {
+	return (&resolvConf{path: path, resolvedPath: resolvedFile}).effectivePath()
+}
+
+// effectivePath is the file that has the host's real name servers.
+func (c *resolvConf) effectivePath() string {
 	servers, err := readServers(c.path)
 	if err != nil || !slices.ContainsFunc(servers, func(s netip.AddrPort) bool { return slices.Contains(resolvedStubs, s.Addr()) }) {
-		return servers, err
+		return c.path
 	}
-	if real, err := readServers(c.resolvedPath); err == nil && len(real) > 0 {
-		return real, nil
+	if real, err := readServers(c.resolvedPath); err != nil || len(real) == 0 {
+		return c.path
 	}
-	return servers, nil
+	return c.resolvedPath
 }
+
+// read returns the host's name servers.
+func (c *resolvConf) read() ([]netip.AddrPort, error) { return readServers(c.effectivePath()) }
 
 func readServers(path string) ([]netip.AddrPort, error) {
 	text, err := os.ReadFile(path)

@@ -509,12 +509,18 @@ func TestResolvConf(t *testing.T) {
 	expect("[192.0.2.2:53]")
 	write(c.resolvedPath, "nameserver 192.0.2.33\n")
 	expect("[192.0.2.33:53]")
+	if got := c.effectivePath(); got != c.resolvedPath {
+		t.Errorf("pods use %s", got)
+	}
 	// Replaced by a rename, as network managers do.
 	write(filepath.Join(dir, "new"), "nameserver 192.0.2.44\n")
 	if err := os.Rename(filepath.Join(dir, "new"), c.path); err != nil {
 		t.Fatal(err)
 	}
 	expect("[192.0.2.44:53]")
+	if got := c.effectivePath(); got != c.path {
+		t.Errorf("pods use %s", got)
+	}
 	if err := os.Remove(c.path); err != nil {
 		t.Fatal(err)
 	}
@@ -661,19 +667,21 @@ func TestChanges(t *testing.T) {
 	c := inprocess.Start(t, ctx)
 	addServiceCIDR(t, c)
 	informers := client.NewInformers(c)
+	events := client.NewEventBroadcaster(c)
 	s, err := New(Config{
 		ClusterDomain: "cluster.local", Client: c, Informers: informers, Addresses: noAddresses{}, Log: slog.New(slog.DiscardHandler),
-		Events: client.NewEventBroadcaster(c).NewRecorder("dns"),
+		Events: events.NewRecorder("dns"),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error, 2)
+	done := make(chan error, 3)
+	go func() { done <- events.Run(ctx) }()
 	go func() { done <- informers.Run(ctx) }()
 	go func() { done <- s.Run(ctx) }()
 	defer func() {
 		cancel()
-		for range 2 {
+		for range 3 {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
@@ -729,11 +737,24 @@ func TestChanges(t *testing.T) {
 	})
 
 	// The ConfigMap is followed.
+	configs := client.For[*corev1.ConfigMap](c)
 	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ConfigMapNamespace, Name: ConfigMapName}, Data: map[string]string{"hosts": "192.0.2.1 a.example"}}
-	_, err = client.For[*corev1.ConfigMap](c).Create(ctx, config, client.WriteOptions{})
+	config, err = configs.Create(ctx, config, client.WriteOptions{})
 	must(err)
 	eventually(t, "the ConfigMap is applied", func() bool { return len(s.settings.Load().hosts) == 1 })
-	must(client.For[*corev1.ConfigMap](c).Delete(ctx, ConfigMapNamespace, ConfigMapName, metav1.DeleteOptions{}))
+	invalid := config.DeepCopy()
+	invalid.Data = map[string]string{"stubDomains": "x"}
+	_, err = configs.Update(ctx, invalid, client.WriteOptions{})
+	must(err)
+	eventually(t, "an event reports the invalid ConfigMap", func() bool {
+		list, _, err := client.For[*corev1.Event](c).List(ctx, ConfigMapNamespace, client.Selector{})
+		must(err)
+		return len(list) == 1 && list[0].Reason == "InvalidConfiguration" && strings.Contains(list[0].Message, "data[stubDomains]")
+	})
+	if len(s.settings.Load().hosts) != 1 {
+		t.Error("the last valid settings are not in effect")
+	}
+	must(configs.Delete(ctx, ConfigMapNamespace, ConfigMapName, metav1.DeleteOptions{}))
 	eventually(t, "the ConfigMap is no longer applied", func() bool { return len(s.settings.Load().hosts) == 0 })
 }
 
