@@ -166,6 +166,57 @@ func TestTransports(t *testing.T) {
 	}
 }
 
+// TestConcurrentClients checks that each client gets the responses to its own queries, also when many arrive at once.
+func TestConcurrentClients(t *testing.T) {
+	// So many queries at once fit into the receive buffer of any host.
+	const clients, queries = 20, 10
+	s := specServer(t)
+	for i := range clients * queries {
+		addService(s, fmt.Sprintf("default/s%d", i), []string{netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}).String()}, "http/TCP/80")
+	}
+	address := serve(t, s)
+	errs := make(chan error, clients)
+	for client := range clients {
+		go func() {
+			errs <- func() error {
+				c, err := dns.Dial("udp", address)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				if err := c.SetDeadline(time.Now().Add(deadline)); err != nil {
+					return err
+				}
+				pending := map[uint16]string{}
+				for n := range queries {
+					m := new(dns.Msg).SetQuestion(fmt.Sprintf("s%d.default.svc.cluster.local.", client*queries+n), dns.TypeA)
+					m.Id = uint16(n)
+					pending[m.Id] = fmt.Sprintf("10.97.%d.%d", (client*queries+n)>>8, byte(client*queries+n))
+					if err := c.WriteMsg(m); err != nil {
+						return err
+					}
+				}
+				for len(pending) > 0 {
+					reply, err := c.ReadMsg()
+					if err != nil {
+						return fmt.Errorf("%d queries have no response: %w", len(pending), err)
+					}
+					if want := pending[reply.Id]; len(reply.Answer) != 1 || reply.Answer[0].(*dns.A).A.String() != want {
+						return fmt.Errorf("response %v, want %s", reply, want)
+					}
+					delete(pending, reply.Id)
+				}
+				return nil
+			}()
+		}()
+	}
+	for range clients {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestConnectionLimit checks that one client cannot have all TCP connections.
 func TestConnectionLimit(t *testing.T) {
 	address := serve(t, specServer(t))
@@ -610,8 +661,15 @@ func TestCacheBounds(t *testing.T) {
 		t.Error("an expired entry was returned")
 	}
 	var q query
-	if _, err := q.parse(packQuery(t, reply)); err != nil {
+	var r response
+	if _, err := q.parse(packQuery(t, new(dns.Msg).SetQuestion("example.", dns.TypeTXT))); err != nil {
 		t.Fatal(err)
+	}
+	r.begin(nil, &q, maxTCPSize)
+	m.write(&r, &q, 4*time.Second)
+	aged := new(dns.Msg)
+	if err := aged.Unpack(r.finish(&q)); err != nil || len(aged.Answer) != 1 || aged.Answer[0].Header().Ttl != 6 {
+		t.Errorf("after 4 of 10 seconds: %v, %v", aged, err)
 	}
 }
 
