@@ -21,11 +21,13 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+	"github.com/prometheus/client_golang/prometheus"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kind"
+	"skiff/test/metrics"
 )
 
 // world is an issuer, an authenticator of its tokens, and their objects.
@@ -242,6 +244,9 @@ func TestExpirationIsExtended(t *testing.T) {
 				if !test.warned {
 					return
 				}
+				if _, ok, err := w.accounts.IdentifyToken(t.Context(), token, nil); err != nil || !ok {
+					t.Fatal(err)
+				}
 				time.Sleep(2 * time.Hour)
 				id, ok, err := w.accounts.IdentifyToken(t.Context(), token, nil)
 				if err != nil || !ok {
@@ -250,6 +255,11 @@ func TestExpirationIsExtended(t *testing.T) {
 				if got, want := id.Annotations["authentication.k8s.io/stale-token"], "subject: system:serviceaccount:ns:robot, seconds after warning threshold: 3593"; got != want {
 					t.Errorf("annotation %q, want %q", got, want)
 				}
+				registry := prometheus.NewRegistry()
+				registry.MustRegister(w.accounts)
+				metrics.Check(t, registry, map[string]float64{
+					"serviceaccount_valid_tokens_total{}": 1, "serviceaccount_stale_tokens_total{}": 1, "serviceaccount_legacy_tokens_total{}": 0,
+				})
 			})
 		})
 	}
