@@ -143,7 +143,9 @@ func (w *watcher) serve(timeout time.Duration) error {
 		}
 	}()
 	err := w.start(ctx)
-	w.req.seats.Release() // events after the initial ones need no seat
+	// Events after the initial ones need no seat, so there is none to return while the client does not read.
+	w.req.seats.Release()
+	w.req.w.wait = nil
 	if err == nil {
 		err = w.follow(ctx, deadline)
 	}
