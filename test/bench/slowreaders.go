@@ -95,7 +95,7 @@ func (b *bench) measureReaders(name, contentType string) error {
 	for range slowSamples {
 		select {
 		case err := <-failed:
-			return errors.Join(errors.New("a reader has finished: list more pods"), err)
+			return fmt.Errorf("a reader has failed: %w", err)
 		case <-time.After(time.Second):
 		}
 		now, err := b.liveHeap(fast)
@@ -111,7 +111,7 @@ func (b *bench) measureReaders(name, contentType string) error {
 	return nil
 }
 
-// readSlowly lists all pods until the end or until ctx is done.
+// readSlowly lists all pods, again and again, until ctx is done.
 func (b *bench) readSlowly(ctx context.Context, contentType string) error {
 	client, err := b.rawClient(true)
 	if err != nil {
@@ -123,20 +123,23 @@ func (b *bench) readSlowly(ctx context.Context, contentType string) error {
 		return err
 	}
 	req.Header.Set("Accept", contentType)
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
 	const parts = 10 // a second
 	ticks := time.NewTicker(time.Second / parts)
 	defer ticks.Stop()
-	for range ticks.C {
-		if _, err := io.CopyN(io.Discard, resp.Body, slowRate/parts); err != nil {
+	for {
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		for err == nil {
+			<-ticks.C
+			_, err = io.CopyN(io.Discard, resp.Body, slowRate/parts)
+		}
+		resp.Body.Close()
+		if !errors.Is(err, io.EOF) {
 			return err
 		}
 	}
-	return nil
 }
 
 // liveHeap is the heap in bytes after a garbage collection.
