@@ -58,14 +58,13 @@ func every(is4 bool) Part {
 	verdicts := Set{Name: "verdicts" + family, Key: []Type{addr, InetProto, InetService}, Value: []Type{Verdict}}
 	frontends := Set{Name: "frontends" + family, Key: []Type{InetProto, InetService}, Value: []Type{addr, InetProto, InetService}}
 	endpoints := Set{Name: "endpoints" + family, Key: []Type{addr, InetProto, InetService, Mark}, Value: []Type{addr, InetService}}
-	clients := Set{Name: "clients" + family, Key: []Type{addr}, Value: []Type{addr, InetService}, Timeout: time.Hour, Size: 100}
-	live := Set{Name: "live" + family, Key: []Type{addr, InetService}}
+	clients := Set{Name: "clients" + family, Key: []Type{addr}, Timeout: time.Hour, Size: 100}
+	choices := Set{Name: "choices" + family, Key: []Type{Mark}, Value: []Type{Verdict}}
 	packet := []Field{DestinationAddr(is4), Protocol(), DestinationPort()}
 	prefix := netip.PrefixFrom(client, 8)
-	sticky := Sticky{Is4: is4, Clients: clients, Endpoints: live}
 	pick := Lookup(endpoints, Constant(addr, Bytes(client)), Constant(InetProto, Bytes(TCP)), Constant(InetService, Bytes(uint16(80))), Random(3))
 	return Part{
-		Sets: []Set{set, ranges, pairs, verdicts, frontends, endpoints, clients, live},
+		Sets: []Set{set, ranges, pairs, verdicts, frontends, endpoints, clients, choices},
 		Chains: []Chain{
 			{Name: "nat" + family, Hook: &Hook{"nat", "prerouting", -100}, Rules: []Rule{
 				NewRule(In(set.Name, DestinationAddr(is4)), SourceNot(prefix), SetMark(0x4000)),
@@ -76,7 +75,8 @@ func every(is4 bool) Part {
 			{Name: "pick" + family, Rules: []Rule{
 				NewRule(Family(is4), DNAT(is4, Lookup(endpoints, append(slices.Clone(packet), Random(2))...))),
 				NewRule(Family(is4), DNAT(is4, Lookup(endpoints, Lookup(frontends, Protocol(), DestinationPort()), Random(7)))),
-				NewRule(Family(is4), sticky.Remembered()), NewRule(Family(is4), sticky.Remember(pick)), NewRule(Family(is4), DNAT(is4, pick)),
+				NewRule(Family(is4), DNAT(is4, pick)), NewRule(Family(is4), In(clients.Name, SourceAddr(is4)), Update(clients, SourceAddr(is4))),
+				NewRule(VerdictMap(choices.Name, Random(2))), NewRule(Family(is4), DNATTo(netip.AddrPortFrom(client, 80))),
 				NewRule(Return()),
 			}},
 			{Name: "filter" + family, Hook: &Hook{"filter", "forward", 0}, Rules: []Rule{
@@ -94,7 +94,7 @@ func every(is4 bool) Part {
 			{Set: verdicts.Name, Key: Bytes(client, SCTP, uint16(80)), Value: "drop"},
 			{Set: frontends.Name, Key: Bytes(UDP, uint16(53)), Value: Bytes(client, UDP, uint16(53))},
 			{Set: endpoints.Name, Key: Bytes(client, TCP, uint16(80), 1), Value: Bytes(client, uint16(8080))},
-			{Set: live.Name, Key: Bytes(client, uint16(8080))},
+			{Set: choices.Name, Key: Bytes(1), Value: "drop"},
 		},
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -358,36 +357,18 @@ func nat(is4 bool, register uint32) *expr.NAT {
 	return n
 }
 
-// Sticky is how a Service remembers the endpoint of a client: by a map from client to endpoint, whose elements expire.
-type Sticky struct {
-	Is4 bool
-	// Clients is the map from source addresses to endpoints, Endpoints the set of the endpoints that exist.
-	Clients, Endpoints Set
+// DNATTo translates the destination to an address and port.
+func DNATTo(to netip.AddrPort) Clause {
+	is4 := to.Addr().Is4()
+	return Clause{fmt.Sprintf("dnat %s to %s", familyName(is4), to), []expr.Any{
+		&expr.Immediate{Register: firstRegister, Data: to.Addr().AsSlice()},
+		&expr.Immediate{Register: firstRegister + AddrType(is4).registers(), Data: binary.BigEndian.AppendUint16(nil, to.Port())},
+		nat(is4, firstRegister),
+	}}
 }
 
-// stickyRegister is where the endpoint is kept while the source address is in the first registers.
-const stickyRegister = firstRegister + 4
-
-func (s Sticky) client() []expr.Any { return SourceAddr(s.Is4).load(firstRegister) }
-
-func (s Sticky) dynset(operation uint32, timeout time.Duration) *expr.Dynset {
-	return &expr.Dynset{SrcRegKey: firstRegister, SrcRegData: stickyRegister, SetName: s.Clients.Name, Operation: operation, Timeout: timeout}
-}
-
-// Remembered translates the destination to the endpoint that the client has, if that still exists, and renews the time until it is forgotten.
-func (s Sticky) Remembered() Clause {
-	return Clause{fmt.Sprintf("dnat %s addr . port to %s map @%s if in @%s, update @%s", familyName(s.Is4), SourceAddr(s.Is4).text, s.Clients.Name, s.Endpoints.Name, s.Clients.Name),
-		append(s.client(),
-			&expr.Lookup{SourceRegister: firstRegister, DestRegister: stickyRegister, IsDestRegSet: true, SetName: s.Clients.Name},
-			&expr.Lookup{SourceRegister: stickyRegister, SetName: s.Endpoints.Name},
-			s.dynset(unix.NFT_DYNSET_OP_UPDATE, s.Clients.Timeout), nat(s.Is4, stickyRegister))}
-}
-
-// Remember translates the destination to an endpoint and records it for the client. It does not match when the map is full.
-func (s Sticky) Remember(to Field) Clause {
-	const dynsetDelete = 2
-	return Clause{fmt.Sprintf("dnat %s addr . port to %s, replace in @%s", familyName(s.Is4), to.text, s.Clients.Name),
-		append(append(s.client(), to.load(stickyRegister)...),
-			// An update changes only the time-out of an element, so an endpoint that no longer exists is deleted first.
-			s.dynset(dynsetDelete, 0), s.dynset(unix.NFT_DYNSET_OP_UPDATE, s.Clients.Timeout), nat(s.Is4, stickyRegister))}
+// Update adds a field to a set with a time-out, or renews its time. It does not match when the set is full.
+func Update(s Set, field Field) Clause {
+	return Clause{fmt.Sprintf("update @%s { %s }", s.Name, field.text), append(field.load(firstRegister),
+		&expr.Dynset{SrcRegKey: firstRegister, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: s.Timeout})}
 }

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -223,7 +225,15 @@ func loopback(is4 bool) netip.Prefix {
 	return netip.MustParsePrefix("::1/128")
 }
 
-// chainName joins a name with the family and what the chain depends on.
+// maxName bounds the names of chains and sets. The kernel's limit is 255.
+const maxName = 200
+
+// chainName joins a name with the family and what the chain or set depends on. The rest of a long name is replaced by its hash.
 func (f family) chainName(name, format string, args ...any) string {
-	return name + f.suffix + "-" + fmt.Sprintf(format, args...)
+	whole := name + f.suffix + "-" + fmt.Sprintf(format, args...)
+	if len(whole) <= maxName {
+		return whole
+	}
+	sum := sha256.Sum256([]byte(whole))
+	return whole[:maxName-17] + "-" + hex.EncodeToString(sum[:8])
 }

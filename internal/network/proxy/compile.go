@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,7 +13,7 @@ import (
 	"skiff/internal/network/nft"
 )
 
-// maxAffinityClients bounds the clients that are remembered for one port of a Service. Further ones have no session affinity.
+// maxAffinityClients bounds the clients that are remembered for one endpoint of a Service. Further ones have no session affinity.
 const maxAffinityClients = 1 << 16
 
 // Compiled is what a Service means for a node.
@@ -264,30 +266,38 @@ func (c portCompiler) pick(policy, key string, isNodePort bool) string {
 	return c.chain(name, nft.NewRule(nft.DNAT(c.is4(), nft.Lookup(m, append(fields, nft.Random(n))...))))
 }
 
-// stickyPick is pick for a Service with session affinity: clients are remembered by their address, whichever address of the Service they use.
+// stickyPick is pick for a Service with session affinity. Each endpoint has a set of the clients that it was chosen for, whichever address of the
+// Service they use. A client that is in none of them gets a random endpoint.
 func (c portCompiler) stickyPick(policy string) string {
-	clients := nft.Set{
-		Name: c.chainName("affinity", "%ds-%s", c.affinitySeconds, c.name), Key: []nft.Type{c.addr()}, Value: []nft.Type{c.addr(), nft.InetService},
-		Timeout: time.Duration(c.affinitySeconds) * time.Second, Size: maxAffinityClients,
-	}
-	existing := nft.Set{Name: c.chainName("affinity-"+policy, "%s", c.name), Key: []nft.Type{c.addr(), nft.InetService}}
-	name := c.chainName(policy, "%s", c.name)
+	name, list := c.chainName(policy, "%s", c.name), c.list(policy)
 	if c.chains[name] {
 		return name
 	}
-	for _, s := range []nft.Set{clients, existing} {
-		if !slices.ContainsFunc(c.part.Sets, func(other nft.Set) bool { return other.Name == s.Name }) {
-			c.part.Sets = append(c.part.Sets, s)
-		}
+	choices := nft.Set{Name: c.chainName("choices-"+policy, "%s", c.name), Key: []nft.Type{nft.Mark}, Value: []nft.Type{nft.Verdict}}
+	c.part.Sets = append(c.part.Sets, choices)
+	var rules []nft.Rule
+	client := nft.SourceAddr(c.is4())
+	for i, e := range list {
+		clients, chain := c.stickyEndpoint(e.AddrPort)
+		rules = append(rules, nft.NewRule(nft.In(clients.Name, client), nft.Goto(chain)))
+		c.element(choices, nft.Bytes(i), "goto "+chain)
 	}
-	c.addEndpoints(c.endpoints(policy), c.identity(), policy)
-	for _, e := range c.list(policy) {
-		c.element(existing, nft.Bytes(e.Addr(), e.Port()), "")
+	return c.chain(name, append(rules, nft.NewRule(nft.VerdictMap(choices.Name, nft.Random(len(list)))))...)
+}
+
+// stickyEndpoint is the chain that translates packets to an endpoint and remembers their clients, and the set of these.
+func (c portCompiler) stickyEndpoint(e netip.AddrPort) (nft.Set, string) {
+	// Names have no colons.
+	name := fmt.Sprintf("%s__%s/%d", c.name, strings.ReplaceAll(e.Addr().String(), ":", "."), e.Port())
+	clients := nft.Set{
+		Name: c.chainName("affinity", "%ds-%s", c.affinitySeconds, name), Key: []nft.Type{c.addr()},
+		Timeout: time.Duration(c.affinitySeconds) * time.Second, Size: maxAffinityClients,
 	}
-	to := nft.Lookup(c.endpoints(policy), nft.Constant(c.addr(), nft.Bytes(c.clusterIP)), nft.Constant(nft.InetProto, nft.Bytes(c.proto)),
-		nft.Constant(nft.InetService, nft.Bytes(c.port)), nft.Random(len(c.list(policy))))
-	sticky := nft.Sticky{Is4: c.is4(), Clients: clients, Endpoints: existing}
-	return c.chain(name, nft.NewRule(sticky.Remembered()), nft.NewRule(sticky.Remember(to)), nft.NewRule(nft.DNAT(c.is4(), to)))
+	chain := c.chainName("endpoint", "%s", name)
+	if !c.chains[chain] {
+		c.part.Sets = append(c.part.Sets, clients)
+	}
+	return clients, c.chain(chain, nft.NewRule(nft.Update(clients, nft.SourceAddr(c.is4()))), nft.NewRule(nft.DNATTo(e)))
 }
 
 // firewall is the chain that drops packets to the Service's load balancer from other sources than its ranges.

@@ -281,6 +281,9 @@ func shapes() []shape {
 		one("affinity nodeport", nodePort(30080), affinity(10800), endpoints("a", "b", "c", "d")),
 		one("affinity nodeport local", nodePort(30080), externalLocal(), affinity(10800), endpoints("a", "b", "c")),
 		one("affinity loadbalancer", nodePort(30080), loadBalancer("203.0.113.5"), affinity(60), endpoints("a", "c")),
+		one("affinity long names", func(o *object) {
+			o.service.Namespace, o.service.Name = strings.Repeat("n", 63), strings.Repeat("s", 63)
+		}, clusterIPs("fd00:43:1111:2222:3333:4444:5555:6666"), ports(tcp(strings.Repeat("p", 63), 80)), affinity(86400), endpoints("a", "c")),
 		one("zone hints", endpoints("a @zone-1", "c @zone-2", "d @zone-1")),
 		one("zone hints for other zones", endpoints("a @zone-2", "c @zone-3")),
 		one("zone hints incomplete", endpoints("a @zone-1", "c")),
