@@ -25,7 +25,7 @@ type webhooks struct {
 }
 
 func newWebhooks(a *accessControl) *webhooks {
-	w := &webhooks{services: &webhook.Services{Objects: proxiedObjects{a}}, metrics: webhook.NewMetrics(), admissionMetrics: admissionwebhook.NewMetrics()}
+	w := &webhooks{services: &webhook.Services{Objects: proxiedObjects{a}}, metrics: webhook.NewMetrics(), admissionMetrics: admissionwebhook.NewMetrics(serverID())}
 	w.clients = webhook.New(webhook.Options{Services: w.services, Egress: a.egress, Metrics: w.metrics})
 	options := admissionwebhook.Options{
 		Clients: w.clients, Client: func() kind.Client { return a.client },

@@ -193,12 +193,15 @@ func (p *plugin) reload(failed string) string {
 	read, err := p.readManifests(p.manifestsDir)
 	switch {
 	case err != nil && err.Error() == failed:
+		p.Metrics.reload("failure", p.name())
 		return failed
 	case err != nil:
+		p.Metrics.reload("failure", p.name())
 		p.Log.Error("failed to reload webhook configurations", "directory", p.manifestsDir, "error", err)
 		return err.Error()
 	case read.hash != p.static.Load().hash:
 		p.static.Store(read)
+		p.Metrics.reload("success", p.name())
 		p.Log.Info("reloaded webhook configurations", "directory", p.manifestsDir, "configurations", len(read.objects))
 	}
 	return ""

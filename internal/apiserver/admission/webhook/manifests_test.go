@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -96,6 +97,12 @@ func TestManifests(t *testing.T) {
 			t.Errorf("%s: %s", name, failed)
 		}
 		call("file api") // what was valid last stays in force
+	}
+	count := func(status string) float64 {
+		return testutil.ToFloat64(p.Metrics.reloads.WithLabelValues(status, "ValidatingAdmissionWebhook", p.Metrics.serverHash))
+	}
+	if success, failure := count("success"), count("failure"); success != 2 || failure != 9 {
+		t.Errorf("%v reloads and %v failures counted", success, failure)
 	}
 	write("")
 	if failed := p.reload(""); failed != "" {

@@ -1,6 +1,8 @@
 package webhook
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -21,10 +23,15 @@ type Metrics struct {
 	rejections *prometheus.CounterVec
 	failOpen   *prometheus.CounterVec
 	requests   *prometheus.CounterVec
+	// reloads and lastReload are of the configurations in files.
+	reloads    *prometheus.CounterVec
+	lastReload *prometheus.GaugeVec
+	serverHash string
 }
 
-// NewMetrics makes the metrics.
-func NewMetrics() *Metrics {
+// NewMetrics makes the metrics of the API server with an identity.
+func NewMetrics(serverID string) *Metrics {
+	reloadLabels := []string{"status", "plugin", "apiserver_id_hash"}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "apiserver", Subsystem: "admission", Name: name, Help: help}, labels)
 	}
@@ -32,6 +39,15 @@ func NewMetrics() *Metrics {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "apiserver", Subsystem: "admission", Name: name, Help: help, Buckets: buckets}, labels)
 	}
 	return &Metrics{
+		serverHash: fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(serverID))),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_manifest_admission_config_controller_automatic_reloads_total",
+			Help: "Total number of automatic reloads of admission manifest configuration split by status, plugin, and apiserver identity.",
+		}, reloadLabels),
+		lastReload: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "apiserver_manifest_admission_config_controller_automatic_reload_last_timestamp_seconds",
+			Help: "Timestamp of the last automatic reload of admission manifest configuration split by status, plugin, and apiserver identity.",
+		}, reloadLabels),
 		seconds: histogram("webhook_admission_duration_seconds",
 			"Admission webhook latency histogram in seconds, identified by name and broken out for each operation and API resource and type (validate or admit).",
 			[]float64{0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10, 25}, "name", "type", "operation", "rejected"),
@@ -47,7 +63,7 @@ func NewMetrics() *Metrics {
 }
 
 func (m *Metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.seconds, m.rejections, m.failOpen, m.requests}
+	return []prometheus.Collector{m.seconds, m.rejections, m.failOpen, m.requests, m.reloads, m.lastReload}
 }
 
 // Describe implements prometheus.Collector.
@@ -62,6 +78,12 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	for _, c := range m.collectors() {
 		c.Collect(to)
 	}
+}
+
+// reload counts that a plugin has read its configurations in files.
+func (m *Metrics) reload(status, plugin string) {
+	m.reloads.WithLabelValues(status, plugin, m.serverHash).Inc()
+	m.lastReload.WithLabelValues(status, plugin, m.serverHash).SetToCurrentTime()
 }
 
 // maxCode bounds the values of a label that webhooks choose.

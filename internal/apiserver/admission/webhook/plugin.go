@@ -55,6 +55,14 @@ func newPlugin(o Options, resource, step string, parse func(kind.Object) []defin
 	}}
 }
 
+// name is the plugin's name.
+func (p *plugin) name() string {
+	if p.step == stepValidating {
+		return validatingName
+	}
+	return mutatingName
+}
+
 // Configure implements admission.WebhookConfigurer.
 func (p *plugin) Configure(c *admission.WebhookConfig) error {
 	if c == nil {
@@ -77,6 +85,7 @@ func (p *plugin) Configure(c *admission.WebhookConfig) error {
 		}
 		p.manifestsDir = c.StaticManifestsDir
 		p.static.Store(read)
+		p.Metrics.reload("success", p.name())
 	}
 	return nil
 }

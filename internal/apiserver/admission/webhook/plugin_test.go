@@ -229,7 +229,7 @@ func validating(name string, definitions ...definition) *admissionregistrationv1
 func newOptions(w *world) Options {
 	return Options{
 		Clients: webhook.New(webhook.Options{Metrics: webhook.NewMetrics()}), Client: func() kind.Client { return w }, LastChange: w.lastChange,
-		Authorizer: allowAll{}, Metrics: NewMetrics(), ConditionMetrics: cel.NewMetrics(), Log: slog.New(slog.DiscardHandler),
+		Authorizer: allowAll{}, Metrics: NewMetrics("server"), ConditionMetrics: cel.NewMetrics(), Log: slog.New(slog.DiscardHandler),
 	}
 }
 

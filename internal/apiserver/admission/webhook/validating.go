@@ -39,8 +39,10 @@ func fromValidating(hooks []admissionregistrationv1.ValidatingWebhook) []definit
 	return definitions
 }
 
+const validatingName = "ValidatingAdmissionWebhook"
+
 // Name implements admission.Plugin.
-func (*Validating) Name() string { return "ValidatingAdmissionWebhook" }
+func (*Validating) Name() string { return validatingName }
 
 // validation is a call of a validating webhook.
 type validation struct {
