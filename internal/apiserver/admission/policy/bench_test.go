@@ -3,6 +3,10 @@ package policy_test
 import (
 	"fmt"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/apiserver/admission"
 )
 
 // podSpecPolicies are typical validations of pods.
@@ -39,5 +43,22 @@ func BenchmarkCreate(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestUnconcernedWrites: a write that no policy is about allocates nothing in the plugin, however many policies there are.
+func TestUnconcernedWrites(t *testing.T) {
+	s := newServer(t)
+	s.createPolicies(20, "services")
+	write := &admission.Attributes{Operation: admission.Create, Kind: corev1.SchemeGroupVersion.WithKind("Pod"), Resource: corev1.SchemeGroupVersion.WithResource("pods")}
+	if s.validating.Handles(write) {
+		t.Fatal("handled")
+	}
+	if allocations := testing.AllocsPerRun(100, func() { s.validating.Handles(write) }); allocations != 0 {
+		t.Errorf("%v allocations", allocations)
+	}
+	write.Resource.Resource = "services"
+	if !s.validating.Handles(write) {
+		t.Error("not handled")
 	}
 }

@@ -39,6 +39,7 @@ type server struct {
 	server      *apiserver.Server
 	handler     http.Handler
 	annotations *annotations
+	validating  *policy.Validating
 }
 
 // annotations is a plugin that records the audit annotations of those after it.
@@ -77,13 +78,14 @@ func (permissive) RulesFor(context.Context, authenticationv1.UserInfo, string) (
 func newServer(t testing.TB) *server {
 	t.Helper()
 	s := &server{t: t, annotations: &annotations{}}
+	local := sync.OnceValue(func() policy.Objects {
+		return s.server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
+	})
 	objects := cache.New(memory.New(), nil)
 	authorizer := authz.Chain{authz.Masters{}, onlyPods{}}
 	options := policy.Options{
-		Client: func() kind.Client { return s.server.KindClient() },
-		Objects: func() policy.Objects {
-			return s.server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
-		},
+		Client:  func() kind.Client { return s.server.KindClient() },
+		Objects: local,
 		Kinds: func(gvk schema.GroupVersionKind) (*kind.Kind, *kind.Version) {
 			return s.server.KindOf(gvk)
 		},
@@ -93,13 +95,12 @@ func newServer(t testing.TB) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	validating, err := policy.NewValidating(options)
-	if err != nil {
+	if s.validating, err = policy.NewValidating(options); err != nil {
 		t.Fatal(err)
 	}
 	s.server, err = apiserver.New(apiserver.Config{
 		Kinds: api.Kinds(api.Settings{Authorizer: permissive{}}), Scheme: api.Scheme(), Cache: objects, Authorizer: authorizer, TypeConverter: converter,
-		Admission: admission.Chain{s.annotations, mutating, validating},
+		Admission: admission.Chain{s.annotations, mutating, s.validating},
 		Authenticator: authn.NewTokens(map[string]authn.User{
 			"admin": {Username: "admin", Groups: []string{authn.GroupMasters}}, "jane": {Username: "jane"},
 		}),
