@@ -149,16 +149,15 @@ func (c *catalog) equivalents(k *kind.Kind) []*resource {
 	return slices.DeleteFunc(slices.Clone(served.resources), func(res *resource) bool { return !c.serves(res) })
 }
 
-// check returns an error if one of the kind's resources is served by another kind than old, or its objects are stored where those of
-// another kind are.
+// check returns an error if another kind than old has one of the kind's resources, in any version.
 func (c *catalog) check(next *servedKind, old *servedKind) error {
-	prefix := next.kind.KeyPrefix("")
 	for _, res := range next.resources {
 		if found := c.find(res.gvr); found != nil && c.serves(res) && (old == nil || found.kind != old.kind) {
 			return fmt.Errorf("apiserver: %s is served twice", res.gvr)
 		}
-		if found := c.findStored(res.groupResource()); found != nil && next.storable() && found.kind.KeyPrefix("") == prefix && (old == nil || found.kind != old.kind) {
-			return fmt.Errorf("apiserver: the objects of %s are stored below %s, as those of another kind", res.gvr, prefix)
+		// Clients inside the server name objects by group and resource, whatever the version.
+		if found := c.findStored(res.groupResource()); found != nil && (old == nil || found.kind != old.kind) {
+			return fmt.Errorf("apiserver: %s is already a resource, of another kind", res.groupResource())
 		}
 	}
 	return nil

@@ -104,6 +104,13 @@ func TestKindOfBuiltInResource(t *testing.T) {
 		if err := s.AddKind(&overlapping); err == nil {
 			t.Errorf("%s is served twice", k.Plural)
 		}
+		// A definition may name a version that the server does not have, and is stored elsewhere.
+		custom := gadgetKind(k.Plural)
+		custom.GVK.Group, custom.GVK.Version, custom.Plural, custom.Prefix = k.GVK.Group, "v9", k.Plural, k.GVK.Group+"/"+k.Plural
+		custom.Versions = []kind.Version{{GVK: custom.GVK}}
+		if err := s.AddKind(custom); err == nil {
+			t.Errorf("%s is a custom resource too", k.GroupResource())
+		}
 	}
 }
 

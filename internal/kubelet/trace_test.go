@@ -25,6 +25,7 @@ func TestTracing(t *testing.T) {
 	pod := b.until(b.create(regular("a")), "running", running)
 	b.delete(pod, 0)
 	b.gone(pod)
+	b.eventually("the pod's worker to end", func() bool { return len(b.kubelet.listWorkers()) == 0 })
 	b.stop()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	quantity "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -57,6 +58,7 @@ func fillObject(r *rand.Rand, obj any, elements int) {
 			*v = metav1.NewMicroTime(time.Unix(c.Int63n(1e9), c.Int63n(1e9)))
 		},
 		func(v *runtime.RawExtension, c randfill.Continue) { v.Raw = fmt.Appendf(nil, `{"a":%d}`, c.Intn(3)) },
+		func(v *apiextensionsv1.JSON, c randfill.Continue) { v.Raw = fmt.Appendf(nil, `{"a":%d}`, c.Intn(3)) },
 		func(v *metav1.FieldsV1, c randfill.Continue) {},
 		func(v *float64, c randfill.Continue) { *v = float64(c.Intn(4)) },
 		func(v *string, c randfill.Continue) { *v = randomText(c) },
