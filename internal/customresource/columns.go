@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,11 +26,35 @@ var defaultColumns = []apiextensionsv1.CustomResourceColumnDefinition{{
 	Name: "Age", Type: "date", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], JSONPath: ".metadata.creationTimestamp",
 }}
 
-// parsePath parses the JSON path of a column or of a selectable field.
+// parsePath parses the JSON path of a column or of a selectable field. Requests share the result: a path with a range, which changes while it
+// is evaluated, is an error.
 func parsePath(name, path string) (*jsonpath.JSONPath, error) {
+	text := "{" + path + "}"
+	parser, err := jsonpath.Parse(name, text)
+	if err != nil {
+		return nil, err
+	}
+	if hasRange(parser.Root) {
+		return nil, fmt.Errorf("%s: a range is not supported", path)
+	}
 	parsed := jsonpath.New(name)
 	parsed.AllowMissingKeys(true)
-	return parsed, parsed.Parse("{" + path + "}")
+	return parsed, parsed.Parse(text)
+}
+
+// hasRange reports whether a path has a range or the end of one.
+func hasRange(node jsonpath.Node) bool {
+	switch node := node.(type) {
+	case *jsonpath.ListNode:
+		return slices.ContainsFunc(node.Nodes, hasRange)
+	case *jsonpath.UnionNode:
+		return slices.ContainsFunc(node.Nodes, func(list *jsonpath.ListNode) bool { return hasRange(list) })
+	case *jsonpath.FilterNode:
+		return hasRange(node.Left) || hasRange(node.Right)
+	case *jsonpath.IdentifierNode:
+		return node.Name == "range" || node.Name == "end"
+	}
+	return false
 }
 
 // columnHeaders are the headers of a version's table.
@@ -56,7 +81,7 @@ func compileColumns(defined []apiextensionsv1.CustomResourceColumnDefinition) *c
 	for _, c := range defined {
 		path, err := parsePath(c.Name, c.JSONPath)
 		if err != nil {
-			path = nil // validation of definitions refuses it; the cells are empty
+			path = nil // validation of definitions refuses nearly all of these; the cells are empty
 		}
 		compiled.types, compiled.paths = append(compiled.types, c.Type), append(compiled.paths, path)
 	}

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -456,6 +457,28 @@ func TestColumns(t *testing.T) {
 	obj.SetCreationTimestamp(metav1.NewTime(now.Add(-5 * time.Hour)))
 	if got := plain.Versions[0].Row(obj, now); !reflect.DeepEqual(got, []any{"tab", "5h"}) {
 		t.Errorf("%#v", got)
+	}
+}
+
+// The path of a column is shared by all requests. One with a range would change while it is evaluated: its cells are empty.
+func TestColumnWithRange(t *testing.T) {
+	d := oneVersion(t, "{type: object, x-kubernetes-preserve-unknown-fields: true}")
+	for _, path := range []string{".metadata.name}{range .spec.items[*]}{.x}{end}{.metadata.name", ".spec.items[?(@.x==1)]}{end}{.metadata.name"} {
+		d.Spec.Versions[0].AdditionalPrinterColumns = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "S", Type: "string", JSONPath: path}}
+		v := &newKind(t, d, nil).Versions[0]
+		obj := cronTab(t, "spec: {items: [{x: 1}, {x: 2}]}")
+		var running sync.WaitGroup
+		for range 4 {
+			running.Go(func() {
+				for range 100 {
+					if got := v.Row(obj, time.Time{}); !reflect.DeepEqual(got, []any{"tab", nil}) {
+						t.Errorf("%s: %#v", path, got)
+						return
+					}
+				}
+			})
+		}
+		running.Wait()
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
 	"skiff/internal/network/cni"
@@ -37,7 +39,10 @@ func (n *nodeComponents) buildProxy() error {
 	if err != nil {
 		return fmt.Errorf("--nodeport-addresses: %w", err)
 	}
-	metrics, err := proxy.NewMetrics(n.metrics.All)
+	// Everybody on the host may read this port, as with kube-proxy. The kubelet's metrics need a permission.
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	metrics, err := proxy.NewMetrics(registry)
 	if err != nil {
 		return err
 	}
@@ -55,7 +60,7 @@ func (n *nodeComponents) buildProxy() error {
 		for _, run := range []func(context.Context) error{
 			p.Run,
 			proxy.Endpoint{Name: "proxy healthz", Address: proxy.DefaultHealthzAddress, Handler: p.HealthzHandler(), Log: log}.Serve,
-			proxy.Endpoint{Name: "proxy metrics", Address: proxy.DefaultMetricsAddress, Handler: proxy.MetricsHandler(n.metrics.All), Log: log}.Serve,
+			proxy.Endpoint{Name: "proxy metrics", Address: proxy.DefaultMetricsAddress, Handler: proxy.MetricsHandler(registry), Log: log}.Serve,
 		} {
 			group.Go(func() error { return run(ctx) })
 		}

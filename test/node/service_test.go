@@ -110,6 +110,7 @@ func TestServiceTraffic(t *testing.T) {
 		t.Errorf("no rules: %v", err)
 	}
 	checkProxyHealth(t)
+	checkProxyMetrics(t, proxy.DefaultMetricsAddress)
 }
 
 // checkNoEndpoints removes all endpoints. Their Service is refused.
@@ -130,6 +131,20 @@ func checkProxyHealth(t *testing.T) {
 	health.Body.Close()
 	if health.StatusCode != http.StatusOK {
 		t.Errorf("the proxy's health is %s", health.Status)
+	}
+}
+
+// checkProxyMetrics reads the proxy's metrics. The port is open to everybody on the host, so those of the kubelet are not there.
+func checkProxyMetrics(t *testing.T, address string) {
+	t.Helper()
+	response, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil || !strings.Contains(string(text), `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`) || strings.Contains(string(text), "\nkubelet_") {
+		t.Errorf("metrics: %v\n%s", err, text)
 	}
 }
 
@@ -166,14 +181,7 @@ metricsBindAddress: 127.0.0.1:10349
 	nodeAddress := namespaces.NodeAddress + ":30777"
 	eventually(t, "a pod answers", func() bool { _, err := get(nodeAddress); return err == nil })
 	checkProxyHealth(t)
-	response, err := http.Get("http://127.0.0.1:10349/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if text, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(text), `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`) {
-		t.Errorf("no metrics: %v\n%s", err, text)
-	}
+	checkProxyMetrics(t, "127.0.0.1:10349")
 	checkNoEndpoints(t, c, nodeAddress)
 	if code := p.Terminate(); code != 0 {
 		t.Errorf("exit code %d\n%s", code, p.Log(20))

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/jsonpatch"
@@ -127,8 +128,8 @@ func (p *Mutating) patched(ctx context.Context, v *invocation, r *request, annot
 	if len(patch) == 0 {
 		return false, nil
 	}
-	if response.PatchType == nil || *response.PatchType != admissionv1.PatchTypeJSONPatch {
-		return false, &callError{fmt.Errorf("unsupported patch type %q", *response.PatchType), denied(v.name, response.Result)}
+	if patchType := ptr.Deref(response.PatchType, ""); patchType != admissionv1.PatchTypeJSONPatch {
+		return false, &callError{fmt.Errorf("unsupported patch type %q", patchType), denied(v.name, response.Result)}
 	}
 	if changed, err = p.apply(v, r, patch); err != nil {
 		return false, err
