@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -193,7 +194,7 @@ func TestWebhooksLikeUpstream(t *testing.T) {
 			t.Errorf("%s:\n ours   %s\n theirs %s", s.name, ours, theirs)
 		}
 	}
-	ours, theirs := recorder.reviews["ours"], recorder.reviews["them"]
+	ours, theirs := withoutRetries(t, recorder.reviews["ours"]), withoutRetries(t, recorder.reviews["them"])
 	for i := range min(len(ours), len(theirs)) {
 		if ours[i] != theirs[i] {
 			t.Errorf("review %d:\n ours   %s\n theirs %s", i, ours[i], theirs[i])
@@ -204,4 +205,27 @@ func TestWebhooksLikeUpstream(t *testing.T) {
 		t.Errorf("%d reviews, upstream sent %d", len(ours), len(theirs))
 	}
 	t.Logf("%d responses compared, %d reviews", len(responses["ours"]), len(ours))
+}
+
+// withoutRetries leaves out the reviews of deletions that were repeated with a newer object: upstream first reads it from a cache that may be
+// behind.
+func withoutRetries(t *testing.T, reviews []string) (kept []string) {
+	t.Helper()
+	deletion := func(text string) any {
+		var review struct{ Request map[string]any }
+		if err := json.Unmarshal([]byte(text), &review); err != nil {
+			t.Fatal(err)
+		}
+		if review.Request["operation"] != "DELETE" {
+			return nil
+		}
+		delete(review.Request, "oldObject")
+		return review.Request
+	}
+	for i, text := range reviews {
+		if this := deletion(text); this == nil || i+1 == len(reviews) || reviews[i+1] == text || !reflect.DeepEqual(this, deletion(reviews[i+1])) {
+			kept = append(kept, text)
+		}
+	}
+	return kept
 }

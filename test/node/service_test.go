@@ -134,17 +134,21 @@ func checkProxyHealth(t *testing.T) {
 	}
 }
 
-// checkProxyMetrics reads the proxy's metrics. The port is open to everybody on the host, so those of the kubelet are not there.
+// checkProxyMetrics waits for the metrics of the first sync. The port is open to everybody on the host, so those of the kubelet are not there.
 func checkProxyMetrics(t *testing.T, address string) {
 	t.Helper()
-	response, err := http.Get("http://" + address + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil || !strings.Contains(string(text), `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`) || strings.Contains(string(text), "\nkubelet_") {
-		t.Errorf("metrics: %v\n%s", err, text)
+	var text []byte
+	eventually(t, "the metrics of a sync", func() bool {
+		response, err := http.Get("http://" + address + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, err = io.ReadAll(response.Body)
+		return err == nil && strings.Contains(string(text), `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`)
+	})
+	if strings.Contains(string(text), "\nkubelet_") {
+		t.Errorf("metrics of the kubelet:\n%s", text)
 	}
 }
 
