@@ -323,8 +323,8 @@ func (s *Server) RemoveKind(k *kind.Kind) error {
 	return nil
 }
 
-// ReplaceKind serves next instead of old, which was added and has the same objects. Requests in flight are not disturbed, but watches end:
-// their clients begin new ones, in which objects are as next has them.
+// ReplaceKind serves next instead of old, which was added and has the same objects. Reads in flight are not disturbed. Writes that have not yet
+// been stored respond with 404. Watches end: their clients begin new ones, in which objects are as next has them.
 func (s *Server) ReplaceKind(old, next *kind.Kind) error {
 	s.changes.Lock()
 	defer s.changes.Unlock()

@@ -1,8 +1,6 @@
 package customresource
 
 import (
-	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,25 +27,13 @@ const (
 )
 
 // OpenAPI returns the schemas that the documents of the API have of a version.
-func OpenAPI(crd *apiextensionsv1.CustomResourceDefinition, version string) (openapi.Custom, error) {
+func OpenAPI(crd *apiextensionsv1.CustomResourceDefinition, version string) (openapi.Schemas, error) {
 	i := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == version })
 	if i < 0 {
-		return openapi.Custom{}, fmt.Errorf("custom resource definition %s has no version %s", crd.Name, version)
+		return openapi.Schemas{}, fmt.Errorf("custom resource definition %s has no version %s", crd.Name, version)
 	}
 	spec := &crd.Spec.Versions[i]
-	hash := sha256.New()
-	// Fields are encoded in a fixed order, so equal definitions have equal text.
-	for _, part := range []any{crd.Spec.Names, crd.Spec.PreserveUnknownFields, spec} {
-		if err := json.NewEncoder(hash).Encode(part); err != nil {
-			return openapi.Custom{}, fmt.Errorf("encode version %s of custom resource definition %s: %w", version, crd.Name, err)
-		}
-	}
-	return openapi.Custom{
-		Hash: fmt.Sprintf("%x", hash.Sum(nil)),
-		Schemas: func() (openapi.Schemas, error) {
-			return openapi.Schemas{V2: published(crd, spec, true), V3: published(crd, spec, false)}, nil
-		},
-	}, nil
+	return openapi.Schemas{V2: published(crd, spec, true), V3: published(crd, spec, false)}, nil
 }
 
 // publisher makes the schemas of a version for OpenAPI v2 or v3.

@@ -63,9 +63,6 @@ func (c *Clients) NewConverter(crd *apiextensionsv1.CustomResourceDefinition) (*
 	return nil, fmt.Errorf("conversion webhook of %s: no supported conversion review versions", crd.Name)
 }
 
-// Close closes the connections to the webhook.
-func (c *Converter) Close() { c.client.Close() }
-
 // Convert returns the objects in the wanted version, in order. Objects that have it are returned as they are. The arguments are not changed.
 func (c *Converter) Convert(ctx context.Context, objects []*unstructured.Unstructured, to schema.GroupVersion) ([]*unstructured.Unstructured, error) {
 	started := time.Now()

@@ -303,14 +303,8 @@ func (e *Extension) publish(crd *definition, old, next *served) {
 // schemasOf are the schemas of a version. The identity of the definition identifies them, so that they need not be made to be compared.
 func schemasOf(crd *definition, version string) openapi.Custom {
 	return openapi.Custom{
-		Hash: fmt.Sprintln(crd.UID, crd.Generation, crd.Status.AcceptedNames, version),
-		Schemas: func() (openapi.Schemas, error) {
-			custom, err := customresource.OpenAPI(crd, version)
-			if err != nil {
-				return openapi.Schemas{}, err
-			}
-			return custom.Schemas()
-		},
+		Hash:    fmt.Sprintln(crd.UID, crd.Generation, crd.Status.AcceptedNames, version),
+		Schemas: func() (openapi.Schemas, error) { return customresource.OpenAPI(crd, version) },
 	}
 }
 

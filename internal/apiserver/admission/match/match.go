@@ -7,7 +7,6 @@ package match
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -254,12 +253,4 @@ func matchesScope(scope *admissionregistrationv1.ScopeType, a *admission.Attribu
 		return !namespaced
 	}
 	return false
-}
-
-// Validate reports why a selector is invalid.
-func (m *Matcher) Validate() error {
-	if m.invalid != nil {
-		return fmt.Errorf("invalid selector: %w", m.invalid)
-	}
-	return nil
 }
