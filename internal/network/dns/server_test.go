@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -30,6 +28,7 @@ import (
 const deadline = 30 * time.Second
 
 // eventually waits until a condition holds.
+
 func eventually(t testing.TB, about string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(deadline); !condition(); time.Sleep(time.Millisecond) {
@@ -46,6 +45,7 @@ type upstream struct {
 }
 
 // newUpstream starts a name server that answers over UDP and TCP with handle.
+
 func newUpstream(t testing.TB, handle func(w dns.ResponseWriter, q *dns.Msg)) *upstream {
 	t.Helper()
 	u := &upstream{}
@@ -73,6 +73,7 @@ func newUpstream(t testing.TB, handle func(w dns.ResponseWriter, q *dns.Msg)) *u
 }
 
 // records answers with records in text form, the name replaced by the queried one; without records with NXDOMAIN.
+
 func records(texts ...string) func(dns.ResponseWriter, *dns.Msg) {
 	return func(w dns.ResponseWriter, q *dns.Msg) {
 		reply := new(dns.Msg).SetReply(q)
@@ -93,6 +94,7 @@ func records(texts ...string) func(dns.ResponseWriter, *dns.Msg) {
 }
 
 // serve runs a server's listener on a free loopback port and returns its address.
+
 func serve(t testing.TB, s *Server) string {
 	t.Helper()
 	s.ports = ports{}
@@ -116,6 +118,7 @@ func serve(t testing.TB, s *Server) string {
 }
 
 // useUpstreams sets the host's name servers.
+
 func useUpstreams(s *Server, upstreams ...*upstream) {
 	var servers []netip.AddrPort
 	for _, u := range upstreams {
@@ -125,6 +128,7 @@ func useUpstreams(s *Server, upstreams ...*upstream) {
 }
 
 // exchange sends a query to a server.
+
 func exchange(t testing.TB, network, address string, m *dns.Msg) *dns.Msg {
 	t.Helper()
 	c := &dns.Client{Net: network, Timeout: deadline, UDPSize: 4096}
@@ -167,6 +171,7 @@ func TestTransports(t *testing.T) {
 }
 
 // TestConcurrentClients checks that each client gets the responses to its own queries, also when many arrive at once.
+
 func TestConcurrentClients(t *testing.T) {
 	// So many queries at once fit into the receive buffer of any host.
 	const clients, queries = 20, 10
@@ -218,6 +223,7 @@ func TestConcurrentClients(t *testing.T) {
 }
 
 // TestConnectionLimit checks that one client cannot have all TCP connections.
+
 func TestConnectionLimit(t *testing.T) {
 	address := serve(t, specServer(t))
 	var open []net.Conn
@@ -252,168 +258,16 @@ func TestConnectionLimit(t *testing.T) {
 	}
 }
 
-func TestForwarding(t *testing.T) {
-	s := specServer(t)
-	u := newUpstream(t, records("www.example. 60 CNAME example.", "example. 60 A 192.0.2.1"))
-	useUpstreams(s, u)
-	address := serve(t, s)
-	for i, network := range []string{"udp", "tcp", "udp"} {
-		reply := exchange(t, network, address, new(dns.Msg).SetQuestion("WWW.Example.", dns.TypeA))
-		want := "NOERROR\nexample. 60 A 192.0.2.1\nwww.example. 60 CNAME example."
-		if got := format(reply); got != want || reply.Question[0].Name != "WWW.Example." || !reply.RecursionAvailable {
-			t.Errorf("query %d:\n%s\nwant:\n%s", i, got, want)
-		}
-	}
-	if n := u.queries.Load(); n != 1 {
-		t.Errorf("%d queries were forwarded, want 1: the others are answered from the cache", n)
-	}
-	// A query for other records, or with DNSSEC, is another one.
-	exchange(t, "udp", address, new(dns.Msg).SetQuestion("www.example.", dns.TypeAAAA))
-	exchange(t, "udp", address, new(dns.Msg).SetQuestion("www.example.", dns.TypeA).SetEdns0(1232, true))
-	if n := u.queries.Load(); n != 3 {
-		t.Errorf("%d queries were forwarded, want 3", n)
-	}
-}
-
-func TestNegativeCache(t *testing.T) {
-	s := specServer(t)
-	u := newUpstream(t, records())
-	useUpstreams(s, u)
-	address := serve(t, s)
-	for range 3 {
-		reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("missing.example.", dns.TypeA))
-		if reply.Rcode != dns.RcodeNameError || len(reply.Ns) != 1 {
-			t.Errorf("response %v", reply)
-		}
-	}
-	if n := u.queries.Load(); n != 1 {
-		t.Errorf("%d queries were forwarded, want 1", n)
-	}
-	if s.denial.entries() != 1 || s.success.entries() != 0 {
-		t.Errorf("%d negative and %d positive entries", s.denial.entries(), s.success.entries())
-	}
-}
-
 // TestTruncatedUpstream checks that a truncated response is asked for over TCP, and truncated again only for a client with UDP.
-func TestTruncatedUpstream(t *testing.T) {
-	s := specServer(t)
-	var texts []string
-	for i := range 100 {
-		texts = append(texts, fmt.Sprintf("example. 60 A 192.0.2.%d", i))
-	}
-	var overTCP atomic.Int64
-	u := newUpstream(t, func(w dns.ResponseWriter, q *dns.Msg) {
-		if _, ok := w.RemoteAddr().(*net.TCPAddr); ok {
-			overTCP.Add(1)
-			records(texts...)(w, q)
-			return
-		}
-		reply := new(dns.Msg).SetReply(q)
-		reply.Truncated = true
-		_ = w.WriteMsg(reply)
-	})
-	useUpstreams(s, u)
-	address := serve(t, s)
-	reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA))
-	if !reply.Truncated || len(reply.Answer) < 20 || len(reply.Answer) == 100 {
-		t.Errorf("UDP: truncated %v, %d answers", reply.Truncated, len(reply.Answer))
-	}
-	reply = exchange(t, "tcp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA))
-	if reply.Truncated || len(reply.Answer) != 100 {
-		t.Errorf("TCP: truncated %v, %d answers", reply.Truncated, len(reply.Answer))
-	}
-	if overTCP.Load() != 1 || u.queries.Load() != 2 {
-		t.Errorf("%d of %d queries were forwarded over TCP, want 1 of 2", overTCP.Load(), u.queries.Load())
-	}
-}
 
 // TestFailingUpstreams has a row for each way in which the first name server can fail.
-func TestFailingUpstreams(t *testing.T) {
-	code := func(rcode int) func(dns.ResponseWriter, *dns.Msg) {
-		return func(w dns.ResponseWriter, q *dns.Msg) { _ = w.WriteMsg(new(dns.Msg).SetRcode(q, rcode)) }
-	}
-	for name, handle := range map[string]func(dns.ResponseWriter, *dns.Msg){
-		"SERVFAIL": code(dns.RcodeServerFailure), "REFUSED": code(dns.RcodeRefused),
-		"another question": func(w dns.ResponseWriter, q *dns.Msg) {
-			reply := new(dns.Msg).SetReply(q)
-			reply.Question[0].Name = "evil.example."
-			_ = w.WriteMsg(reply)
-		},
-		"not a message": func(w dns.ResponseWriter, q *dns.Msg) { _, _ = w.Write([]byte{byte(q.Id >> 8), byte(q.Id), 0x80}) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := specServer(t)
-			bad, good := newUpstream(t, handle), newUpstream(t, records("example. 60 A 192.0.2.1"))
-			useUpstreams(s, bad, good)
-			reply := exchange(t, "udp", serve(t, s), new(dns.Msg).SetQuestion("example.", dns.TypeA))
-			if len(reply.Answer) != 1 || bad.queries.Load() == 0 {
-				t.Errorf("response %v after %d queries to the first name server", reply, bad.queries.Load())
-			}
-		})
-	}
-	t.Run("all", func(t *testing.T) {
-		s := specServer(t)
-		useUpstreams(s, newUpstream(t, code(dns.RcodeServerFailure)))
-		reply := exchange(t, "udp", serve(t, s), new(dns.Msg).SetQuestion("example.", dns.TypeA))
-		if reply.Rcode != dns.RcodeServerFailure {
-			t.Errorf("response %v", reply)
-		}
-	})
-	t.Run("none", func(t *testing.T) {
-		reply := exchange(t, "udp", serve(t, specServer(t)), new(dns.Msg).SetQuestion("example.", dns.TypeA))
-		if reply.Rcode != dns.RcodeServerFailure {
-			t.Errorf("response %v", reply)
-		}
-	})
-}
 
 // TestForwardLimits checks that one client cannot take all seats, and that there is an end to them.
-func TestForwardLimits(t *testing.T) {
-	f := newForwarder(newMetrics())
-	greedy := netip.MustParseAddr("10.42.0.1")
-	for i := range maxForwardedPerClient {
-		if !f.acquire(greedy) {
-			t.Fatalf("seat %d was refused", i)
-		}
-	}
-	if f.acquire(greedy) {
-		t.Error("a client got more seats than allowed")
-	}
-	taken := maxForwardedPerClient
-	for ip := greedy.Next(); taken < maxForwarded; ip = ip.Next() {
-		if !f.acquire(ip) {
-			t.Fatalf("seat %d was refused", taken)
-		}
-		taken++
-	}
-	if f.acquire(netip.MustParseAddr("10.43.0.1")) {
-		t.Error("there were more seats than allowed")
-	}
-	f.release(greedy)
-	if !f.acquire(netip.MustParseAddr("10.43.0.1")) {
-		t.Error("a released seat was refused")
-	}
-}
 
 // TestRefusedWhenBusy checks the response to a query for which there is no seat.
-func TestRefusedWhenBusy(t *testing.T) {
-	s := specServer(t)
-	useUpstreams(s, newUpstream(t, records("example. 60 A 192.0.2.1")))
-	for range maxForwardedPerClient {
-		s.forwarder.acquire(netip.MustParseAddr("127.0.0.1"))
-	}
-	address := serve(t, s)
-	for _, network := range []string{"udp", "tcp"} {
-		if reply := exchange(t, network, address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Rcode != dns.RcodeRefused {
-			t.Errorf("%s: %v", network, reply)
-		}
-		if reply := exchange(t, network, address, new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", dns.TypeA)); len(reply.Answer) != 1 {
-			t.Errorf("%s: a name of the cluster: %v", network, reply)
-		}
-	}
-}
 
 // TestExternalName checks that the target of an ExternalName outside of the cluster is resolved.
+
 func TestExternalName(t *testing.T) {
 	s := specServer(t)
 	addExternal(s, "default/outside", "www.example")
@@ -437,6 +291,7 @@ func TestExternalName(t *testing.T) {
 }
 
 // TestSettings checks stub domains, upstream name servers and hosts.
+
 func TestSettings(t *testing.T) {
 	s := specServer(t)
 	host := newUpstream(t, records("a. 60 A 192.0.2.1"))
@@ -523,194 +378,15 @@ func TestInvalidSettings(t *testing.T) {
 }
 
 // TestResolvConf checks which file the name servers come from, and that changes are followed.
-func TestResolvConf(t *testing.T) {
-	dir := t.TempDir()
-	c := &resolvConf{path: filepath.Join(dir, "resolv.conf"), resolvedPath: filepath.Join(dir, "resolved.conf")}
-	write := func(path, text string) {
-		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(c.path, "search example\nnameserver 192.0.2.1\nnameserver fd00::1\nnameserver 192.0.2.1\nnameserver x\n")
-	current := make(chan string, 100)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.follow(ctx, func(servers []netip.AddrPort) { current <- fmt.Sprint(servers) }, func(err error) { current <- "error" })
-	}()
-	expect := func(want string) {
-		t.Helper()
-		for timeout := time.After(deadline); ; {
-			select {
-			case got := <-current:
-				if got == want {
-					return
-				}
-			case <-timeout:
-				t.Fatalf("the name servers did not become %s", want)
-			}
-		}
-	}
-	expect("[192.0.2.1:53 [fd00::1]:53]")
-	write(c.path, "nameserver 127.0.0.53\noptions edns0 trust-ad\n")
-	expect("[127.0.0.53:53]")
-	write(c.resolvedPath, "nameserver 192.0.2.2\n")
-	expect("[192.0.2.2:53]")
-	write(c.resolvedPath, "nameserver 192.0.2.33\n")
-	expect("[192.0.2.33:53]")
-	if got := c.effectivePath(); got != c.resolvedPath {
-		t.Errorf("pods use %s", got)
-	}
-	// Replaced by a rename, as network managers do.
-	write(filepath.Join(dir, "new"), "nameserver 192.0.2.44\n")
-	if err := os.Rename(filepath.Join(dir, "new"), c.path); err != nil {
-		t.Fatal(err)
-	}
-	expect("[192.0.2.44:53]")
-	if got := c.effectivePath(); got != c.path {
-		t.Errorf("pods use %s", got)
-	}
-	if err := os.Remove(c.path); err != nil {
-		t.Fatal(err)
-	}
-	expect("error")
-	cancel()
-	<-done
-}
 
 // TestOwnAddress checks that queries are never forwarded to the server itself.
-func TestOwnAddress(t *testing.T) {
-	s := specServer(t)
-	u := newUpstream(t, records("example. 60 A 192.0.2.1"))
-	own := []netip.Addr{u.address.Addr()}
-	s.own.Store(&own)
-	useUpstreams(s, u)
-	if reply := exchange(t, "udp", serve(t, s), new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Rcode != dns.RcodeServerFailure || u.queries.Load() != 0 {
-		t.Errorf("response %v after %d queries", reply, u.queries.Load())
-	}
-}
 
 // TestLoop checks that a name server that forwards queries back is found out, and that forwarding goes on when it no longer does.
-func TestLoop(t *testing.T) {
-	s := specServer(t)
-	own := []netip.Addr{netip.MustParseAddr("127.0.0.2")}
-	s.own.Store(&own)
-	address := serve(t, s)
-	var loops atomic.Bool
-	loops.Store(true)
-	u := newUpstream(t, func(w dns.ResponseWriter, q *dns.Msg) {
-		if !loops.Load() {
-			records("example. 60 A 192.0.2.1")(w, q)
-			return
-		}
-		reply, _, err := new(dns.Client).Exchange(q, address)
-		if err == nil {
-			_ = w.WriteMsg(reply)
-		}
-	})
-	useUpstreams(s, u)
-	s.probe(t.Context())
-	if !s.isLooping() {
-		t.Fatal("the loop was not detected")
-	}
-	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Rcode != dns.RcodeServerFailure {
-		t.Errorf("response in a loop: %v", reply)
-	}
-	loops.Store(false)
-	s.probe(t.Context())
-	if s.isLooping() {
-		t.Fatal("the end of the loop was not detected")
-	}
-	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); len(reply.Answer) != 1 {
-		t.Errorf("response after the loop: %v", reply)
-	}
-}
 
 // TestCacheBounds checks that the cache does not grow beyond its limits, and that TTLs and expiry are right.
-func TestCacheBounds(t *testing.T) {
-	evicted := 0
-	c := newResponseCache(func() { evicted++ })
-	now := time.Unix(1000, 0)
-	reply := new(dns.Msg).SetQuestion("example.", dns.TypeTXT)
-	rr, _ := dns.NewRR("example. 10 TXT " + strings.Repeat(`"`+strings.Repeat("a", 200)+`" `, 10))
-	reply.Answer = append(reply.Answer, rr)
-	m, err := newMessage(reply)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.lifetime != 10*time.Second {
-		t.Errorf("lifetime %v, want that of the record", m.lifetime)
-	}
-	for i := range 100_000 {
-		c.put([]byte(fmt.Sprint(i)), m, now)
-	}
-	total := 0
-	for i := range c.shards {
-		total += c.shards[i].bytes
-	}
-	if total > cacheShards*maxShardBytes || c.entries() > cacheShards*maxShardEntries || c.entries() < cacheShards*maxShardEntries/4 || evicted == 0 {
-		t.Errorf("%d bytes, %d entries, %d evicted", total, c.entries(), evicted)
-	}
-	c.put([]byte("key"), m, now)
-	if got, age := c.get([]byte("key"), now.Add(9*time.Second)); got != m || age != 9*time.Second {
-		t.Errorf("before it expires: %v, age %v", got, age)
-	}
-	if got, _ := c.get([]byte("key"), now.Add(10*time.Second)); got != nil {
-		t.Error("an expired entry was returned")
-	}
-	var q query
-	var r response
-	if _, err := q.parse(packQuery(t, new(dns.Msg).SetQuestion("example.", dns.TypeTXT))); err != nil {
-		t.Fatal(err)
-	}
-	r.begin(nil, &q, maxTCPSize)
-	m.write(&r, &q, 4*time.Second)
-	aged := new(dns.Msg)
-	if err := aged.Unpack(r.finish(&q)); err != nil || len(aged.Answer) != 1 || aged.Answer[0].Header().Ttl != 6 {
-		t.Errorf("after 4 of 10 seconds: %v, %v", aged, err)
-	}
-}
-
-func TestLifetimes(t *testing.T) {
-	for _, test := range []struct {
-		about             string
-		answer, authority string
-		rcode             int
-		want              time.Duration
-	}{
-		{"record", "a. 20 A 192.0.2.1", "", dns.RcodeSuccess, 20 * time.Second},
-		{"long TTL", "a. 3600 A 192.0.2.1", "", dns.RcodeSuccess, maxLifetime},
-		{"short TTL", "a. 1 A 192.0.2.1", "", dns.RcodeSuccess, minLifetime},
-		{"TTL 0", "a. 0 A 192.0.2.1", "", dns.RcodeSuccess, 0},
-		{"no name", "", "a. 20 SOA b. c. 1 2 3 4 10", dns.RcodeNameError, 10 * time.Second},
-		{"no data", "", "a. 8 SOA b. c. 1 2 3 4 10", dns.RcodeSuccess, 8 * time.Second},
-		{"no name without SOA", "", "", dns.RcodeNameError, 0},
-		{"failure", "", "", dns.RcodeServerFailure, 0},
-		{"refused", "", "", dns.RcodeRefused, 0},
-	} {
-		reply := new(dns.Msg).SetQuestion("a.", dns.TypeA)
-		reply.Rcode = test.rcode
-		if test.answer != "" {
-			rr, _ := dns.NewRR(test.answer)
-			reply.Answer = append(reply.Answer, rr)
-		}
-		if test.authority != "" {
-			rr, _ := dns.NewRR(test.authority)
-			reply.Ns = append(reply.Ns, rr)
-		}
-		m, err := newMessage(reply)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.lifetime != test.want {
-			t.Errorf("%s: %v, want %v", test.about, m.lifetime, test.want)
-		}
-	}
-}
 
 // addServiceCIDR creates the range of cluster IPs, which a server creates at its start.
+
 func addServiceCIDR(t testing.TB, c *client.Client) {
 	t.Helper()
 	object := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}}}
@@ -720,6 +396,7 @@ func addServiceCIDR(t testing.TB, c *client.Client) {
 }
 
 // TestChanges runs a server against an API server and checks that changes are visible.
+
 func TestChanges(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := inprocess.Start(t, ctx)
@@ -817,6 +494,7 @@ func TestChanges(t *testing.T) {
 }
 
 // TestService checks that the Service of the cluster's DNS is created, created again, left alone and deleted, and that the server follows it.
+
 func TestService(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -904,6 +582,7 @@ func TestServiceIP(t *testing.T) {
 }
 
 // TestMetrics checks that CoreDNS's metrics are served.
+
 func TestMetrics(t *testing.T) {
 	s := specServer(t)
 	useUpstreams(s, newUpstream(t, records("example. 60 A 192.0.2.1")))
