@@ -233,6 +233,49 @@ func TestInformer(t *testing.T) {
 	})
 }
 
+// A remote informer keeps what the transformation returns. In the server's process it keeps the server's own objects.
+func TestInformerTransform(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, c *client.Client) {
+		ctx, cancel := context.WithCancel(t.Context())
+		maps := client.For[*corev1.ConfigMap](c)
+		if _, err := maps.Create(ctx, configMap("listed", map[string]string{"k": "1"}), client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		informers := client.NewInformers(c)
+		informer := client.InformerFor[*corev1.ConfigMap](informers)
+		if err := informer.SetTransform(func(cm *corev1.ConfigMap) *corev1.ConfigMap {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: cm.Namespace, Name: cm.Name, ResourceVersion: cm.ResourceVersion}}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() { done <- informers.Run(ctx) }()
+		if err := informers.WaitForSync(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := maps.Create(ctx, configMap("watched", map[string]string{"k": "1"}), client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { _, ok := informer.Get("default", "watched"); return ok })
+		for _, kept := range informer.List("default", nil) {
+			current, err := maps.Get(ctx, "default", kept.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if isTransformed := len(kept.Data) == 0; isTransformed == (kept == current) {
+				t.Errorf("%s has data %v and is the server's own object: %v", kept.Name, kept.Data, kept == current)
+			}
+			if current.Data["k"] != "1" {
+				t.Errorf("the transformation has changed the server's object: %v", current)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestInProcessSharesObjects: inside the process all readers get the same cached object.
 func TestInProcessSharesObjects(t *testing.T) {
 	c, err := client.NewLocal(startServer(t).Local(admin), api.Scheme(), api.Kinds(api.Settings{}))

@@ -59,6 +59,7 @@ func NewInformers(c *Client) *Informers {
 type Informer[T kind.Object] struct {
 	shared      cache.SharedIndexInformer
 	namespaced  bool
+	inProcess   bool
 	objectsRead *atomic.Uint64
 }
 
@@ -71,7 +72,7 @@ func InformerFor[T kind.Object](s *Informers) Informer[T] {
 		s.byType[key] = cache.NewSharedIndexInformer(r.listWatch(), reflect.New(key.Elem()).Interface().(runtime.Object), 0,
 			cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	}
-	return Informer[T]{shared: s.byType[key], namespaced: r.namespaced, objectsRead: &s.objectsRead}
+	return Informer[T]{shared: s.byType[key], namespaced: r.namespaced, inProcess: s.client.local != nil, objectsRead: &s.objectsRead}
 }
 
 // ObjectsRead is the number of objects that Get, List and ByIndex have read from the caches, whether they matched or not. It measures
@@ -173,6 +174,21 @@ func (i Informer[T]) candidates(namespace string, selector labels.Selector) []an
 // AddIndex adds an index for ByIndex. Call it before Run.
 func (i Informer[T]) AddIndex(name string, values func(obj T) []string) error {
 	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(obj.(T)), nil }})
+}
+
+// SetTransform makes the informer keep, instead of an object it reads, what transform returns for it: less of it. All users of the informer get that.
+// Objects in the server's process are kept as they are, because they are those of the server's cache. transform must not change its argument.
+// Call SetTransform before Run.
+func (i Informer[T]) SetTransform(transform func(obj T) T) error {
+	if i.inProcess {
+		return nil
+	}
+	return i.shared.SetTransform(func(obj any) (any, error) {
+		if typed, ok := obj.(T); ok {
+			return transform(typed), nil
+		}
+		return obj, nil
+	})
 }
 
 // ByIndex returns the objects that have the value in the index.

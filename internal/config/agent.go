@@ -39,7 +39,7 @@ func (c *Agent) Flags(groups *FlagGroups) {
 	fs.StringVar(&c.TokenFile, "token-file", c.TokenFile, "Path to a file with the join token. Unlike --token, it does not show in the process list.")
 	dataDirFlag(fs, &c.DataDir)
 	logLevelFlag(fs, &c.LogLevel)
-	listVar(fs, &c.Without, "without", "Components not to run on this node, separated by commas: proxy.")
+	listVar(fs, &c.Without, "without", "Components not to run on this node, separated by commas: proxy, policy.")
 	c.Node.flags(groups, "node-name", "kubelet-config")
 	c.NodeProxy.flags(groups)
 }

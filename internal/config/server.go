@@ -28,11 +28,13 @@ const (
 	ComponentScheduler   = "scheduler"
 	// ComponentProxy is the Service proxy of the node. `skiff agent` can leave it out too.
 	ComponentProxy = "proxy"
+	// ComponentPolicy enforces network policies on the node. `skiff agent` can leave it out too.
+	ComponentPolicy = "policy"
 )
 
 var (
-	optionalComponents     = []string{ComponentControllers, ComponentScheduler, ComponentProxy}
-	optionalNodeComponents = []string{ComponentProxy}
+	optionalComponents     = []string{ComponentControllers, ComponentScheduler, ComponentProxy, ComponentPolicy}
+	optionalNodeComponents = []string{ComponentProxy, ComponentPolicy}
 )
 
 // validateWithout checks the components to leave out.
@@ -64,7 +66,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 	c.genericFlags(groups)
 	fs := groups.Common(groupGeneric)
 	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "Run the control plane without a node on this host.")
-	listVar(fs, &c.Without, "without", "Components not to run in this process, separated by commas: controllers, scheduler, proxy.")
+	listVar(fs, &c.Without, "without", "Components not to run in this process, separated by commas: controllers, scheduler, proxy, policy.")
 	listVar(fs, &c.Disable, "disable", "Parts of the cluster that skiff does not provide, because another implementation is installed, separated by commas: dns.")
 	c.servingFlags(groups)
 	c.Node.flags(groups, "node-name", "kubelet-config")

@@ -47,11 +47,13 @@ func TestServerValidate(t *testing.T) {
 
 func TestServerRuns(t *testing.T) {
 	c := DefaultServer()
-	if err := parse(&c, "--without=controllers"); err != nil {
+	if err := parse(&c, "--without=controllers,policy"); err != nil {
 		t.Fatal(err)
 	}
-	if c.Runs(ComponentControllers) || !c.Runs(ComponentScheduler) {
-		t.Errorf("--without=controllers: controllers %v, scheduler %v", c.Runs(ComponentControllers), c.Runs(ComponentScheduler))
+	for component, want := range map[string]bool{ComponentControllers: false, ComponentScheduler: true, ComponentProxy: true, ComponentPolicy: false} {
+		if c.Runs(component) != want {
+			t.Errorf("--without=controllers,policy: %s runs: %v", component, !want)
+		}
 	}
 }
 

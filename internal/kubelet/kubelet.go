@@ -221,6 +221,18 @@ func (k *Kubelet) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return nil, false
 }
 
+// PodWithUID returns the pod of this node with a UID, with its latest status. A static pod has another UID than its mirror pod. A pod that was removed
+// from its source is returned until it has terminated.
+func (k *Kubelet) PodWithUID(uid types.UID) (*corev1.Pod, bool) {
+	k.mu.Lock()
+	w := k.workers[uid]
+	k.mu.Unlock()
+	if w == nil {
+		return nil, false
+	}
+	return k.withStatus(w.current()), true
+}
+
 // Active returns the pods that are admitted and not terminated, with their allocated resources. Pods that their source has removed are not
 // active even while they are terminating: after a force deletion the scheduler has already reassigned their resources.
 func (k *Kubelet) Active() []*corev1.Pod {

@@ -62,6 +62,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	if c.Runs(config.ComponentProxy) {
 		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
 	}
+	o.enforcesPolicies = c.Runs(config.ComponentPolicy)
 	return runRenewedNode(ctx, remote, join.Certificate, o, log)
 }
 

@@ -21,6 +21,7 @@ import (
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/network/cni"
 	"skiff/internal/network/nft"
+	"skiff/internal/network/policy"
 	"skiff/internal/network/proxy"
 )
 
@@ -57,7 +58,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 			return err
 		}
 	}
-	if err := errors.Join(nft.Remove(proxy.DefaultTable), dnsAddresses(c.DataDir).Set(nil)); err != nil {
+	if err := errors.Join(nft.Remove(proxy.DefaultTable), nft.Remove(policy.DefaultTable), dnsAddresses(c.DataDir).Set(nil)); err != nil {
 		return err
 	}
 	groups, err := cgroup.New(cgroup.Settings{Root: settings.CgroupRoot})

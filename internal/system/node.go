@@ -72,6 +72,8 @@ type nodeOptions struct {
 	caFile string
 	// proxy are the options of the Service proxy; nil: it runs elsewhere.
 	proxy *proxyOptions
+	// enforcesPolicies runs what enforces network policies on the node.
+	enforcesPolicies bool
 }
 
 // kubeletConfiguration is the KubeletConfiguration of the node.
@@ -124,6 +126,7 @@ func (s *server) nodeOptions() (o nodeOptions, err error) {
 	if c.Runs(config.ComponentProxy) {
 		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
 	}
+	o.enforcesPolicies = c.Runs(config.ComponentPolicy)
 	return o, nil
 }
 
@@ -144,7 +147,7 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 		return err
 	}
 	defer connection.Close()
-	n.runtime = cri.New(connection)
+	n.runtime, n.cniConfDir = cri.New(connection), runtime.cniConfDir
 	if err := n.build(); err != nil {
 		return err
 	}
@@ -243,6 +246,8 @@ type nodeComponents struct {
 	shutdown *shutdown.Shutdown
 	// network is the pod network, if skiff's own CNI plugin sets it up.
 	network *cni.Settings
+	// cniConfDir is where the runtime looks for the configuration of CNI plugins.
+	cniConfDir string
 	// runs are what runs besides the kubelet, by name of the component.
 	runs map[string]func(context.Context) error
 }
@@ -307,7 +312,7 @@ func (n *nodeComponents) build() error {
 	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
 	for _, step := range []func() error{
 		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
-		n.buildProxy,
+		n.buildProxy, n.buildPolicy,
 	} {
 		if err := step(); err != nil {
 			return err

@@ -10,6 +10,9 @@ import (
 	"skiff/internal/network/cni"
 )
 
+// cniStateDir is the directory of the CNI plugin's state.
+func cniStateDir(dataDir string) string { return filepath.Join(dataDir, "cni/state") }
+
 // setUpPodNetwork waits until the node has its pod CIDRs and then configures the pod network, unless another network plugin is configured.
 func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir string) error {
 	others, err := cni.Others(confDir)
@@ -28,7 +31,7 @@ func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir st
 			return nil
 		}
 	}
-	settings := cni.Settings{DataDir: filepath.Join(n.dataDir, "cni/state"), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
+	settings := cni.Settings{DataDir: cniStateDir(n.dataDir), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -41,6 +44,9 @@ func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir st
 	}
 	if err := cni.Install(binDir); err != nil {
 		return err
+	}
+	if n.enforcesPolicies {
+		settings.PolicySocket = policySocket(n.dataDir)
 	}
 	settings = settings.WithDefaults()
 	if err := cni.Setup(settings); err != nil {

@@ -120,7 +120,7 @@ func (c *Cluster) NodeToken(flags ...string) (string, error) {
 }
 
 // StartAgent starts or restarts `skiff agent` on the host with the given number, and returns the process and its data
-// directory.
+// directory, which has the manifests of static pods in its subdirectory manifests.
 func (c *Cluster) StartAgent(number int, token string) (*Process, string, error) {
 	host := namespaces.Host{Name: fmt.Sprintf("node-%d", number), Address: fmt.Sprintf("10.88.0.%d", number)}
 	dir := filepath.Join(c.Dir, host.Name)
@@ -136,7 +136,7 @@ func (c *Cluster) StartAgent(number int, token string) (*Process, string, error)
 	}
 	config := filepath.Join(dir, "kubelet.yaml")
 	// The hosts of a test share its cgroups.
-	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\n"
+	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\nstaticPodPath: " + filepath.Join(dir, "manifests") + "\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, "", err
 	}

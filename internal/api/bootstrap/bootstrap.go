@@ -47,7 +47,8 @@ func EnsureObjects(ctx context.Context, client kind.Client, c Cluster) error {
 		objects = append(objects, object{schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}, p})
 	}
 	objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, metricsReader()},
-		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, nodeDNSReader()})
+		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, nodeDNSReader()},
+		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, nodePolicyReader()})
 	for _, b := range nodeBindings(c.NodeGroup) {
 		objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, b})
 	}
@@ -77,17 +78,18 @@ func metricsReader() *rbacv1.ClusterRole {
 }
 
 // nodeBindings allow hosts with a bootstrap token of the group to join as nodes, nodes to renew their certificates without manual approval, and
-// nodes to run the Service proxy and the cluster's DNS. The roles are upstream's, except that of DNS; kubeadm binds those of certificates in the same
-// way.
+// nodes to run the Service proxy and the cluster's DNS and to enforce network policies. The roles are upstream's, except the last two; kubeadm binds
+// those of certificates in the same way.
 func nodeBindings(group string) []*rbacv1.ClusterRoleBinding {
 	var bindings []*rbacv1.ClusterRoleBinding
 	for _, b := range []struct{ name, role, group string }{
 		{"skiff:node-bootstrapper", "system:node-bootstrapper", group},
 		{"skiff:node-autoapprove", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", group},
 		{"skiff:node-autoapprove-renewal", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
-		// Nodes run the service proxy and the cluster's DNS.
+		// Nodes run the service proxy and the cluster's DNS, and enforce network policies.
 		{"skiff:node-proxier", "system:node-proxier", "system:nodes"},
 		{nodeDNS, nodeDNS, "system:nodes"},
+		{nodePolicy, nodePolicy, "system:nodes"},
 	} {
 		bindings = append(bindings, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: b.name},
@@ -108,6 +110,20 @@ func nodeDNSReader() *rbacv1.ClusterRole {
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"get"}},
+		},
+	}
+}
+
+// nodePolicy is the name of the role with which nodes enforce network policies.
+const nodePolicy = "skiff:node-policy"
+
+// nodePolicyReader lets nodes read what network policies depend on: the labels and addresses of all pods.
+func nodePolicyReader() *rbacv1.ClusterRole {
+	return &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: nodePolicy},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"namespaces", "pods"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"networkpolicies"}, Verbs: []string{"list", "watch"}},
 		},
 	}
 }

@@ -59,7 +59,8 @@ func TestEnsureObjects(t *testing.T) {
 	}
 	for _, key := range []string{
 		"namespaces//kube-system", "priorityclasses.scheduling.k8s.io//system-node-critical", "clusterroles.rbac.authorization.k8s.io//system:aggregated-metrics-reader",
-		"clusterrolebindings.rbac.authorization.k8s.io//skiff:node-bootstrapper", "services/default/kubernetes", "endpointslices.discovery.k8s.io/default/kubernetes",
+		"clusterrolebindings.rbac.authorization.k8s.io//skiff:node-bootstrapper", "clusterroles.rbac.authorization.k8s.io//skiff:node-policy",
+		"clusterrolebindings.rbac.authorization.k8s.io//skiff:node-policy", "services/default/kubernetes", "endpointslices.discovery.k8s.io/default/kubernetes",
 	} {
 		if objects[key] == nil {
 			t.Errorf("%s does not exist", key)

@@ -38,7 +38,10 @@ func attach(s Settings, want Attachment, namespace string) (Attachment, netlink.
 	if err != nil {
 		return made, nil, err
 	}
-	// The veth pair is created without the lock, because many pods start concurrently.
+	// The rest is done without the lock, because many pods start concurrently. Without link, a pod has no packets.
+	if err := announce(s.PolicySocket, made); err != nil {
+		return made, nil, errors.Join(err, detach(s, made.Container, made.Interface))
+	}
 	bridge, err := link(s, made, namespace)
 	if err != nil {
 		return made, nil, errors.Join(err, detach(s, made.Container, made.Interface))

@@ -67,6 +67,7 @@ type podArgs struct {
 	types.CommonArgs
 	K8S_POD_NAMESPACE types.UnmarshallableString
 	K8S_POD_NAME      types.UnmarshallableString
+	K8S_POD_UID       types.UnmarshallableString
 }
 
 func add(args *skel.CmdArgs) error {
@@ -83,10 +84,13 @@ func add(args *skel.CmdArgs) error {
 	}
 	made, bridge, err := attach(c.Settings, Attachment{
 		Container: args.ContainerID, Interface: args.IfName, Ports: c.Runtime.Ports,
-		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME),
+		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), UID: string(pod.K8S_POD_UID),
 	}, args.Netns)
 	if errors.Is(err, errExhausted) {
 		return types.NewError(types.ErrTryAgainLater, "the node has no free pod address", err.Error())
+	}
+	if errors.Is(err, errNotAnnounced) {
+		return types.NewError(types.ErrTryAgainLater, "the pod has to wait for its network policies", err.Error())
 	}
 	if err != nil {
 		return fmt.Errorf("add pod to network: %w", err)

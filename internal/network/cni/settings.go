@@ -53,6 +53,8 @@ type Settings struct {
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
 	// NonMasqueradeCIDRs are further CIDRs to which packets keep their source address.
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs,omitempty"`
+	// PolicySocket is the socket of the process that enforces network policies, for which new pods wait; empty: they do not wait.
+	PolicySocket string `json:"policySocket,omitempty"`
 }
 
 // WithDefaults sets default names.

@@ -17,9 +17,10 @@ import (
 type Attachment struct {
 	Container string `json:"container"`
 	Interface string `json:"interface"`
-	// Namespace and Pod are the pod's namespace and name, for readers of the file.
+	// Namespace, Pod and UID identify the pod. Policies are enforced by them; an old file has no UID.
 	Namespace string       `json:"namespace,omitempty"`
 	Pod       string       `json:"pod,omitempty"`
+	UID       string       `json:"uid,omitempty"`
 	Addresses []netip.Addr `json:"addresses"`
 	Ports     []Port       `json:"ports,omitempty"`
 	// Sequence orders attachments by age.
@@ -157,6 +158,15 @@ func locked(dataDir string, change func(*State) error) error {
 		return err
 	}
 	return writeState(path, state)
+}
+
+// Attachments returns the attachments in a directory of the state file.
+func Attachments(dataDir string) (attachments []Attachment, err error) {
+	err = locked(dataDir, func(state *State) error {
+		attachments = slices.Clone(state.Attachments)
+		return nil
+	})
+	return attachments, err
 }
 
 // waitForLock acquires the lock. It is held for milliseconds, and the kernel releases it when its holder dies.

@@ -81,6 +81,7 @@ func every(is4 bool) Part {
 			}},
 			{Name: "filter" + family, Hook: &Hook{"filter", "forward", 0}, Rules: []Rule{
 				NewRule(StateNew(), Destination(prefix), Reject()), NewRule(StateEstablished(), Accept()), NewRule(Source(prefix), RejectHost()),
+				NewRule(NotFirstTCP(), In(set.Name, SourceAddr(is4)), ResetTCP()), NewRule(NotFirstSCTP(), In(set.Name, SourceAddr(is4)), Drop()),
 				NewRule(NotIn(ranges.Name, SourceAddr(is4)), Drop()), NewRule(In(pairs.Name, SourceAddr(is4), DestinationAddr(is4), Protocol(), DestinationPort()), Drop()),
 			}},
 			{Name: "out" + family, Hook: &Hook{"nat", "postrouting", 100}, Rules: []Rule{NewRule(StatusDNAT(), Masquerade())}},

@@ -163,6 +163,30 @@ func StateEstablished() Clause {
 	return conntrackBits("ct state established,related", expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED)
 }
 
+// NotFirstTCP matches TCP packets that do not begin a connection: all but those with SYN and without ACK.
+func NotFirstTCP() Clause {
+	const flagsOffset, finSynRstAck, syn = 13, 0x17, 0x02
+	return Clause{"meta l4proto tcp tcp flags & (fin | syn | rst | ack) != syn", append(transport(TCP),
+		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1},
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 1, Mask: []byte{finSynRstAck}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: []byte{syn}},
+	)}
+}
+
+// NotFirstSCTP matches SCTP packets that do not begin an association: all but those whose first chunk is INIT.
+func NotFirstSCTP() Clause {
+	const chunkOffset, chunkInit = 12, 1
+	return Clause{"meta l4proto sctp @th,96,8 != 1", append(transport(SCTP),
+		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: chunkOffset, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: []byte{chunkInit}},
+	)}
+}
+
+// transport matches packets of a transport protocol.
+func transport(p Proto) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: []byte{byte(p)}}}
+}
+
 // StatusDNAT matches packets of connections whose destination is translated.
 func StatusDNAT() Clause {
 	const statusDNAT = 1 << 5
@@ -232,6 +256,11 @@ func Masquerade() Clause {
 // Reject responds with ICMP port unreachable in the packet's family: a connection to a closed port.
 func Reject() Clause {
 	return Clause{"reject", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}}}
+}
+
+// ResetTCP responds to a TCP packet with a reset.
+func ResetTCP() Clause {
+	return Clause{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
 }
 
 // RejectHost responds with ICMP host unreachable in the packet's family.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/network/hostnet"
 )
 
 // The kernel sends the packets of a UDP flow where it sent the first one, as long as packets follow one another. A flow to an endpoint that is
@@ -91,7 +93,7 @@ func (p *Proxy) cleanConntrack(ports []DatagramPort) {
 	if len(ports) == 0 {
 		return
 	}
-	host, err := hostAddresses()
+	host, err := hostnet.Addresses()
 	if err != nil {
 		p.Log.Warn("failed to list the host's addresses, flows to node ports are not inspected", "error", err)
 	}

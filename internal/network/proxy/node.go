@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"skiff/internal/client"
+	"skiff/internal/network/hostnet"
 )
 
 // NodePortAddresses say on which of the host's addresses node ports are served.
@@ -71,23 +71,6 @@ func (n NodePortAddresses) addresses(primary, host []netip.Addr) (all []netip.Ad
 	return all
 }
 
-// hostAddresses lists the addresses of the host's interfaces.
-func hostAddresses() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the host's addresses: %w", err)
-	}
-	var all []netip.Addr
-	for _, address := range list {
-		if network, ok := address.(*net.IPNet); ok {
-			if a, ok := netip.AddrFromSlice(network.IP); ok {
-				all = append(all, a.Unmap())
-			}
-		}
-	}
-	return all, nil
-}
-
 // primaryAddresses are the first addresses of each family of a node: internal ones, or else external ones.
 func primaryAddresses(node *corev1.Node) (primary []netip.Addr) {
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
@@ -126,7 +109,7 @@ func (p *Proxy) newNode(object *corev1.Node) Node {
 	if p.LocalByPodCIDRs && object != nil {
 		n.PodCIDRs = podCIDRs(object)
 	}
-	host, err := hostAddresses()
+	host, err := hostnet.Addresses()
 	if err != nil {
 		p.Log.Warn("failed to list the host's addresses, node ports may not be served on all of them", "error", err)
 	}
