@@ -7,7 +7,7 @@
 # make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make bench    skiff and upstream side by side, with ratios
-# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression'
+# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,6 +29,7 @@ KUBECTL_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBECTL_V
 
 CLASS ?= api
 FOCUS ?=
+LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
@@ -134,7 +135,7 @@ bench: build
 conformance: build
 	@mkdir -p bin
 	@go build -o bin/conformance ./test/conformance
-	@exec bin/conformance $(if $(REAL),-real) -class '$(CLASS)' -focus '$(FOCUS)' -procs $(PROCS)
+	@exec bin/conformance $(if $(REAL),-real) -class '$(CLASS)' -focus '$(FOCUS)' -labels '$(LABELS)' -procs $(PROCS)
 
 # Each fuzz target for FUZZTIME; as unit tests they run on their seeds.
 FUZZTIME ?= 10m

@@ -2,6 +2,7 @@
 //
 //	go run ./test/conformance -class api
 //	go run ./test/conformance -focus 'ConfigMap should be'
+//	go run ./test/conformance -focus 'Netpol' -labels '' -real
 //
 // The classes are disjoint: api needs the API server and controllers only, node-hollow needs pods that become Running, node needs
 // real containers, net needs pod traffic, multi-node needs two nodes. Together they are the 462 tests of v1.37.
@@ -35,6 +36,7 @@ var focusFiles embed.FS
 
 type options struct {
 	class, focus, skip string
+	labels             string
 	procs              int
 	results            string
 	kubeconfig         string
@@ -48,6 +50,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.class, "class", "api", "api, node-hollow, node, net, multi-node or all")
 	flag.StringVar(&o.focus, "focus", "", "regular expression of test names, instead of a class")
+	flag.StringVar(&o.labels, "labels", "Conformance", "label filter of the tests of -class and -focus; empty: also those outside the conformance suite")
 	flag.StringVar(&o.skip, "skip", "", "regular expression of test names to leave out")
 	flag.IntVar(&o.procs, "procs", 4, "number of tests to run in parallel")
 	flag.StringVar(&o.results, "results", "test/conformance/results", "directory for logs and junit files")
@@ -205,7 +208,7 @@ func suite(ctx context.Context, o options, programs, kubeconfig, focus, results 
 		args = append(args, "--skip="+o.skip)
 	}
 	if o.class != "all" || o.focus != "" {
-		args = append(args, "--label-filter=Conformance")
+		args = append(args, "--label-filter="+o.labels)
 	}
 	args = append(args, filepath.Join(programs, "e2e.test"), "--",
 		"--kubeconfig="+kubeconfig, "--provider=skeleton", "--kubectl-path="+filepath.Join(programs, "kubectl"),
