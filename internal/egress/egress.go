@@ -16,9 +16,11 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1beta1 "k8s.io/apiserver/pkg/apis/apiserver/v1beta1"
 
@@ -191,6 +193,9 @@ const (
 
 // dial connects to an address through the proxy.
 func (p *proxy) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	if err := validateAddress(address); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	var dialer interface {
@@ -216,13 +221,42 @@ func (p *proxy) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	return conn, nil
 }
 
+// validateAddress accepts an IP address or a DNS name, and a port. Addresses of nodes are what their kubelets report: nothing else may be
+// written into a request to the proxy.
+func validateAddress(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("invalid address %q: %w", address, err)
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || ip.Zone() != "" {
+		name := strings.ToLower(strings.TrimSuffix(host, "."))
+		if msgs := validation.IsDNS1123SubdomainWithUnderscore(name); len(msgs) > 0 {
+			return fmt.Errorf("invalid address %q: the host is neither an IP address nor a DNS name", address)
+		}
+	}
+	if msgs := validation.IsValidPortNum(parsePort(port)); len(msgs) > 0 {
+		return fmt.Errorf("invalid address %q: the port %s", address, msgs[0])
+	}
+	return nil
+}
+
+// parsePort returns 0, which is not a port, for anything but decimal digits.
+func parsePort(text string) int {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return 0
+	}
+	return int(port)
+}
+
 // tunnel asks the proxy to connect to an address.
 func (p *proxy) tunnel(conn net.Conn, address string) error {
-	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
+	request := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: address}, Host: address, Header: http.Header{"User-Agent": nil}}
+	if err := request.Write(conn); err != nil {
 		return err
 	}
 	reader := bufio.NewReader(io.LimitReader(conn, maxResponseBytes))
-	response, err := http.ReadResponse(reader, &http.Request{Method: http.MethodConnect})
+	response, err := http.ReadResponse(reader, request)
 	if err != nil {
 		return err
 	}
@@ -236,11 +270,22 @@ func (p *proxy) tunnel(conn net.Conn, address string) error {
 	return nil
 }
 
-// Checked returns a dialer that connects only to addresses which check accepts. The proxy resolves names; only addresses can be checked.
-func Checked(dial DialFunc, check func(address string) error) DialFunc {
+// Checked returns a dialer that connects only to addresses which check accepts. The proxy resolves names; as upstream does, they are
+// resolved here as well and each of their addresses is checked. What the proxy's own resolver returns is for the proxy to restrict.
+func Checked(dial DialFunc, lookup func(ctx context.Context, network, host string) ([]netip.Addr, error), check func(address string) error) DialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		if _, err := netip.ParseAddrPort(address); err == nil {
-			if err := check(address); err != nil {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		addresses := make([]netip.Addr, 1)
+		if addresses[0], err = netip.ParseAddr(host); err != nil {
+			if addresses, err = lookup(ctx, "ip", host); err != nil {
+				return nil, err
+			}
+		}
+		for _, ip := range addresses {
+			if err := check(net.JoinHostPort(ip.String(), port)); err != nil {
 				return nil, err
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -137,45 +138,102 @@ func TestHTTPConnect(t *testing.T) {
 	}
 }
 
-// A proxy that does not respond does not hold a request beyond its deadline.
+// proxySelector is the configuration of a proxy for the cluster at an address.
+func proxySelector(t *testing.T, address string) *Selector {
+	t.Helper()
+	selector, err := Read(configuration(t, "- {name: cluster, connection: {proxyProtocol: HTTPConnect, transport: {tcp: {url: http://"+address+"}}}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return selector
+}
+
+// A proxy that does not respond does not hold a request beyond its context.
 func TestSilentProxy(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	accepted := make(chan net.Conn, 1)
 	go func() {
 		if conn, err := listener.Accept(); err == nil {
 			accepted <- conn
+			cancel()
 		}
 	}()
-	selector, err := Read(configuration(t, "- {name: cluster, connection: {proxyProtocol: HTTPConnect, transport: {tcp: {url: http://"+listener.Addr().String()+"}}}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if conn, err := selector.Dialer(Cluster)(ctx, "tcp", "10.0.0.1:80"); err == nil {
+	if conn, err := proxySelector(t, listener.Addr().String()).Dialer(Cluster)(ctx, "tcp", "10.0.0.1:80"); err == nil {
 		conn.Close()
 		t.Error("connected")
 	}
 	(<-accepted).Close()
 }
 
+// The addresses of nodes come from their kubelets: an address that is not a host and a port never reaches the proxy.
+func TestInvalidAddress(t *testing.T) {
+	counted := &connectProxy{}
+	var requests atomic.Int32
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		counted.ServeHTTP(w, r)
+	}))
+	defer proxy.Close()
+	dial := proxySelector(t, proxy.Listener.Addr().String()).Dialer(Cluster)
+	for _, address := range []string{
+		"victim:80 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: x:10250",
+		net.JoinHostPort("victim HTTP/1.1\r\nHost: victim\r\n\r\n", "10250"),
+		"[victim:80 HTTP/1.1\r\n\r\n]:10250", "a b:80", "user@host:80", "host/path:80", "host%0d:80", "fe80::1%eth0:80", "[fe80::1%25eth0]:80",
+		"host", ":80", "host:", "host:http", "host:0", "host:65536", "host:+80", "host:80\r\n", "-:80",
+	} {
+		conn, err := dial(t.Context(), "tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "invalid address") {
+			t.Errorf("%q: error %v", address, err)
+		}
+	}
+	if n := requests.Load(); n != 0 {
+		t.Errorf("the proxy received %d requests", n)
+	}
+	for _, address := range []string{"10.0.0.1:80", "[2001:db8::1]:65535", "node-1.Example.com:1", "node.example.:10250", "my_node:80"} {
+		if err := validateAddress(address); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+// Names are resolved, and every address of theirs is checked.
 func TestChecked(t *testing.T) {
 	reached := ""
-	dial := Checked(func(_ context.Context, _, address string) (net.Conn, error) { reached = address; return nil, nil },
+	lookup := func(_ context.Context, _, host string) ([]netip.Addr, error) {
+		addresses := map[string][]netip.Addr{
+			"node.example":  {netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")},
+			"localhost":     {netip.MustParseAddr("127.0.0.1")},
+			"mixed.example": {netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("127.0.0.1")},
+		}[host]
+		if addresses == nil {
+			return nil, errors.New("no such host")
+		}
+		return addresses, nil
+	}
+	dial := Checked(func(_ context.Context, _, address string) (net.Conn, error) { reached = address; return nil, nil }, lookup,
 		func(address string) error {
-			if strings.HasPrefix(address, "127.") {
+			if netip.MustParseAddrPort(address).Addr().IsLoopback() {
 				return errors.New("local")
 			}
 			return nil
 		})
-	for address, allowed := range map[string]bool{"127.0.0.1:80": false, "10.0.0.1:80": true, "node.example:10250": true} {
+	for address, want := range map[string]string{
+		"10.0.0.1:80": "", "[2001:db8::1]:80": "", "node.example:10250": "",
+		"127.0.0.1:80": "local", "[::1]:80": "local", "localhost:80": "local", "mixed.example:80": "local", "unknown.example:80": "no such host", "no port": "missing port",
+	} {
 		reached = ""
-		if _, err := dial(t.Context(), "tcp", address); (err == nil) != allowed || (reached == address) != allowed {
-			t.Errorf("%s: error %v", address, err)
+		_, err := dial(t.Context(), "tcp", address)
+		if want == "" && (err != nil || reached != address) || want != "" && (err == nil || !strings.Contains(err.Error(), want) || reached != "") {
+			t.Errorf("%s: error %v, reached %q", address, err, reached)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func newTransport(t *tls.Config, dial egress.DialFunc, check func(address string
 		}
 		dial = dialer.DialContext
 	case check != nil:
-		dial = egress.Checked(dial, check)
+		dial = egress.Checked(dial, net.DefaultResolver.LookupNetIP, check)
 	}
 	return &http.Transport{
 		DialContext:         dial,

@@ -393,6 +393,13 @@ func TestAddressTypes(t *testing.T) {
 			t.Errorf("%v: %v, %v", test.types, location, err)
 		}
 	}
+	// A name in the place of an IP address is not an address of the node.
+	names := node.DeepCopy()
+	names.Status.Addresses[1].Address = "metadata.example"
+	location, err := newBackends(Config{Objects: things{"nodes /n": names}, Kubelet: &tls.Config{}}).kubeletOf(t.Context(), "n")
+	if err != nil || location.Host != "n:10250" {
+		t.Errorf("InternalIP is a name: %v, %v", location, err)
+	}
 	b := newBackends(Config{Objects: things{"nodes /n": node}, Kubelet: &tls.Config{}, AddressTypes: []corev1.NodeAddressType{corev1.NodeExternalDNS}})
 	if _, err := b.kubeletOf(t.Context(), "n"); err == nil || !strings.Contains(err.Error(), "no preferred addresses found") {
 		t.Errorf("error %v", err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -221,10 +222,19 @@ func (b *backends) kubeletOf(ctx context.Context, name string) (*url.URL, error)
 	}
 	for _, wanted := range b.addressTypes {
 		for _, address := range node.Status.Addresses {
-			if address.Type == wanted {
+			if address.Type == wanted && isOfType(address) {
 				return &url.URL{Scheme: "https", Host: net.JoinHostPort(address.Address, strconv.Itoa(port))}, nil
 			}
 		}
 	}
 	return nil, apierrors.NewServiceUnavailable(fmt.Sprintf("no preferred addresses found; known addresses: %v", node.Status.Addresses))
+}
+
+// isOfType reports whether an address that should be an IP address is one. The kubelet reports its addresses; validation accepts any text.
+func isOfType(address corev1.NodeAddress) bool {
+	if address.Type != corev1.NodeInternalIP && address.Type != corev1.NodeExternalIP {
+		return true
+	}
+	_, err := netip.ParseAddr(address.Address)
+	return err == nil
 }
