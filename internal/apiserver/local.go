@@ -77,15 +77,6 @@ func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 	return res.objectForWrite(e)
 }
 
-// LastChange is the revision of the last write to a resource, zero if there was none. It is cheap.
-func (l *Local) LastChange(gvr schema.GroupVersionResource) int64 {
-	res, err := l.find(gvr)
-	if err != nil {
-		return 0
-	}
-	return res.table.LastChange()
-}
-
 // List returns the cache's own objects that match, and the revision of the list. A nil selector matches everything.
 func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) (objs []kind.Object, revision string, err error) {
 	defer l.recovered(gvr, &err)

@@ -64,6 +64,7 @@ type accessControl struct {
 	// request.
 	objects *authn.DeferredObjects
 	policy  *authz.CachedPolicy
+	local   *apiserver.Local
 	client  kind.Client
 	kinds   func(schema.GroupVersionKind) (*kind.Kind, *kind.Version)
 }
@@ -247,7 +248,7 @@ func (a *accessControl) setAdmission(c config.Admission) error {
 	a.typeConverter = sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() })
 	policies := policy.Options{
 		Client:  func() kind.Client { return a.client },
-		Objects: func() policy.Objects { return a.policy.Cache },
+		Objects: func() policy.Objects { return a.policy.Objects },
 		Kinds: func(gvk schema.GroupVersionKind) (*kind.Kind, *kind.Version) {
 			return a.kinds(gvk)
 		},
@@ -278,7 +279,7 @@ func (a *accessControl) setAdmission(c config.Admission) error {
 func (a *accessControl) attach(server *apiserver.Server) {
 	a.client = server.KindClient()
 	a.objects.Set(a.client)
-	a.policy.Cache = server.Local(apiServerUser)
+	a.policy.Objects, a.local = server.Cached(), server.Local(apiServerUser)
 	a.kinds = server.KindOf
 }
 
@@ -304,5 +305,5 @@ func (a *accessControl) run(ctx context.Context) error {
 
 // syncNodeGraph keeps the Node authorizer up to date until ctx is done. The cache must be ready.
 func (a *accessControl) syncNodeGraph(ctx context.Context, synced func()) error {
-	return authz.SyncNodeGraph(ctx, a.policy.Cache, a.nodeGraph, a.log, synced)
+	return authz.SyncNodeGraph(ctx, a.local, a.nodeGraph, a.log, synced)
 }

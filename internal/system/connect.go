@@ -4,6 +4,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	streams "skiff/internal/apiserver/connect"
@@ -21,8 +22,8 @@ func (o proxiedObjects) Get(ctx context.Context, resource schema.GroupResource, 
 }
 
 // List implements connect.Objects.
-func (o proxiedObjects) List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
-	return o.client.List(ctx, resource, namespace)
+func (o proxiedObjects) List(resource schema.GroupResource, namespace string, selector labels.Selector) ([]kind.Object, error) {
+	return o.policy.Objects.List(resource, namespace, selector)
 }
 
 // proxyConfig is how the API server reaches kubelets, pods and services.

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/api/admissionregistration"
 	admissionwebhook "skiff/internal/apiserver/admission/webhook"
@@ -29,7 +28,7 @@ func newWebhooks(a *accessControl) *webhooks {
 	w.clients = webhook.New(webhook.Options{Services: w.services, Egress: a.egress, Metrics: w.metrics})
 	options := admissionwebhook.Options{
 		Clients: w.clients, Client: func() kind.Client { return a.client },
-		LastChange: func(resource schema.GroupVersionResource) int64 { return a.policy.Cache.LastChange(resource) },
+		Objects:    func() admissionwebhook.Objects { return a.policy.Objects },
 		Authorizer: a.authorizer, Metrics: w.admissionMetrics, ConditionMetrics: a.matchConditions, Log: a.log,
 	}
 	options.Kind = admissionregistration.MutatingWebhookConfiguration

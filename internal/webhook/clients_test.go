@@ -20,6 +20,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/kind"
@@ -36,9 +37,9 @@ func (o objects) Get(_ context.Context, resource schema.GroupResource, namespace
 	return nil, apierrors.NewNotFound(resource, name)
 }
 
-func (o objects) List(_ context.Context, resource schema.GroupResource, namespace string) (found []kind.Object, _ error) {
+func (o objects) List(resource schema.GroupResource, namespace string, selector labels.Selector) (found []kind.Object, _ error) {
 	for _, obj := range o {
-		if _, ok := obj.(*discoveryv1.EndpointSlice); ok && resource.Resource == "endpointslices" && obj.GetNamespace() == namespace {
+		if _, ok := obj.(*discoveryv1.EndpointSlice); ok && selector.Matches(labels.Set(obj.GetLabels())) && resource.Resource == "endpointslices" && obj.GetNamespace() == namespace {
 			found = append(found, obj)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/kind"
@@ -19,7 +20,9 @@ import (
 // Objects reads objects from the API.
 type Objects interface {
 	Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error)
-	List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error)
+	// List returns the objects of a namespace that match. It is called for every call of a webhook: it must not wait for the store, and
+	// objects that do not match must be cheap.
+	List(resource schema.GroupResource, namespace string, selector labels.Selector) ([]kind.Object, error)
 }
 
 // The resources that are read.
@@ -57,7 +60,7 @@ func (s *Services) Resolve(ctx context.Context, namespace, name string, port int
 	if err != nil {
 		return Endpoint{}, err
 	}
-	return s.Pick(ctx, service, portName, nil)
+	return s.Pick(service, portName, nil)
 }
 
 func (s *Services) get(ctx context.Context, namespace, name string) (*corev1.Service, error) {
@@ -86,15 +89,16 @@ func PortName(service *corev1.Service, number int) (string, error) {
 }
 
 // Pick picks one of a Service's ready endpoints at random, of those that allowed accepts; nil accepts all.
-func (s *Services) Pick(ctx context.Context, service *corev1.Service, portName string, allowed func(*discoveryv1.Endpoint) bool) (Endpoint, error) {
-	objs, err := s.Objects.List(ctx, endpointSlices, service.Namespace)
+func (s *Services) Pick(service *corev1.Service, portName string, allowed func(*discoveryv1.Endpoint) bool) (Endpoint, error) {
+	ofService := labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service.Name})
+	objs, err := s.Objects.List(endpointSlices, service.Namespace, ofService)
 	if err != nil {
 		return Endpoint{}, err
 	}
 	var candidates []Endpoint
 	for _, obj := range objs {
 		slice, ok := obj.(*discoveryv1.EndpointSlice)
-		if !ok || slice.Labels[discoveryv1.LabelServiceName] != service.Name || slice.AddressType == discoveryv1.AddressTypeFQDN {
+		if !ok || slice.AddressType == discoveryv1.AddressTypeFQDN {
 			continue
 		}
 		number, ok := slicePort(slice, portName)

@@ -7,7 +7,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
@@ -15,19 +14,23 @@ import (
 	"skiff/internal/kind"
 )
 
-// Cache is the API server's own cache, from which the authorizers read.
-type Cache interface {
-	Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (kind.Object, error)
-	List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) ([]kind.Object, string, error)
-	Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error)
+// Objects is the API server's own cache. Reads do not wait for the store: every request waits for them.
+type Objects interface {
+	Get(resource schema.GroupResource, namespace, name string) (kind.Object, error)
+	List(resource schema.GroupResource, namespace string, selector labels.Selector) ([]kind.Object, error)
 	// LastChange is the revision of the last change of a resource.
-	LastChange(gvr schema.GroupVersionResource) int64
+	LastChange(resource schema.GroupResource) int64
 }
 
-// CachedPolicy is the Policy of the roles and bindings in the server's cache. It is created before the server: Cache must be set before the
-// first request.
+// Watcher watches objects of the API server.
+type Watcher interface {
+	Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error)
+}
+
+// CachedPolicy is the Policy of the roles and bindings in the server's cache. It is created before the server: Objects must be set before
+// the first request.
 type CachedPolicy struct {
-	Cache Cache
+	Objects Objects
 }
 
 // ClusterRole implements Policy.
@@ -52,15 +55,15 @@ func (p *CachedPolicy) RoleBindings(namespace string) []*rbacv1.RoleBinding {
 
 // Revisions implements Policy.
 func (p *CachedPolicy) Revisions() PolicyRevisions {
-	last := func(resource schema.GroupResource) int64 { return p.Cache.LastChange(resource.WithVersion("v1")) }
 	return PolicyRevisions{
-		ClusterRoles: last(clusterRoles), ClusterRoleBindings: last(clusterRoleBindings), Roles: last(roles), RoleBindings: last(roleBindings),
+		ClusterRoles: p.Objects.LastChange(clusterRoles), ClusterRoleBindings: p.Objects.LastChange(clusterRoleBindings),
+		Roles: p.Objects.LastChange(roles), RoleBindings: p.Objects.LastChange(roleBindings),
 	}
 }
 
 // getCached returns an object of the policy, or nil. Reads of the cache fail only for objects that do not exist.
 func getCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, namespace, name string) T {
-	obj, err := p.Cache.Get(context.Background(), resource.WithVersion("v1"), namespace, name)
+	obj, err := p.Objects.Get(resource, namespace, name)
 	if err != nil {
 		return *new(T)
 	}
@@ -68,7 +71,7 @@ func getCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, na
 }
 
 func listCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, namespace string) []T {
-	objs, _, err := p.Cache.List(context.Background(), resource.WithVersion("v1"), namespace, nil, nil)
+	objs, err := p.Objects.List(resource, namespace, nil)
 	if err != nil {
 		return nil
 	}
@@ -81,7 +84,7 @@ func listCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, n
 
 // SyncNodeGraph keeps the graph of the Node authorizer up to date until ctx is done. synced is called once, when the graph has all objects
 // that existed at the start.
-func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog.Logger, synced func()) error {
+func SyncNodeGraph(ctx context.Context, watcher Watcher, graph *NodeGraph, log *slog.Logger, synced func()) error {
 	remaining := len(NodeResources)
 	listed := make(chan struct{})
 	results := make(chan error, remaining)
@@ -89,7 +92,7 @@ func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog
 		go func() {
 			onList := func() { listed <- struct{}{} }
 			for ctx.Err() == nil {
-				if err := watchIntoGraph(ctx, cache, gr.WithVersion("v1"), graph, onList); err != nil {
+				if err := watchIntoGraph(ctx, watcher, gr.WithVersion("v1"), graph, onList); err != nil {
 					results <- err
 					return
 				}
@@ -119,8 +122,8 @@ func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog
 
 // watchIntoGraph applies the changes of one resource to the graph until the watch ends. onList is called after the objects that existed at
 // the start.
-func watchIntoGraph(ctx context.Context, cache Cache, gvr schema.GroupVersionResource, graph *NodeGraph, onList func()) error {
-	w, err := cache.Watch(ctx, gvr, "", &internalversion.ListOptions{SendInitialEvents: new(true)})
+func watchIntoGraph(ctx context.Context, watcher Watcher, gvr schema.GroupVersionResource, graph *NodeGraph, onList func()) error {
+	w, err := watcher.Watch(ctx, gvr, "", &internalversion.ListOptions{SendInitialEvents: new(true)})
 	if err != nil {
 		return fmt.Errorf("watch %s for the node authorizer: %w", gvr.Resource, err)
 	}

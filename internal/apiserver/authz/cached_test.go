@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
@@ -18,18 +17,18 @@ import (
 	"skiff/internal/kind"
 )
 
-// fakeCache is a Cache of one cluster role and of no changes.
+// fakeCache has one cluster role and no changes.
 type fakeCache struct{ role *rbacv1.ClusterRole }
 
-func (c fakeCache) Get(_ context.Context, gvr schema.GroupVersionResource, _, name string) (kind.Object, error) {
-	if gvr.Resource == "clusterroles" && name == c.role.Name {
+func (c fakeCache) Get(resource schema.GroupResource, _, name string) (kind.Object, error) {
+	if resource.Resource == "clusterroles" && name == c.role.Name {
 		return c.role, nil
 	}
-	return nil, apierrors.NewNotFound(gvr.GroupResource(), name)
+	return nil, apierrors.NewNotFound(resource, name)
 }
 
-func (c fakeCache) List(context.Context, schema.GroupVersionResource, string, labels.Selector, fields.Selector) ([]kind.Object, string, error) {
-	return nil, "", nil
+func (c fakeCache) List(schema.GroupResource, string, labels.Selector) ([]kind.Object, error) {
+	return nil, nil
 }
 
 func (c fakeCache) Watch(ctx context.Context, gvr schema.GroupVersionResource, _ string, _ *internalversion.ListOptions) (watch.Interface, error) {
@@ -39,8 +38,8 @@ func (c fakeCache) Watch(ctx context.Context, gvr schema.GroupVersionResource, _
 	return w, nil
 }
 
-func (c fakeCache) LastChange(gvr schema.GroupVersionResource) int64 {
-	if gvr == rbacv1.SchemeGroupVersion.WithResource("roles") {
+func (c fakeCache) LastChange(resource schema.GroupResource) int64 {
+	if resource == rbacv1.Resource("roles") {
 		return 7
 	}
 	return 0
@@ -48,7 +47,7 @@ func (c fakeCache) LastChange(gvr schema.GroupVersionResource) int64 {
 
 func TestCachedPolicy(t *testing.T) {
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "view"}}
-	p := &CachedPolicy{Cache: fakeCache{role}}
+	p := &CachedPolicy{Objects: fakeCache{role}}
 	if got := p.ClusterRole("view"); got != role {
 		t.Errorf("cluster role %v, want that of the cache", got)
 	}

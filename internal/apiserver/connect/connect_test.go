@@ -22,6 +22,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver"
@@ -39,9 +40,9 @@ func (t things) Get(_ context.Context, resource schema.GroupResource, namespace,
 	return nil, apierrors.NewNotFound(resource, name)
 }
 
-func (t things) List(_ context.Context, resource schema.GroupResource, namespace string) (found []kind.Object, _ error) {
+func (t things) List(resource schema.GroupResource, namespace string, selector labels.Selector) (found []kind.Object, _ error) {
 	for key, obj := range t {
-		if strings.HasPrefix(key, resource.Resource+" "+namespace+"/") {
+		if strings.HasPrefix(key, resource.Resource+" "+namespace+"/") && selector.Matches(labels.Set(obj.GetLabels())) {
 			found = append(found, obj)
 		}
 	}

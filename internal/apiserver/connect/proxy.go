@@ -112,7 +112,7 @@ func (b *backends) serviceProxy(w http.ResponseWriter, r *http.Request, c *apise
 // endpointOf picks one of a service's ready endpoints. Only addresses of pods in the service's namespace are used: a slice may contain any
 // address.
 func (b *backends) endpointOf(r *http.Request, service *corev1.Service, port string) (string, error) {
-	endpoint, err := b.services.Pick(r.Context(), service, port, func(e *discoveryv1.Endpoint) bool { return b.isPod(r, service.Namespace, e) })
+	endpoint, err := b.services.Pick(service, port, func(e *discoveryv1.Endpoint) bool { return b.isPod(r, service.Namespace, e) })
 	return endpoint.Address, err
 }
 

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
@@ -49,7 +50,7 @@ func (m *Metrics) all(ctx context.Context) ([]*statsapi.Summary, error) {
 	if time.Since(m.queried) < usageTTL {
 		return m.summaries, nil
 	}
-	objs, err := m.backends.objects.List(ctx, nodes, metav1.NamespaceNone)
+	objs, err := m.backends.objects.List(nodes, metav1.NamespaceNone, labels.Everything())
 	if err != nil {
 		return nil, err
 	}

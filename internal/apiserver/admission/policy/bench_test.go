@@ -50,6 +50,7 @@ func BenchmarkCreate(b *testing.B) {
 func TestUnconcernedWrites(t *testing.T) {
 	s := newServer(t)
 	s.createPolicies(20, "services")
+	s.configMap("first", "") // reads the policies
 	write := &admission.Attributes{Operation: admission.Create, Kind: corev1.SchemeGroupVersion.WithKind("Pod"), Resource: corev1.SchemeGroupVersion.WithResource("pods")}
 	if s.validating.Handles(write) {
 		t.Fatal("handled")

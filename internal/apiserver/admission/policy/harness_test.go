@@ -27,6 +27,7 @@ import (
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
+	"skiff/internal/store"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/memory"
 )
@@ -75,17 +76,28 @@ func (permissive) RulesFor(context.Context, authenticationv1.UserInfo, string) (
 	return nil, nil, false, nil
 }
 
+// newServer starts a server with the namespace team.
 func newServer(t testing.TB) *server {
 	t.Helper()
+	s := newServerOn(t, memory.New(), nil)
+	s.makeNamespace()
+	return s
+}
+
+func (s *server) makeNamespace() {
+	s.t.Helper()
+	s.must("POST", "/api/v1/namespaces", `{metadata: {name: team, labels: {env: test}}}`)
+}
+
+// newServerOn starts a server on a store. Resources of disabled are not served.
+func newServerOn(t testing.TB, backend store.Store, disabled map[schema.GroupVersionResource]bool) *server {
+	t.Helper()
 	s := &server{t: t, annotations: &annotations{}}
-	local := sync.OnceValue(func() policy.Objects {
-		return s.server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
-	})
-	objects := cache.New(memory.New(), nil)
+	objects := cache.New(backend, nil)
 	authorizer := authz.Chain{authz.Masters{}, onlyPods{}}
 	options := policy.Options{
 		Client:  func() kind.Client { return s.server.KindClient() },
-		Objects: local,
+		Objects: func() policy.Objects { return s.server.Cached() },
 		Kinds: func(gvk schema.GroupVersionKind) (*kind.Kind, *kind.Version) {
 			return s.server.KindOf(gvk)
 		},
@@ -100,7 +112,7 @@ func newServer(t testing.TB) *server {
 	}
 	s.server, err = apiserver.New(apiserver.Config{
 		Kinds: api.Kinds(api.Settings{Authorizer: permissive{}}), Scheme: api.Scheme(), Cache: objects, Authorizer: authorizer, TypeConverter: converter,
-		Admission: admission.Chain{s.annotations, mutating, s.validating},
+		Admission: admission.Chain{s.annotations, mutating, s.validating}, Disabled: disabled,
 		Authenticator: authn.NewTokens(map[string]authn.User{
 			"admin": {Username: "admin", Groups: []string{authn.GroupMasters}}, "jane": {Username: "jane"},
 		}),
@@ -114,7 +126,6 @@ func newServer(t testing.TB) *server {
 	t.Cleanup(func() { cancel(); running.Wait() })
 	<-objects.Ready()
 	s.handler = s.server.Handler()
-	s.must("POST", "/api/v1/namespaces", `{metadata: {name: team, labels: {env: test}}}`)
 	return s
 }
 

@@ -50,14 +50,15 @@ func NewMutating(o Options) (*Mutating, error) {
 	}
 	m.source = source[*mutatingPolicy, *mutatingBinding, *mutator]{
 		objects:            o.Objects,
-		policyResource:     admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingadmissionpolicies"),
-		bindingResource:    admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingadmissionpolicybindings"),
+		policyResource:     admissionregistrationv1.Resource("mutatingadmissionpolicies"),
+		bindingResource:    admissionregistrationv1.Resource("mutatingadmissionpolicybindings"),
 		constraints:        func(p *mutatingPolicy) *admissionregistrationv1.MatchResources { return p.Spec.MatchConstraints },
 		policyName:         func(b *mutatingBinding) string { return b.Spec.PolicyName },
 		bindingConstraints: func(b *mutatingBinding) *admissionregistrationv1.MatchResources { return b.Spec.MatchResources },
 		paramKind:          func(p *mutatingPolicy) *admissionregistrationv1.ParamKind { return p.Spec.ParamKind },
 		compile:            func(p *mutatingPolicy) *mutator { return compileMutator(p, o.Conditions) },
 	}
+	m.source.prepare()
 	return m, nil
 }
 
@@ -77,7 +78,7 @@ func (m *Mutating) Collect(out chan<- prometheus.Metric) { m.metrics.Collect(out
 
 // Mutate implements admission.Mutator.
 func (m *Mutating) Mutate(ctx context.Context, a *admission.Attributes) error {
-	candidates, err := m.source.candidates(a)
+	candidates, err := m.source.candidates(ctx, a)
 	if err != nil {
 		m.log.Error("failed to read policies", "error", err)
 		return admission.Forbidden(a, errors.New("not yet ready to handle request"))

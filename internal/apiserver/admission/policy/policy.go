@@ -12,7 +12,6 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -47,11 +46,11 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-// Objects is the API server's own cache.
+// Objects is the API server's own cache. Reads do not wait for the store: writes wait for them.
 type Objects interface {
-	List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) ([]kind.Object, string, error)
+	List(resource schema.GroupResource, namespace string, selector labels.Selector) ([]kind.Object, error)
 	// LastChange is the revision of the last change of a resource. It must be cheap.
-	LastChange(gvr schema.GroupVersionResource) int64
+	LastChange(resource schema.GroupResource) int64
 }
 
 func (o *Options) check() error {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,15 +19,14 @@ import (
 // source keeps the index of policies of type P with their bindings of type B. E is what a policy is compiled to.
 type source[P, B kind.Object, E any] struct {
 	objects                         func() Objects
-	policyResource, bindingResource schema.GroupVersionResource
+	policyResource, bindingResource schema.GroupResource
 	constraints                     func(P) *admissionregistrationv1.MatchResources
 	policyName                      func(B) string
 	bindingConstraints              func(B) *admissionregistrationv1.MatchResources
 	paramKind                       func(P) *admissionregistrationv1.ParamKind
 	compile                         func(P) E
 
-	mu      sync.Mutex // held while the index is made
-	current atomic.Pointer[index[P, B, E]]
+	loader *admission.Loader[index[P, B, E]]
 }
 
 // index is the policies at one revision. It is immutable.
@@ -65,34 +62,23 @@ type binding[B kind.Object] struct {
 	invalid error
 }
 
-// listTimeout bounds a read of the policies.
-const listTimeout = 10 * time.Second
+// prepare must be called before the source is used.
+func (s *source[P, B, E]) prepare() {
+	s.loader = admission.NewLoader(func(known *index[P, B, E]) bool { return known.revisions == s.lastChange() }, s.read)
+}
 
-// load returns the current index.
-func (s *source[P, B, E]) load() (*index[P, B, E], error) {
-	if known := s.current.Load(); known != nil && known.revisions == s.lastChange() {
-		return known, nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// read makes the index of the policies in the cache. last is nil for the first.
+func (s *source[P, B, E]) read(last *index[P, B, E]) (*index[P, B, E], error) {
 	at := s.lastChange() // before the lists: they may have later changes, which the next load sees again
-	known := s.current.Load()
-	if known != nil && known.revisions == at {
-		return known, nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), listTimeout)
-	defer cancel()
-	policies, err := listOf[P](ctx, s.objects(), s.policyResource)
+	policies, err := listOf[P](s.objects(), s.policyResource)
 	if err != nil {
 		return nil, err
 	}
-	bindings, err := listOf[B](ctx, s.objects(), s.bindingResource)
+	bindings, err := listOf[B](s.objects(), s.bindingResource)
 	if err != nil {
 		return nil, err
 	}
-	made := s.newIndex(at, policies, bindings, known)
-	s.current.Store(made)
-	return made, nil
+	return s.newIndex(at, policies, bindings, last), nil
 }
 
 func (s *source[P, B, E]) lastChange() revisions {
@@ -100,8 +86,8 @@ func (s *source[P, B, E]) lastChange() revisions {
 	return revisions{objects.LastChange(s.policyResource), objects.LastChange(s.bindingResource)}
 }
 
-func listOf[T kind.Object](ctx context.Context, objects Objects, resource schema.GroupVersionResource) ([]T, error) {
-	listed, _, err := objects.List(ctx, resource, "", nil, nil)
+func listOf[T kind.Object](objects Objects, resource schema.GroupResource) ([]T, error) {
+	listed, err := objects.List(resource, "", nil)
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", resource.Resource, err)
 	}
@@ -199,21 +185,21 @@ func compileCriteria(m *admissionregistrationv1.MatchResources) (*match.Matcher,
 const nilSelector = "a nil %s selector was passed, please ensure selectors are initialized properly"
 
 // candidates returns the policies that may be about the write.
-func (s *source[P, B, E]) candidates(a *admission.Attributes) ([]*bound[P, B, E], error) {
-	current, err := s.load()
+func (s *source[P, B, E]) candidates(ctx context.Context, a *admission.Attributes) ([]*bound[P, B, E], error) {
+	current, err := s.loader.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return current.candidates.Candidates(a), nil
 }
 
-// handles reports whether a policy may be about the write, or the policies are not known.
+// handles reports whether a policy may be about the write, or the policies have changed since they were read.
 func (s *source[P, B, E]) handles(a *admission.Attributes) bool {
 	if isExempt(a) {
 		return false
 	}
-	found, err := s.candidates(a)
-	return err != nil || len(found) > 0
+	current, upToDate := s.loader.Current()
+	return !upToDate || len(current.candidates.Candidates(a)) > 0
 }
 
 // match reports whether the policy is about the write. An error is one of its configuration.

@@ -49,8 +49,8 @@ func NewValidating(o Options) (*Validating, error) {
 	}
 	v.source = source[*validatingPolicy, *validatingBinding, *validator]{
 		objects:         o.Objects,
-		policyResource:  admissionregistrationv1.SchemeGroupVersion.WithResource("validatingadmissionpolicies"),
-		bindingResource: admissionregistrationv1.SchemeGroupVersion.WithResource("validatingadmissionpolicybindings"),
+		policyResource:  admissionregistrationv1.Resource("validatingadmissionpolicies"),
+		bindingResource: admissionregistrationv1.Resource("validatingadmissionpolicybindings"),
 		constraints:     func(p *validatingPolicy) *admissionregistrationv1.MatchResources { return p.Spec.MatchConstraints },
 		policyName:      func(b *validatingBinding) string { return b.Spec.PolicyName },
 		bindingConstraints: func(b *validatingBinding) *admissionregistrationv1.MatchResources {
@@ -59,6 +59,7 @@ func NewValidating(o Options) (*Validating, error) {
 		paramKind: func(p *validatingPolicy) *admissionregistrationv1.ParamKind { return p.Spec.ParamKind },
 		compile:   func(p *validatingPolicy) *validator { return compileValidator(p, o.Conditions) },
 	}
+	v.source.prepare()
 	return v, nil
 }
 
@@ -76,7 +77,7 @@ func (v *Validating) Collect(out chan<- prometheus.Metric) { v.metrics.Collect(o
 
 // Validate implements admission.Validator.
 func (v *Validating) Validate(ctx context.Context, a *admission.Attributes) error {
-	candidates, err := v.source.candidates(a)
+	candidates, err := v.source.candidates(ctx, a)
 	if err != nil {
 		v.log.Error("failed to read policies", "error", err)
 		return admission.Forbidden(a, errors.New("not yet ready to handle request"))

@@ -1,10 +1,8 @@
 package webhook
 
 import (
-	"context"
 	"fmt"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -78,42 +76,34 @@ type compiledConfiguration struct {
 type configurations struct {
 	options  *Options
 	step     string
-	resource schema.GroupVersionResource
+	resource schema.GroupResource
 	parse    func(kind.Object) []definition
 
 	// manifestsDir is the directory of configurations in files; empty: there are none.
 	manifestsDir string
 	static       atomic.Pointer[manifests]
 
-	current atomic.Pointer[compiled]
-	mu      sync.Mutex // guards compilation
+	loader *admission.Loader[compiled]
 }
 
-// cached is the last compiled state, and whether it is up to date.
-func (c *configurations) cached() (state *compiled, upToDate bool) {
-	state = c.current.Load()
-	return state, state != nil && state.revision == c.options.LastChange(c.resource) && state.static == c.static.Load()
+// newConfigurations returns the configurations of a kind, none of which is read yet.
+func newConfigurations(o *Options, step string, resource schema.GroupResource, parse func(kind.Object) []definition) *configurations {
+	c := &configurations{options: o, step: step, resource: resource, parse: parse}
+	c.loader = admission.NewLoader(func(state *compiled) bool {
+		return state.revision == o.Objects().LastChange(resource) && state.static == c.static.Load()
+	}, c.read)
+	return c
 }
 
-// load returns the state of the configurations. Those that have changed since the last call are compiled.
-func (c *configurations) load(ctx context.Context) (*compiled, error) {
-	if state, upToDate := c.cached(); upToDate {
-		return state, nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	state, upToDate := c.cached()
-	if upToDate {
-		return state, nil
-	}
+// read compiles the configurations in the cache that have changed since last, which is nil for the first state.
+func (c *configurations) read(last *compiled) (*compiled, error) {
 	// A write after this is seen by the next call.
-	next := &compiled{revision: c.options.LastChange(c.resource), static: c.static.Load()}
-	objs, err := c.options.Client().List(ctx, c.resource.GroupResource(), "")
+	next := &compiled{revision: c.options.Objects().LastChange(c.resource), static: c.static.Load()}
+	objs, err := c.options.Objects().List(c.resource, "", nil)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", c.resource.Resource, err)
 	}
-	c.compile(objs, next, state)
-	c.current.Store(next)
+	c.compile(objs, next, last)
 	return next, nil
 }
 

@@ -36,11 +36,11 @@ func TestConfigurations(t *testing.T) {
 	if w.lists != 2 {
 		t.Errorf("configurations were read %d times", w.lists)
 	}
-	state, _ := p.cached()
+	state, _ := p.loader.Current()
 	kept := state.byName["second"]
 	w.set(second)
 	write("a")
-	if state, _ = p.cached(); state.byName["second"] != kept || state.byName["first"] != nil {
+	if state, _ = p.loader.Current(); state.byName["second"] != kept || state.byName["first"] != nil {
 		t.Error("an unchanged configuration was compiled again, or a deleted one is kept")
 	}
 	w.set()

@@ -50,7 +50,7 @@ func (r *reinvocation) changed() {
 
 // Mutate implements admission.Mutator.
 func (p *Mutating) Mutate(ctx context.Context, a *admission.Attributes) error {
-	state, err := p.load(ctx)
+	state, err := p.loader.Load(ctx)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}

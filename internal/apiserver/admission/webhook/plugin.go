@@ -12,6 +12,7 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver/admission"
@@ -26,11 +27,10 @@ import (
 type Options struct {
 	// Clients makes the clients of webhooks.
 	Clients *webhook.Clients
-	// Client returns the client that reads configurations and namespaces. It is called on use, because the server is made after its
-	// plugins.
+	// Client and Objects are functions because the server is made after its plugins. Client reads namespaces.
 	Client func() kind.Client
-	// LastChange returns the revision of the last write to a resource. It is called for every write and must be cheap.
-	LastChange func(resource schema.GroupVersionResource) int64
+	// Objects reads configurations.
+	Objects func() Objects
 	// Kind is the kind of the configurations, for those in files.
 	Kind *kind.Kind
 	// Authorizer is what match conditions can ask.
@@ -39,6 +39,13 @@ type Options struct {
 	// ConditionMetrics are the metrics of match conditions.
 	ConditionMetrics *cel.Metrics
 	Log              *slog.Logger
+}
+
+// Objects is the API server's own cache. Reads do not wait for the store: writes wait for them.
+type Objects interface {
+	List(resource schema.GroupResource, namespace string, selector labels.Selector) ([]kind.Object, error)
+	// LastChange is the revision of the last change of a resource. It is called for every write and must be cheap.
+	LastChange(resource schema.GroupResource) int64
 }
 
 // plugin is what both plugins have in common.
@@ -50,9 +57,7 @@ type plugin struct {
 }
 
 func newPlugin(o Options, resource, step string, parse func(kind.Object) []definition) plugin {
-	return plugin{Options: &o, step: step, configurations: &configurations{
-		options: &o, step: step, parse: parse, resource: admissionregistrationv1.SchemeGroupVersion.WithResource(resource),
-	}}
+	return plugin{Options: &o, step: step, configurations: newConfigurations(&o, step, admissionregistrationv1.Resource(resource), parse)}
 }
 
 // name is the plugin's name.
@@ -95,7 +100,7 @@ func (p *plugin) Handles(a *admission.Attributes) bool {
 	if match.IsReview(a) || match.IsConfiguration(a) && p.manifestsDir == "" {
 		return false
 	}
-	compiled, upToDate := p.cached()
+	compiled, upToDate := p.loader.Current()
 	return !upToDate || len(compiled.candidates(a)) > 0
 }
 

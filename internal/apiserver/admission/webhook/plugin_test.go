@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -49,7 +50,10 @@ func (w *world) Get(_ context.Context, resource schema.GroupResource, _, name st
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"team": "yes"}}}, nil
 }
 
-func (w *world) List(_ context.Context, resource schema.GroupResource, _ string) (objs []kind.Object, _ error) {
+// worldObjects are the configurations as the server's cache has them.
+type worldObjects struct{ *world }
+
+func (w worldObjects) List(resource schema.GroupResource, _ string, _ labels.Selector) (objs []kind.Object, _ error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lists++
@@ -75,7 +79,7 @@ func (w *world) set(configs ...kind.Object) {
 	w.configs = configs
 }
 
-func (w *world) lastChange(schema.GroupVersionResource) int64 {
+func (w worldObjects) LastChange(schema.GroupResource) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.revision
@@ -228,7 +232,7 @@ func validating(name string, definitions ...definition) *admissionregistrationv1
 // newOptions makes plugins that read from the world.
 func newOptions(w *world) Options {
 	return Options{
-		Clients: webhook.New(webhook.Options{Metrics: webhook.NewMetrics()}), Client: func() kind.Client { return w }, LastChange: w.lastChange,
+		Clients: webhook.New(webhook.Options{Metrics: webhook.NewMetrics()}), Client: func() kind.Client { return w }, Objects: func() Objects { return worldObjects{w} },
 		Authorizer: allowAll{}, Metrics: NewMetrics("server"), ConditionMetrics: cel.NewMetrics(), Log: slog.New(slog.DiscardHandler),
 	}
 }

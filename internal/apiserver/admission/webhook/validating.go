@@ -56,7 +56,7 @@ type validation struct {
 // Validate implements admission.Validator. All webhooks are called at the same time. The error is that of the first that rejects the
 // write, in the order of the configurations.
 func (p *Validating) Validate(ctx context.Context, a *admission.Attributes) error {
-	state, err := p.load(ctx)
+	state, err := p.loader.Load(ctx)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
