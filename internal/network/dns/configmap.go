@@ -2,6 +2,7 @@ package dns
 
 import (
 	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -35,12 +36,16 @@ func (s *Server) followConfigMap(ctx context.Context) {
 }
 
 // setConfigMap applies the settings of the ConfigMap; nil stands for one that does not exist. Invalid settings are not applied, the last
-// valid ones stay in effect.
+// valid ones stay in effect. A ConfigMap that is read again without a change is not applied again.
 func (s *Server) setConfigMap(object *corev1.ConfigMap) {
 	var data map[string]string
 	if object != nil {
 		data = object.Data
 	}
+	if maps.Equal(data, s.configData) {
+		return
+	}
+	s.configData = data
 	parsed, err := parseSettings(data, s.index.zone)
 	if err != nil {
 		s.log.Error("failed to apply the ConfigMap of the cluster's DNS", "namespace", ConfigMapNamespace, "name", ConfigMapName, "error", err)

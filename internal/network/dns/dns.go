@@ -73,6 +73,8 @@ type Server struct {
 	success, denial *responseCache
 	settings        atomic.Pointer[settings]
 	hostServers     atomic.Pointer[[]netip.AddrPort]
+	// configData is the last content of the ConfigMap, valid or not. The goroutine that follows the ConfigMap uses it alone.
+	configData map[string]string
 	// generation counts the changes of settings and host servers.
 	generation atomic.Uint64
 	// own are the addresses of the Service.

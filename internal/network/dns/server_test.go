@@ -2,6 +2,7 @@ package dns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -44,20 +45,32 @@ type upstream struct {
 	queries atomic.Int64
 }
 
-// newUpstream starts a name server that answers over UDP and TCP with handle.
+// listenBoth listens on a port for UDP and TCP.
+func listenBoth(t testing.TB) (net.PacketConn, net.Listener) {
+	t.Helper()
+	var failures error
+	for range 10 { // the port of a UDP socket may be in use for TCP
+		packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream, err := net.Listen("tcp", packets.LocalAddr().String())
+		if err == nil {
+			return packets, stream
+		}
+		packets.Close()
+		failures = errors.Join(failures, err)
+	}
+	t.Fatal(failures)
+	return nil, nil
+}
 
+// newUpstream starts a name server that answers over UDP and TCP with handle.
 func newUpstream(t testing.TB, handle func(w dns.ResponseWriter, q *dns.Msg)) *upstream {
 	t.Helper()
 	u := &upstream{}
-	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	packets, stream := listenBoth(t)
 	u.address = netip.MustParseAddrPort(packets.LocalAddr().String())
-	stream, err := net.Listen("tcp", u.address.String())
-	if err != nil {
-		t.Skipf("the port of the UDP socket is in use for TCP: %v", err)
-	}
 	counted := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		u.queries.Add(1)
 		handle(w, q)
@@ -313,7 +326,8 @@ func TestSettings(t *testing.T) {
 		s.setConfigMap(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ConfigMapNamespace, Name: ConfigMapName}, Data: data})
 	}
 	stubs := fmt.Sprintf(`{"acme.example": [%q], "inner.acme.example.": [%q]}`, stub.address, inner.address)
-	apply(map[string]string{"stubDomains": stubs, "hosts": "192.0.2.9 one.example two.example # comment\n\nfd00::9 one.example\n10.96.77.77 vip.example\n"})
+	hosts := "192.0.2.9 one.example two.example # comment\n\nfd00::9 one.example\n10.96.77.77 vip.example\n"
+	apply(map[string]string{"stubDomains": stubs, "hosts": hosts})
 	check := func(want map[string]string) {
 		t.Helper()
 		for name, expected := range want {
@@ -338,6 +352,14 @@ func TestSettings(t *testing.T) {
 	}
 	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("two.example.", dns.TypeAAAA)); reply.Rcode != dns.RcodeSuccess || len(reply.Answer) != 0 {
 		t.Errorf("AAAA of a host with an IPv4 address: %v", reply)
+	}
+
+	// A ConfigMap that is read again keeps cached responses.
+	before, upstreamQueries := s.generation.Load(), stub.queries.Load()
+	apply(map[string]string{"stubDomains": stubs, "hosts": hosts})
+	check(map[string]string{"acme.example.": "192.0.2.2"})
+	if s.generation.Load() != before || stub.queries.Load() != upstreamQueries {
+		t.Errorf("responses were forgotten, %d queries were forwarded again", stub.queries.Load()-upstreamQueries)
 	}
 
 	// An invalid change keeps the last settings, cached responses of former name servers are forgotten.

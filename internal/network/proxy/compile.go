@@ -48,8 +48,7 @@ func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*
 	protocolOf := map[nft.Proto]corev1.Protocol{nft.TCP: corev1.ProtocolTCP, nft.UDP: corev1.ProtocolUDP, nft.SCTP: corev1.ProtocolSCTP}
 	c := compiler{settings: s, node: node, seen: map[nft.Element]bool{}, chains: map[string]bool{}}
 	for _, port := range servicePorts(service) {
-		name := port.name[len(service.Namespace)+len(service.Name)+len(port.proto.String())+3:]
-		all := byPort[portKey{name, protocolOf[port.proto], port.is4}]
+		all := byPort[portKey{port.portName, protocolOf[port.proto], port.is4}]
 		c.addPort(&port, choose(all, &port, node))
 		if port.proto == nft.UDP {
 			result.Datagrams = append(result.Datagrams, datagramPort(&port, all))

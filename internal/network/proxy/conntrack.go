@@ -2,18 +2,42 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/network/hostnet"
 )
 
 // The kernel sends the packets of a UDP flow where it sent the first one, as long as packets follow one another. A flow to an endpoint that is
 // gone, or that began before the Service had endpoints, would never end. Its entry is deleted, and the next packet is translated anew.
+
+// datagramChanges has the Services that were compiled since the rules were last applied, with the UDP ports that the kernel's rules have for
+// them. However often Services change while the rules cannot be applied, it has no more Services than the kernel's rules and the current state.
+type datagramChanges map[types.NamespacedName][]DatagramPort
+
+// add records that the UDP ports of a Service have changed.
+func (c datagramChanges) add(key types.NamespacedName, old, now []DatagramPort) {
+	if _, ok := c[key]; !ok {
+		c[key] = old
+	}
+	if len(c[key]) == 0 && len(now) == 0 {
+		delete(c, key)
+	}
+}
+
+// stale returns the UDP ports whose flows have to be inspected after the rules were applied.
+func (c datagramChanges) stale(compiled map[types.NamespacedName]Compiled) (stale []DatagramPort) {
+	for _, key := range slices.SortedFunc(maps.Keys(c), compareKeys) {
+		stale = append(stale, staleDatagrams(c[key], compiled[key].Datagrams)...)
+	}
+	return stale
+}
 
 // staleDatagrams returns the UDP ports whose flows have to be inspected after a change: those of the new state that differ from the old one, and
 // those that are gone, as ports without endpoints.

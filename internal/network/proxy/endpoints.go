@@ -151,8 +151,9 @@ func hintsToUse(all []endpoint, node Node) func(*endpoint) bool {
 
 // servicePort is what the proxy has to know about a port of a Service in one family.
 type servicePort struct {
-	// name is namespace/name/protocol/port name.
+	// name is namespace/name/protocol/portName.
 	name      string
+	portName  string
 	is4       bool
 	clusterIP netip.Addr
 	proto     nft.Proto

@@ -27,7 +27,17 @@ type healthChecks struct {
 	events   client.EventRecorder
 	log      *slog.Logger
 	servers  map[types.NamespacedName]*healthCheck
+	// failures are the ports that could not be opened, by Service.
+	failures map[types.NamespacedName]*listenFailure
 	running  sync.WaitGroup
+}
+
+// listenFailure is a port that could not be opened, and when that is tried again.
+type listenFailure struct {
+	port      uint16
+	addresses []netip.Addr
+	delay     time.Duration
+	retryAt   time.Time
 }
 
 // healthCheck is the server of one Service.
@@ -39,11 +49,13 @@ type healthCheck struct {
 }
 
 func newHealthChecks(nodeName string, health *Health, events client.EventRecorder, log *slog.Logger) *healthChecks {
-	return &healthChecks{nodeName: nodeName, health: health, events: events, log: log, servers: map[types.NamespacedName]*healthCheck{}}
+	return &healthChecks{nodeName: nodeName, health: health, events: events, log: log,
+		servers: map[types.NamespacedName]*healthCheck{}, failures: map[types.NamespacedName]*listenFailure{}}
 }
 
-// sync opens, changes and closes servers so that they are those of the Services. A port that cannot be opened is tried again at the next sync.
-func (h *healthChecks) sync(compiled map[types.NamespacedName]Compiled, node Node) {
+// sync opens, changes and closes servers so that they are those of the Services. A port that cannot be opened is tried again with a growing
+// delay; sync returns the time after which it should be called for that, 0 if there is none.
+func (h *healthChecks) sync(compiled map[types.NamespacedName]Compiled, node Node, now time.Time) (retry time.Duration) {
 	listenOn := node.NodePortIPs
 	if node.AllIPv4NodePorts || node.AllIPv6NodePorts {
 		listenOn = []netip.Addr{netip.IPv6Unspecified()} // of both families
@@ -54,24 +66,57 @@ func (h *healthChecks) sync(compiled map[types.NamespacedName]Compiled, node Nod
 			delete(h.servers, key)
 		}
 	}
+	for key, f := range h.failures {
+		if c := compiled[key]; c.HealthCheckPort != f.port || !slices.Equal(f.addresses, listenOn) {
+			delete(h.failures, key)
+		}
+	}
 	for key, c := range compiled {
 		if c.HealthCheckPort == 0 {
 			continue
 		}
 		server := h.servers[key]
 		if server == nil {
-			server = &healthCheck{port: c.HealthCheckPort, addresses: slices.Clone(listenOn)}
-			if err := h.open(key, server); err != nil {
-				message := fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", h.nodeName, key.String(), c.HealthCheckPort, err)
-				h.events.Event(&corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-					ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", message)
-				h.log.Error("failed to serve health check node port", "service", key, "port", c.HealthCheckPort, "error", err)
+			if server = h.tryOpen(key, c.HealthCheckPort, listenOn, now); server == nil {
+				if left := h.failures[key].retryAt.Sub(now); retry == 0 || left < retry {
+					retry = left
+				}
 				continue
 			}
-			h.servers[key] = server
 		}
 		server.endpoints.Store(int64(c.LocalEndpoints))
 	}
+	return retry
+}
+
+// tryOpen opens the server of a Service unless that has failed a short time ago. It returns nil if the server is not open. A failure is
+// reported once.
+func (h *healthChecks) tryOpen(key types.NamespacedName, port uint16, listenOn []netip.Addr, now time.Time) *healthCheck {
+	failed := h.failures[key]
+	if failed != nil && now.Before(failed.retryAt) {
+		return nil
+	}
+	server := &healthCheck{port: port, addresses: slices.Clone(listenOn)}
+	err := h.open(key, server)
+	if err == nil {
+		if failed != nil {
+			h.log.Info("serving health check node port after failures", "service", key, "port", port)
+		}
+		delete(h.failures, key)
+		h.servers[key] = server
+		return server
+	}
+	if failed == nil {
+		failed = &listenFailure{port: port, addresses: slices.Clone(listenOn)}
+		h.failures[key] = failed
+		message := fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", h.nodeName, key.String(), port, err)
+		h.events.Event(&corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, corev1.EventTypeWarning, "FailedToStartServiceHealthcheck", message)
+		h.log.Error("failed to serve health check node port", "service", key, "port", port, "error", err)
+	}
+	failed.delay = min(max(2*failed.delay, retryMin), retryMax)
+	failed.retryAt = now.Add(failed.delay)
+	return nil
 }
 
 func (h *healthChecks) open(key types.NamespacedName, server *healthCheck) error {

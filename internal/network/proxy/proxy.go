@@ -71,10 +71,10 @@ type Proxy struct {
 	// wake has an entry when there is something to sync.
 	wake chan struct{}
 
-	// The following are used by the sync loop alone. stale are the UDP ports whose flows are to be inspected when the rules are in the kernel.
-	compiled map[types.NamespacedName]Compiled
-	node     Node
-	stale    []DatagramPort
+	// The following are used by the sync loop alone.
+	compiled  map[types.NamespacedName]Compiled
+	node      Node
+	datagrams datagramChanges
 
 	mu sync.Mutex
 	// changed are the Services to compile, with the times of the changes that caused that.
@@ -90,7 +90,7 @@ type Proxy struct {
 func New(c Config) (*Proxy, error) {
 	p := &Proxy{
 		Config: c, model: nft.NewModel(c.Settings.Table), wake: make(chan struct{}, 1), compiled: map[types.NamespacedName]Compiled{},
-		changed: map[types.NamespacedName][]time.Time{}, baseChanged: true, health: newHealth(2 * c.SyncPeriod),
+		changed: map[types.NamespacedName][]time.Time{}, baseChanged: true, datagrams: datagramChanges{}, health: newHealth(2 * c.SyncPeriod),
 		services: client.InformerFor[*corev1.Service](c.Informers), slices: client.InformerFor[*discoveryv1.EndpointSlice](c.Informers),
 		cidrs: client.InformerFor[*networkingv1.ServiceCIDR](c.Informers),
 	}
@@ -324,7 +324,7 @@ func (p *Proxy) sync() (time.Duration, error) {
 			}
 		}
 	}
-	p.stale = append(p.stale, p.compile(b.changed)...)
+	p.compile(b.changed)
 	result, err := p.writer.Apply()
 	p.Metrics.synced(started, result, err)
 	if err != nil {
@@ -338,15 +338,17 @@ func (p *Proxy) sync() (time.Duration, error) {
 		p.Metrics.programmed(triggers)
 	}
 	p.reportPolicies()
-	p.checks.sync(p.compiled, p.node)
-	p.cleanConntrack(p.stale)
-	p.stale = nil
-	return result.Again, nil
+	p.cleanConntrack(p.datagrams.stale(p.compiled))
+	clear(p.datagrams)
+	again := result.Again
+	if retry := p.checks.sync(p.compiled, p.node, time.Now()); retry > 0 && (again == 0 || retry < again) {
+		again = retry
+	}
+	return again, nil
 }
 
-// compile compiles Services and returns the UDP ports that they have and had, whose flows may be out of date.
-func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) []DatagramPort {
-	var stale []DatagramPort
+// compile compiles Services.
+func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) {
 	for _, key := range slices.SortedFunc(maps.Keys(changed), compareKeys) {
 		old := p.compiled[key]
 		var c Compiled
@@ -355,7 +357,7 @@ func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) []Datagram
 			ofService, _ := p.slices.ByIndex(byService, key.String())
 			c = Compile(p.Settings, p.node, service, slices.DeleteFunc(ofService, isForAnotherProxy))
 		}
-		stale = append(stale, staleDatagrams(old.Datagrams, c.Datagrams)...)
+		p.datagrams.add(key, old.Datagrams, c.Datagrams)
 		p.model.Replace(key.String(), c.Part)
 		if c.isEmpty() {
 			delete(p.compiled, key)
@@ -365,7 +367,6 @@ func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) []Datagram
 			p.compiled[key] = c
 		}
 	}
-	return stale
 }
 
 func isForAnotherProxy(s *discoveryv1.EndpointSlice) bool {

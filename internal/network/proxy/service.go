@@ -47,7 +47,7 @@ func servicePorts(s *corev1.Service) (all []servicePort) {
 				continue
 			}
 			p := common
-			p.proto, p.port, p.nodePort = proto, uint16(port.Port), uint16(port.NodePort)
+			p.portName, p.proto, p.port, p.nodePort = port.Name, proto, uint16(port.Port), uint16(port.NodePort)
 			p.name = strings.Join([]string{s.Namespace, s.Name, proto.String(), port.Name}, "/")
 			all = append(all, p)
 		}
