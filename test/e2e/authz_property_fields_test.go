@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -8,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -100,7 +100,7 @@ func TestProtectedFieldsLikeUpstream(t *testing.T) {
 				t.Fatalf("%s: %s %s: %s", c.Name, call.method, call.path, response)
 			}
 		}
-		time.Sleep(2 * time.Second) // upstream's authorizer reads roles from informers
+		waitForRoles(t, c, client)
 		for _, call := range protectedFields() {
 			responses[i] = append(responses[i], call.send(t, client, c.URL))
 		}
@@ -120,6 +120,21 @@ func TestProtectedFieldsLikeUpstream(t *testing.T) {
 	t.Logf("%d writes compared, %d allowed", compared, allowed)
 	if allowed < 5 || allowed > compared-5 {
 		t.Error("too few writes are allowed or too few denied")
+	}
+}
+
+// waitForRoles waits until the users have their roles, which upstream's authorizer reads from informers. Every user may send the last of the
+// user's calls.
+func waitForRoles(t *testing.T, c *cluster.Cluster, client *http.Client) {
+	t.Helper()
+	last := map[string]asUser{}
+	for _, call := range protectedFields() {
+		last[call.user] = call
+	}
+	for user, call := range last {
+		eventually(t.Context(), t, c.Name+": "+user+" has a role", func(context.Context) (bool, error) {
+			return call.send(t, client, c.URL)[0] == '2', nil
+		})
 	}
 }
 

@@ -55,6 +55,7 @@ func TestMutations(t *testing.T) {
 		{name: "patch with what is there", spec: jsonPatch(`[JSONPatch{op: "add", path: "/data", value: object.metadata.labels}]`), code: 201, want: `{"app":"x"} {"app":"x"}`},
 		{name: "copy and move", spec: jsonPatch(`[JSONPatch{op: "copy", from: "/data/a", path: "/data/b"}, JSONPatch{op: "move", from: "/data/a", path: "/data/c"}]`), data: "a: x", code: 201, want: `{"b":"x","c":"x"} {"app":"x"}`},
 		{name: "failed test", spec: jsonPatch(`[JSONPatch{op: "test", path: "/data/a", value: "other"}, JSONPatch{op: "remove", path: "/data"}]`), data: "a: x", code: 201, want: `{"a":"x"} {"app":"x"}`},
+		{name: "characters that Go escapes and JSON does not", spec: jsonPatch(`[JSONPatch{op: "add", path: "/data/\x7f\U000E0001", value: "y"}, JSONPatch{op: "move", from: "/data/\x7f\U000E0001", path: "/data/b"}]`), code: 201, data: "a: x", want: `{"a":"x","b":"y"} {"app":"x"}`},
 		{name: "wrong path", spec: jsonPatch(`[JSONPatch{op: "remove", path: "/nosuch/path"}]`), code: 403, want: "denied request: JSON Patch: "},
 		{name: "unknown field of a patch", spec: jsonPatch(`[JSONPatch{op: "add", path: "/nosuch", value: "x"}]`), code: 500, want: `unknown field "nosuch"`},
 		{name: "condition", spec: "matchConditions: [{name: c, expression: object.metadata.name == 'y'}]\n" + apply(`Object{data: {"b": "c"}}`), code: 201, want: `null {"app":"x"}`},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strconv"
 	"strings"
 
 	celgo "github.com/google/cel-go/cel"
@@ -162,9 +161,10 @@ func jsonPatchOf(result ref.Val) (jsonpatch.Patch, error) {
 	return patch, nil
 }
 
+// quoted is text in JSON.
 func quoted(text string) *json.RawMessage {
-	raw := json.RawMessage(strconv.Quote(text))
-	return &raw
+	content, _ := json.Marshal(text) // a string has no errors
+	return (*json.RawMessage)(&content)
 }
 
 // jsonOf is the JSON of a value of an operation.
