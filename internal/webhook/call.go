@@ -84,12 +84,12 @@ func (c *Client) Review(ctx context.Context, body []byte) ([]byte, error) {
 		}
 		seconds, retry := retryAfter(response)
 		if !retry || retries == maxRetries {
-			return nil, responseError(response, seconds)
+			return nil, response.Err()
 		}
 		select {
 		case <-time.After(time.Duration(seconds) * time.Second):
 		case <-ctx.Done():
-			return nil, responseError(response, seconds)
+			return nil, response.Err()
 		}
 	}
 }
@@ -125,18 +125,28 @@ func retryAfter(response *Response) (seconds int, ok bool) {
 	return max(seconds, 0), err == nil
 }
 
-// responseError is the error of a response that is not a success: the Status in its body, or one for its code.
-func responseError(response *Response, retryAfter int) error {
-	if response.StatusCode/100 == 3 {
-		return fmt.Errorf("the webhook responded with status %s, and redirects are not followed", response.Status)
+// Err is the error of a response that is not a success: the Status in its body, or one for its code. Its text is bounded.
+func (r *Response) Err() error {
+	if r.StatusCode/100 == 3 {
+		return fmt.Errorf("the webhook responded with status %s, and redirects are not followed", r.Status)
 	}
 	var status metav1.Status
-	if json.Unmarshal(response.Body, &status) == nil && status.Kind == "Status" && status.Status != metav1.StatusSuccess {
+	if json.Unmarshal(r.Body, &status) == nil && status.Kind == "Status" && status.Status != metav1.StatusSuccess {
+		status.Message = boundedText(status.Message)
 		return apierrors.FromObject(&status)
 	}
 	message := "unknown"
-	if strings.HasPrefix(response.Header.Get("Content-Type"), "text/") {
-		message = strings.TrimSpace(string(response.Body[:min(len(response.Body), maxErrorText)]))
+	if strings.HasPrefix(r.Header.Get("Content-Type"), "text/") {
+		message = strings.TrimSpace(boundedText(string(r.Body)))
 	}
-	return apierrors.NewGenericServerResponse(response.StatusCode, http.MethodPost, schema.GroupResource{}, "", message, retryAfter, true)
+	seconds, _ := retryAfter(r)
+	return apierrors.NewGenericServerResponse(r.StatusCode, http.MethodPost, schema.GroupResource{}, "", message, seconds, true)
+}
+
+// boundedText is the beginning of a text.
+func boundedText(text string) string {
+	if len(text) <= maxErrorText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxErrorText], "")
 }

@@ -6,15 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	authorizationv1beta1 "k8s.io/api/authorization/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/cache"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -204,8 +201,7 @@ func (w *Webhook) post(ctx context.Context, body []byte) (authorizationv1.Subjec
 		return authorizationv1.SubjectAccessReviewStatus{}, err
 	}
 	if response.StatusCode < 200 || response.StatusCode > 206 {
-		after, _ := strconv.Atoi(response.Header.Get("Retry-After"))
-		return authorizationv1.SubjectAccessReviewStatus{}, apierrors.NewGenericServerResponse(response.StatusCode, http.MethodPost, schema.GroupResource{}, "", string(response.Body), after, true)
+		return authorizationv1.SubjectAccessReviewStatus{}, response.Err()
 	}
 	if err := json.Unmarshal(response.Body, &review); err != nil {
 		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the response of the authorization webhook: %w", err)

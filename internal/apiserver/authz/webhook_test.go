@@ -207,6 +207,21 @@ func TestWebhookFailures(t *testing.T) {
 			}
 		})
 	}
+	// The error is part of logs and responses.
+	for _, test := range []struct{ contentType, body string }{
+		{"text/plain", strings.Repeat("x", maxWebhookResponse)},
+		{"application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"message":"` + strings.Repeat("x", maxWebhookResponse-100) + `"}`},
+	} {
+		j := newWebhookServer(t, func(_ int, _ map[string]any, w http.ResponseWriter) {
+			w.Header().Set("Content-Type", test.contentType)
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = w.Write([]byte(test.body))
+		})
+		_, _, err := j.webhook(t, nil).Authorize(context.Background(), on(user("u"), "get", "pods", "n"))
+		if err == nil || !strings.Contains(err.Error(), "xxx") || len(err.Error()) > 4096 {
+			t.Errorf("%s: an error of %d bytes: %.100v", test.contentType, len(fmt.Sprint(err)), err)
+		}
+	}
 	j := newWebhookServer(t, fail(403))
 	if got, _, err := j.webhook(t, nil).Authorize(context.Background(), on(user("u"), "get", "pods", "n")); got != NoOpinion || err == nil {
 		t.Errorf("%v %v", got, err)
