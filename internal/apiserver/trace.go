@@ -21,7 +21,7 @@ func (s *Server) startTrace(req *request) {
 		return
 	}
 	trusted := slices.Contains(req.user.Groups, authn.GroupMasters) || slices.Contains(req.user.Groups, authn.GroupMonitoring)
-	req.ctx, req.span = s.config.Tracing.StartRequest(req.Request, spanName(req), req.start, trusted)
+	req.ctx, req.span = s.config.Tracing.StartRequest(req.Request, s.spanName(req), req.start, trusted)
 	if !req.span.IsRecording() {
 		return
 	}
@@ -51,10 +51,14 @@ func (s *Server) finishTrace(req *request) {
 	req.span.End()
 }
 
-// spanName is upstream's name of the span of a request. It has no names of objects, so that the number of names is bounded.
-func spanName(req *request) string {
+// spanName is upstream's name of the span of a request. It has no names of objects, and only the method for resources that are not served here, so
+// that the number of names is bounded.
+func (s *Server) spanName(req *request) string {
 	info := &req.info
 	if !info.isResource() {
+		return req.Method
+	}
+	if res := s.requested(info); res == nil || info.subresource != "" && res.subs[info.subresource] == nil {
 		return req.Method
 	}
 	name := "/api"
