@@ -75,6 +75,7 @@ type clientWait struct {
 	timer     *time.Timer
 	waiting   bool
 	suspended bool // the seats were returned, to be acquired again
+	responds  bool // the response has begun: what the request writes is stored
 }
 
 // begin is called before the request may have to wait.
@@ -84,7 +85,7 @@ func (c *clientWait) begin() {
 	if !c.req.seats.Held() {
 		return
 	}
-	c.waiting = true
+	c.waiting, c.responds = true, c.req.w.code != 0
 	if c.timer == nil {
 		c.timer = time.AfterFunc(seatGrace, c.suspend)
 	} else {
@@ -96,8 +97,15 @@ func (c *clientWait) begin() {
 func (c *clientWait) suspend() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.waiting && !c.suspended && c.s.waits.add(c.req.user.Username) {
-		c.suspended = true
+	if !c.waiting || c.suspended || !c.s.waits.add(c.req.user.Username) {
+		return
+	}
+	c.suspended = true
+	if c.responds {
+		// The events of a write are being sent. They have their seats now: the client may never go on.
+		c.req.seats.Release()
+		c.work.FinalSeats = 0
+	} else {
 		c.req.seats.Suspend()
 	}
 }

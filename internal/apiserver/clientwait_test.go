@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/apiserver/authz"
 )
 
 // unreadResponse is a response that its client does not read until released is closed. The first bytes are buffered.
@@ -74,6 +76,36 @@ func TestWaitingForClientNeedsNoSeat(t *testing.T) {
 				t.Errorf("afterwards a request got %d", got.code)
 			}
 		})
+	}
+}
+
+// A write whose client does not read the response has the final seats of its events all the same, once.
+func TestUnreadWriteHasFinalSeats(t *testing.T) {
+	s := fairServer(t, &guard{})
+	for range 200_000 { // the events occupy the only seat for a minute and more
+		defer s.config.Fairness.Watches.Register(&authz.Attributes{Resource: "pods"})()
+	}
+	body := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","annotations":{"a":"` + strings.Repeat("x", 2*minWaitBytes) + `"}}}`
+	unread := &unreadResponse{httptest.NewRecorder(), make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	req := httptest.NewRequestWithContext(ctx, "POST", "/api/v1/namespaces/ns/pods", strings.NewReader(body))
+	req.Header.Set("Authorization", "Bearer guest")
+	req.Header.Set("Content-Type", "application/json")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Handler().ServeHTTP(unread, req)
+	}()
+	waitUntil(t, "the response waits", func() bool { return s.waits.total.Load() == 1 })
+	get := func() int { return s.get("/api/v1/namespaces/ns/configmaps/none", "Authorization: Bearer guest").code }
+	if code := get(); code != http.StatusTooManyRequests {
+		t.Errorf("while the events are sent, another request got %d", code)
+	}
+	cancel()
+	close(unread.released)
+	<-done
+	if code := get(); code != http.StatusTooManyRequests {
+		t.Errorf("after the client has disconnected, another request got %d", code)
 	}
 }
 
