@@ -1,6 +1,8 @@
 package connect
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -8,6 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,16 +29,26 @@ const (
 	tunnelPing = 10 * time.Second
 	// maxTunnelError bounds the error that a kubelet reports.
 	maxTunnelError = 4 << 10
+	// maxUpgradeBytes bounds a kubelet's response to the request for a tunnel.
+	maxUpgradeBytes = 64 << 10
 	// errorDelay is how long a connection that has ended waits for the reason.
 	errorDelay = time.Second
+	// dialTimeout bounds the time until a connection is open. An HTTP client dials without the deadline of its request.
+	dialTimeout = 30 * time.Second
 )
 
 // PodDialer returns what connects to the endpoints of Services for an API server whose host has no route to pods: it forwards a port of the
 // pod through the kubelet of its node. Other endpoints and pods in their host's network are dialed.
 func PodDialer(c Config) func(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {
+	return podDialer(c, dialTimeout)
+}
+
+func podDialer(c Config, timeout time.Duration) func(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {
 	b := newBackends(c)
-	direct := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
+	direct := &net.Dialer{KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
 		pod, err := b.podAt(ctx, e)
 		if err != nil {
 			return nil, err
@@ -78,69 +93,109 @@ func (b *backends) forwardPort(ctx context.Context, pod *corev1.Pod, address str
 		return nil, err
 	}
 	location.Path = "/portForward/" + pod.Namespace + "/" + pod.Name
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, location.String(), http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set("X-Stream-Protocol-Version", portForwardProtocol)
-	connection, err := upgradeToSPDY(request, secure)
+	t, err := openTunnel(ctx, location, port, secure)
 	if err != nil {
 		return nil, fmt.Errorf("forward port %s of pod %s/%s: %w", port, pod.Namespace, pod.Name, err)
 	}
-	conn, err := newTunnel(connection, port)
-	if err != nil {
-		_ = connection.Close()
-		return nil, fmt.Errorf("forward port %s of pod %s/%s: %w", port, pod.Namespace, pod.Name, err)
-	}
-	return conn, nil
+	return t, nil
 }
 
-// upgradeToSPDY opens a SPDY connection. The library does not end with the request's context, so it runs beside it.
-func upgradeToSPDY(request *http.Request, secure *tls.Config) (httpstream.Connection, error) {
-	transport, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{
-		TLS: secure, PingPeriod: tunnelPing, Proxier: http.ProxyURL(nil),
-	})
+// openTunnel opens a tunnel to a port at a kubelet. Nothing of it is left if ctx is done first.
+func openTunnel(ctx context.Context, location *url.URL, port string, secure *tls.Config) (*tunnel, error) {
+	dialer := &tls.Dialer{Config: secure, NetDialer: &net.Dialer{KeepAlive: 30 * time.Second}}
+	dialed, err := dialer.DialContext(ctx, "tcp", location.Host)
 	if err != nil {
 		return nil, err
 	}
-	type opened struct {
-		connection httpstream.Connection
-		err        error
+	conn := &kubeletConn{Conn: dialed, close: sync.OnceValue(dialed.Close)}
+	// Closing the connection ends whatever waits for a kubelet that does not respond.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	t, err := conn.forward(location, port)
+	if !stop() {
+		err = ctx.Err()
 	}
-	result := make(chan opened, 1)
-	go func() {
-		response, err := transport.RoundTrip(request)
-		if err != nil {
-			result <- opened{err: err}
-			return
-		}
-		response.Body = io.NopCloser(io.LimitReader(response.Body, maxTunnelError))
-		connection, err := transport.NewConnection(response)
-		result <- opened{connection, err}
-	}()
-	select {
-	case r := <-result:
-		return r.connection, r.err
-	case <-request.Context().Done():
-		go func() {
-			if r := <-result; r.connection != nil {
-				_ = r.connection.Close()
-			}
-		}()
-		return nil, request.Context().Err()
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
 	}
+	return t, nil
+}
+
+// kubeletConn is a connection to a kubelet.
+type kubeletConn struct {
+	net.Conn
+	// received was read from the connection together with the response to the upgrade.
+	received []byte
+	close    func() error
+}
+
+// Read implements net.Conn.
+func (c *kubeletConn) Read(to []byte) (int, error) {
+	if len(c.received) > 0 {
+		n := copy(to, c.received)
+		c.received = c.received[n:]
+		return n, nil
+	}
+	return c.Conn.Read(to)
+}
+
+// Close implements net.Conn. It may be called more than once.
+func (c *kubeletConn) Close() error { return c.close() }
+
+// forward upgrades the connection to SPDY and opens the tunnel.
+func (c *kubeletConn) forward(location *url.URL, port string) (*tunnel, error) {
+	if err := c.upgrade(location); err != nil {
+		return nil, err
+	}
+	connection, err := spdy.NewClientConnectionWithPings(c, tunnelPing)
+	if err != nil {
+		return nil, err
+	}
+	t, err := newTunnel(c, connection, port)
+	if err != nil {
+		_ = c.Close()
+		_ = connection.Close()
+	}
+	return t, err
+}
+
+// upgrade requests port forwarding over SPDY.
+func (c *kubeletConn) upgrade(location *url.URL) error {
+	request, err := http.NewRequest(http.MethodPost, location.String(), http.NoBody)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("X-Stream-Protocol-Version", portForwardProtocol)
+	request.Header.Set(httpstream.HeaderConnection, httpstream.HeaderUpgrade)
+	request.Header.Set(httpstream.HeaderUpgrade, spdy.HeaderSpdy31)
+	if err := request.Write(c); err != nil {
+		return err
+	}
+	reader := bufio.NewReader(io.LimitReader(c.Conn, maxUpgradeBytes))
+	response, err := http.ReadResponse(reader, request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusSwitchingProtocols || !strings.EqualFold(response.Header.Get(httpstream.HeaderUpgrade), spdy.HeaderSpdy31) {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, maxTunnelError))
+		return fmt.Errorf("unable to upgrade connection: the kubelet responded %s: %s", response.Status, bytes.TrimSpace(text))
+	}
+	c.received, err = reader.Peek(reader.Buffered())
+	return err
 }
 
 // tunnel is a connection to a port of a pod.
 type tunnel struct {
 	httpstream.Stream
+	conn       *kubeletConn
 	connection httpstream.Connection
 	// reported is closed when the kubelet has closed the error stream. err is then the error, if there was one.
 	reported chan struct{}
 	err      error
 }
 
-func newTunnel(connection httpstream.Connection, port string) (*tunnel, error) {
+func newTunnel(conn *kubeletConn, connection httpstream.Connection, port string) (*tunnel, error) {
 	header := http.Header{}
 	header.Set("port", port)
 	header.Set("requestID", "0")
@@ -158,7 +213,7 @@ func newTunnel(connection httpstream.Connection, port string) (*tunnel, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tunnel{Stream: data, connection: connection, reported: make(chan struct{})}
+	t := &tunnel{Stream: data, conn: conn, connection: connection, reported: make(chan struct{})}
 	go t.readError(errorStream)
 	return t, nil
 }
@@ -188,8 +243,12 @@ func (t *tunnel) Read(to []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn.
-func (t *tunnel) Close() error { return t.connection.Close() }
+// Close implements net.Conn. The connection is closed before its streams, whose last frames a kubelet might not read.
+func (t *tunnel) Close() error {
+	err := t.conn.Close()
+	_ = t.connection.Close()
+	return err
+}
 
 // tunnelAddress is the address of a tunnel.
 type tunnelAddress struct{}

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,9 +10,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,21 +114,97 @@ func TestPodDialer(t *testing.T) {
 	}
 }
 
-// TestPodDialerCanceled: a kubelet that does not respond ends nothing but the call.
-func TestPodDialerCanceled(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	stopped := make(chan struct{})
-	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		cancel()
-		<-stopped
-	}))
-	defer kubelet.Close()
-	defer close(stopped)
+// A kubelet that accepts connections and does not go on, at whatever point, keeps nothing of the calls: neither connections nor goroutines. The
+// contexts of an HTTP client's dials have no deadline.
+func TestPodDialerTimeout(t *testing.T) {
+	certificate := httptest.NewTLSServer(nil)
+	defer certificate.Close()
 	roots := x509.NewCertPool()
-	roots.AddCert(kubelet.Certificate())
-	location, _ := url.Parse(kubelet.URL)
-	request, _ := http.NewRequestWithContext(ctx, "POST", location.String(), http.NoBody)
-	if _, err := upgradeToSPDY(request, &tls.Config{RootCAs: roots}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+	roots.AddCert(certificate.Certificate())
+	for _, test := range []struct {
+		name    string
+		respond func(net.Conn)
+	}{
+		{"nothing", func(net.Conn) {}},
+		{"no response", func(c net.Conn) {
+			_ = tls.Server(c, certificate.TLS).Handshake()
+		}},
+		{"an endless header", func(c net.Conn) {
+			secure := tls.Server(c, certificate.TLS)
+			_, err := http.ReadRequest(bufio.NewReader(secure))
+			for text := "HTTP/1.1 101 Switching Protocols\r\nA: "; err == nil; text = strings.Repeat("a", 4096) {
+				_, err = io.WriteString(secure, text)
+			}
+		}},
+		{"no streams", func(c net.Conn) {
+			secure := tls.Server(c, certificate.TLS)
+			if _, err := http.ReadRequest(bufio.NewReader(secure)); err == nil {
+				_, _ = io.WriteString(secure, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			kubelet, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer kubelet.Close()
+			var accepted, closed atomic.Int32
+			go func() {
+				for {
+					conn, err := kubelet.Accept()
+					if err != nil {
+						return
+					}
+					accepted.Add(1)
+					go func() {
+						defer conn.Close()
+						test.respond(conn)
+						_, _ = io.Copy(io.Discard, conn) // until the client closes the connection
+						closed.Add(1)
+					}()
+				}
+			}()
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{
+				Addresses:       []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}},
+				DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(kubelet.Addr().(*net.TCPAddr).Port)}},
+			}}
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.255.255.1"}}}}
+			dial := podDialer(Config{Kubelet: &tls.Config{RootCAs: roots}, Objects: things{"nodes /n": node, "pods ns/p": pod}}, 500*time.Millisecond)
+			endpoint := webhook.Endpoint{Address: "10.255.255.1:8443", Target: &corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "p"}}
+			client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, endpoint) }}}
+			before := runtime.NumGoroutine()
+			const calls = 5
+			for range calls {
+				ctx, cancel := context.WithCancel(t.Context())
+				request, _ := http.NewRequestWithContext(ctx, "POST", "https://hook/", http.NoBody)
+				already := accepted.Load()
+				go func() {
+					for accepted.Load() == already {
+						time.Sleep(time.Millisecond)
+					}
+					cancel() // the call has its own deadline
+				}()
+				if response, err := client.Do(request); err == nil {
+					response.Body.Close()
+					t.Error("the call succeeded")
+				}
+				cancel()
+			}
+			waitUntil(t, "the connections are closed", func() bool { return closed.Load() == calls })
+			if test.name != "no streams" { // the library waits half a minute for the reply to a stream, whatever happens to the connection
+				waitUntil(t, "the goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
+			}
+		})
+	}
+}
+
+// waitUntil waits for a condition.
+func waitUntil(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("timeout: %s", what)
+		}
 	}
 }
