@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -130,14 +131,7 @@ func (c *storeCodec) Decode(value []byte, revision store.Revision) (kind.Object,
 
 func (c *storeCodec) decode(value []byte) (kind.Object, error) {
 	if !bytes.HasPrefix(value, envelopeMagic) {
-		obj := c.kind.New()
-		if err := unmarshalJSON(value, obj); err != nil {
-			return nil, err
-		}
-		if _, ok := obj.(runtime.Unstructured); !ok {
-			obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
-		}
-		return obj, nil
+		return c.decodeJSON(value)
 	}
 	envelope, err := parseEnvelope(value)
 	if err != nil {
@@ -146,22 +140,48 @@ func (c *storeCodec) decode(value []byte) (kind.Object, error) {
 	if bytes.HasPrefix(value, c.prefix) {
 		return unmarshalMessage(envelope.raw, c.kind.New())
 	}
-	return c.decodeOther(envelope)
+	return c.decodeAs(schema.FromAPIVersionAndKind(envelope.apiVersion, envelope.kind), func(obj kind.Object) error {
+		_, err := unmarshalMessage(envelope.raw, obj)
+		return err
+	})
 }
 
-// decodeOther decodes an object that was stored in another version.
-func (c *storeCodec) decodeOther(e envelope) (kind.Object, error) {
-	gvk := schema.FromAPIVersionAndKind(e.apiVersion, e.kind)
-	if gvk == c.kind.GVK {
-		return unmarshalMessage(e.raw, c.kind.New())
+// decodeJSON decodes an object that was stored in JSON: a custom resource, or a built-in type that another server stored.
+func (c *storeCodec) decodeJSON(value []byte) (kind.Object, error) {
+	unmarshal := func(obj kind.Object) error { return unmarshalJSON(value, obj) }
+	if custom, ok := c.kind.New().(*unstructured.Unstructured); ok {
+		return custom, unmarshal(custom)
 	}
-	for i := range c.kind.Versions {
-		if v := &c.kind.Versions[i]; v.GVK == gvk && v.New != nil {
-			obj, err := unmarshalMessage(e.raw, v.New())
-			if err != nil {
-				return nil, err
+	var stored metav1.TypeMeta
+	if err := json.Unmarshal(value, &stored); err != nil {
+		return nil, err
+	}
+	gvk := stored.GroupVersionKind()
+	if gvk.Empty() || gvk == c.kind.StorageGVK() {
+		gvk = c.kind.GVK
+	}
+	obj, err := c.decodeAs(gvk, unmarshal)
+	if err == nil {
+		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	}
+	return obj, err
+}
+
+// decodeAs decodes an object that was stored as gvk.
+func (c *storeCodec) decodeAs(gvk schema.GroupVersionKind, unmarshal func(kind.Object) error) (kind.Object, error) {
+	if gvk == c.kind.GVK {
+		obj := c.kind.New()
+		return obj, unmarshal(obj)
+	}
+	for _, versions := range [][]kind.Version{c.kind.Versions, c.kind.StoredOnly} {
+		for i := range versions {
+			if v := &versions[i]; v.GVK == gvk && v.New != nil {
+				obj := v.New()
+				if err := unmarshal(obj); err != nil {
+					return nil, err
+				}
+				return v.ToStorageVersion(obj)
 			}
-			return v.ToStorageVersion(obj)
 		}
 	}
 	return nil, fmt.Errorf("stored as %s, which is not served", gvk)

@@ -85,6 +85,24 @@ func TestDecodeOtherVersion(t *testing.T) {
 	if got := obj.(*corev1.Event); got.Message != "hello" || got.ResourceVersion != "3" {
 		t.Errorf("decoded %+v", got)
 	}
+	for stored, want := range map[string]string{
+		`{"apiVersion":"events.k8s.io/v1","kind":"Event","note":"hello"}`: "hello",
+		`{"apiVersion":"v1","kind":"Event","message":"hello"}`:            "hello",
+		`{"message":"hello"}`: "hello",
+		`{"apiVersion":"events.k8s.io/v0","kind":"Event","note":"hello"}`: "error",
+		`{"apiVersion":"v1","kind":"Other","message":"hello"}`:            "error",
+	} {
+		got := "error"
+		if obj, err := codec.Decode([]byte(stored), 3); err == nil {
+			got = obj.(*corev1.Event).Message
+			if !obj.GetObjectKind().GroupVersionKind().Empty() {
+				t.Errorf("%s: the type is left in the object", stored)
+			}
+		}
+		if got != want {
+			t.Errorf("%s is decoded as %s", stored, got)
+		}
+	}
 	for _, broken := range [][]byte{nil, []byte("k8s\x00"), value[:20], []byte("k8s\x00\xff\xff\xff"), []byte("{")} {
 		if obj, err := codec.Decode(broken, 1); err == nil && len(broken) > 4 {
 			t.Errorf("%q was decoded as %+v", broken, obj)

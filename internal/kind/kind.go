@@ -68,6 +68,9 @@ type Kind struct {
 	// must have the same protobuf encoding. Empty: the version of GVK.
 	StorageVersion string
 
+	// StoredOnly are versions in which upstream stores objects and that are not served. They have GVK, New and ToStorageVersion.
+	StoredOnly []Version
+
 	// TTL is how long an object lives after its last write; zero means forever. Only events have one.
 	TTL time.Duration
 

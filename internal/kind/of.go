@@ -24,6 +24,7 @@ type Definition[T Object] struct {
 	Verbs          []string
 	Prefix         string
 	StorageVersion string
+	StoredOnly     []Version
 	TTL            time.Duration
 	// Versions are all served versions, the preferred one first. Empty: only the version of GVK.
 	Versions []Version
@@ -82,7 +83,7 @@ func Of[T Object](s Definition[T]) *Kind {
 	k := &Kind{
 		GVK: s.GVK, Plural: s.Plural, Singular: s.Singular, ListKind: s.GVK.Kind + "List",
 		Short: s.Short, Categories: s.Categories, Namespaced: s.Namespaced,
-		Verbs: s.Verbs, Prefix: s.Prefix, StorageVersion: s.StorageVersion, TTL: s.TTL, Versions: s.Versions,
+		Verbs: s.Verbs, Prefix: s.Prefix, StorageVersion: s.StorageVersion, StoredOnly: s.StoredOnly, TTL: s.TTL, Versions: s.Versions,
 		New:                      func() Object { return reflect.New(objType).Interface().(Object) },
 		ValidateName:             s.ValidateName,
 		StatusOnCreate:           s.StatusOnCreate,

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -29,6 +31,7 @@ var CustomResourceDefinition = kind.Of(kind.Definition[*definition]{
 	GVK: apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"), Plural: "customresourcedefinitions",
 	Short: []string{"crd", "crds"}, Categories: []string{"api-extensions"},
 	Prefix:                  "apiextensions.k8s.io/customresourcedefinitions",
+	StoredOnly:              []kind.Version{storedByUpstream},
 	List:                    &apiextensionsv1.CustomResourceDefinitionList{},
 	Default:                 apiextensionsv1.SetObjectDefaults_CustomResourceDefinition,
 	Prepare:                 func(_ *kind.Request, crd, _ *definition) { addStorageVersion(crd) },
@@ -59,6 +62,23 @@ var CustomResourceDefinition = kind.Of(kind.Definition[*definition]{
 		}
 	},
 })
+
+// storedByUpstream is the version in which upstream stores definitions. It has what all versions of a definition have in common at the top
+// level.
+var storedByUpstream = kind.Version{
+	GVK: apiextensionsv1beta1.SchemeGroupVersion.WithKind("CustomResourceDefinition"),
+	New: func() kind.Object { return &apiextensionsv1beta1.CustomResourceDefinition{} },
+	ToStorageVersion: func(obj kind.Object) (kind.Object, error) {
+		stored := obj.(*apiextensionsv1beta1.CustomResourceDefinition).DeepCopy()
+		apiextensionsv1beta1.SetObjectDefaults_CustomResourceDefinition(stored)
+		common := &apiextensions.CustomResourceDefinition{}
+		if err := apiextensionsv1beta1.Convert_v1beta1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(stored, common, nil); err != nil {
+			return nil, err
+		}
+		crd := &definition{}
+		return crd, apiextensionsv1.Convert_apiextensions_CustomResourceDefinition_To_v1_CustomResourceDefinition(common, crd, nil)
+	},
+}
 
 // servedVersions lists the served versions and marks the storage version.
 func servedVersions(crd *definition) string {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -355,6 +356,65 @@ func TestNewStorageVersion(t *testing.T) {
 	}
 	if !CustomResourceDefinition.SpecChanged(got, old) || CustomResourceDefinition.SpecChanged(old.DeepCopy(), old) {
 		t.Error("the generation does not follow the specification")
+	}
+}
+
+// TestStoredByUpstream: what upstream stores once for all versions is in each version.
+func TestStoredByUpstream(t *testing.T) {
+	stored := storedByUpstream.New()
+	if err := yaml.Unmarshal([]byte(`
+metadata: {name: crontabs.stable.example.com, uid: u}
+spec:
+  group: stable.example.com
+  version: v2
+  names: {plural: crontabs, singular: crontab, kind: CronTab, listKind: CronTabList}
+  scope: Namespaced
+  validation: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true, x-kubernetes-validations: [{rule: "true"}]}}
+  subresources: {status: {}}
+  additionalPrinterColumns: [{name: Spec, type: string, JSONPath: .spec.cronSpec}]
+  selectableFields: [{jsonPath: .spec.color}]
+  versions: [{name: v2, served: true, storage: false}, {name: v1, served: true, storage: true, deprecated: true}]
+  conversion: {strategy: Webhook, webhookClientConfig: {url: "https://example.com"}, conversionReviewVersions: [v1]}
+  preserveUnknownFields: false
+status:
+  conditions: [{type: Established, status: "True"}]
+  acceptedNames: {plural: crontabs, kind: CronTab}
+  storedVersions: [v1]
+`), stored); err != nil {
+		t.Fatal(err)
+	}
+	got, err := storedByUpstream.ToStorageVersion(stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const version = `
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true, x-kubernetes-validations: [{rule: "true"}]}}
+    subresources: {status: {}}
+    additionalPrinterColumns: [{name: Spec, type: string, jsonPath: .spec.cronSpec}]
+    selectableFields: [{jsonPath: .spec.color}]
+`
+	want := parse(t, `
+metadata: {name: crontabs.stable.example.com, uid: u}
+spec:
+  group: stable.example.com
+  names: {plural: crontabs, singular: crontab, kind: CronTab, listKind: CronTabList}
+  scope: Namespaced
+  versions:
+  - name: v2
+    served: true
+    storage: false`+version+`
+  - name: v1
+    served: true
+    storage: true
+    deprecated: true`+version+`
+  conversion: {strategy: Webhook, webhook: {clientConfig: {url: "https://example.com"}, conversionReviewVersions: [v1]}}
+status:
+  conditions: [{type: Established, status: "True"}]
+  acceptedNames: {plural: crontabs, kind: CronTab}
+  storedVersions: [v1]
+`)
+	if !equality.Semantic.DeepEqual(got, want) {
+		t.Errorf("%+v\nwant\n%+v", got, want)
 	}
 }
 
