@@ -32,10 +32,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"skiff/internal/api/admissionregistration"
 	"skiff/internal/api/apiextensions"
+	"skiff/internal/api/apiregistration"
 	"skiff/internal/api/apps"
 	"skiff/internal/api/authentication"
 	"skiff/internal/api/authorization"
@@ -87,6 +89,7 @@ func Kinds(s Settings) []*kind.Kind {
 		certificates.Kinds(),
 		admissionregistration.Kinds(),
 		apiextensions.Kinds(),
+		apiregistration.Kinds(),
 		flowcontrol.Kinds(),
 		resource.Kinds(),
 		storagemigration.Kinds(),
@@ -137,7 +140,7 @@ var Scheme = sync.OnceValue(func() *runtime.Scheme {
 		autoscalingv1.AddToScheme, autoscalingv2.AddToScheme, batchv1.AddToScheme, certificatesv1.AddToScheme,
 		coordinationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, flowcontrolv1.AddToScheme,
 		networkingv1.AddToScheme, nodev1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, resourcev1.AddToScheme,
-		apiextensionsv1.AddToScheme, schedulingv1.AddToScheme, storagev1.AddToScheme, storagemigrationv1.AddToScheme, metricsv1beta1.AddToScheme,
+		apiextensionsv1.AddToScheme, apiregistrationv1.AddToScheme, schedulingv1.AddToScheme, storagev1.AddToScheme, storagemigrationv1.AddToScheme, metricsv1beta1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}

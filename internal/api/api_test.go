@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
 
 	"skiff/internal/kind"
@@ -68,8 +69,8 @@ func TestGoldenRoundTrip(t *testing.T) {
 	encoder := protobuf.NewSerializer(Scheme(), Scheme())
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
 		base := goldenFile(dirs, v.GVK)
-		if _, err := os.Stat(base + ".json"); os.IsNotExist(err) && len(k.Verbs) == 0 {
-			return // stored, not served
+		if _, err := os.Stat(base + ".json"); os.IsNotExist(err) && (len(k.Verbs) == 0 || v.GVK.Group == apiregistrationv1.GroupName) {
+			return // stored, not served; or without examples: package apiregistration has its own
 		}
 		var forms []kind.Object
 		for _, suffix := range []string{".json", ".yaml", ".pb"} {

@@ -28,10 +28,10 @@ func (s *Server) beginAudit(req *request, id *authn.Identity) error {
 	for key, value := range id.Annotations {
 		req.event.Annotate(key, value)
 	}
-	if !req.event.RecordReceived(isLongRunning(&req.info)) {
+	if !req.event.RecordReceived(req.longRunning) {
 		return apierrors.NewInternalError(errors.New("failed to store audit event"))
 	}
-	if req.event.WantsResponse() && !isLongRunning(&req.info) {
+	if req.event.WantsResponse() && !req.longRunning {
 		// The response is recorded as it is sent, so it must not be compressed.
 		req.Header.Del("Accept-Encoding")
 		req.w.startRecording()

@@ -20,6 +20,8 @@ import (
 type catalog struct {
 	disabled map[schema.GroupVersionResource]bool
 	address  string
+	// priority is the priority of a group version that has no APIService.
+	priority func(schema.GroupVersion) Priority
 
 	builtIn  resourceMaps
 	versions sync.Map // schema.GroupVersion → number of served resources that are not built in
@@ -27,11 +29,17 @@ type catalog struct {
 	byKind   sync.Map // schema.GroupVersionKind → *resource, of custom
 	stored   sync.Map // schema.GroupResource → *resource, of custom
 
+	// aggregated are the APIServices of aggregated servers, of which there are aggregatedCount. Most clusters have few, many none.
+	aggregated      sync.Map // schema.GroupVersion → *APIService
+	aggregatedCount atomic.Int64
+
 	mu     sync.Mutex
 	kinds  map[*kind.Kind]*servedKind
 	groups map[string]*servedGroup
 	// documents is nil after a change.
 	documents atomic.Pointer[documents]
+	// aggregations counts how often an aggregated document was made.
+	aggregations atomic.Int64
 }
 
 // resourceMaps are the built-in resources.
@@ -47,13 +55,18 @@ type resourceMaps struct {
 // servedGroup is the resources of a group that are served to clients.
 type servedGroup struct {
 	versions map[string]map[*resource]bool
+	services map[string]*APIService // by version
 	// documents is nil after a change.
 	documents *groupDocuments
 }
 
-func newCatalog(disabled map[schema.GroupVersionResource]bool, address string) *catalog {
+func newCatalog(c *Config) *catalog {
+	priority := c.Priority
+	if priority == nil {
+		priority = func(schema.GroupVersion) Priority { return Priority{} }
+	}
 	return &catalog{
-		disabled: disabled, address: address,
+		disabled: c.Disabled, address: c.Address, priority: priority,
 		builtIn: resourceMaps{
 			byVersion: map[schema.GroupVersionResource]*resource{}, byResource: map[schema.GroupResource]*resource{},
 			byKind: map[schema.GroupVersionKind]*resource{}, versions: map[schema.GroupVersion]bool{}, equivalents: map[any][]*resource{},
@@ -123,7 +136,7 @@ func (c *catalog) groupVersions() []schema.GroupVersion {
 	defer c.mu.Unlock()
 	var all []schema.GroupVersion
 	for name, group := range c.groups {
-		for version := range group.versions {
+		for version := range group.priorities(name, c.priority) {
 			all = append(all, schema.GroupVersion{Group: name, Version: version})
 		}
 	}
@@ -242,9 +255,7 @@ func (c *catalog) list(next, old *servedKind) {
 			if len(group.versions[version]) == 0 {
 				delete(group.versions, version)
 			}
-			if len(group.versions) == 0 {
-				delete(c.groups, res.gvr.Group)
-			}
+			c.removeEmpty(res.gvr.Group)
 		})
 	}
 	if next != nil {
@@ -268,13 +279,25 @@ func (c *catalog) eachListed(served *servedKind, change func(*servedGroup, *reso
 		if !c.serves(res) {
 			continue
 		}
-		group := c.groups[res.gvr.Group]
-		if group == nil {
-			group = &servedGroup{versions: map[string]map[*resource]bool{}}
-			c.groups[res.gvr.Group] = group
-		}
-		group.documents = nil
-		change(group, res)
+		change(c.changedGroup(res.gvr.Group), res)
+	}
+}
+
+// changedGroup returns a group that is about to change. mu must be held.
+func (c *catalog) changedGroup(name string) *servedGroup {
+	group := c.groups[name]
+	if group == nil {
+		group = &servedGroup{versions: map[string]map[*resource]bool{}, services: map[string]*APIService{}}
+		c.groups[name] = group
+	}
+	group.documents = nil
+	return group
+}
+
+// removeEmpty removes a group of which nothing is left. mu must be held.
+func (c *catalog) removeEmpty(name string) {
+	if group := c.groups[name]; len(group.versions)+len(group.services) == 0 {
+		delete(c.groups, name)
 	}
 }
 

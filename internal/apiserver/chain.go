@@ -42,6 +42,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		req.query = r.URL.Query()
 	}
 	req.info = parseRequest(r.Method, r.URL.Path, req.query)
+	req.longRunning = isLongRunning(&req.info) || s.upgradesAggregated(req)
 	s.setWriteDeadline(req)
 	if err := s.handle(req); err != nil {
 		s.respondError(req, err)
@@ -76,7 +77,7 @@ func (s *Server) handle(req *request) error {
 	req.attributes = req.info.attributes(req.query)
 	req.attributes.User = req.user
 	// WithRequestDeadline and WithWatchTerminationDuringShutdown.
-	if isLongRunning(&req.info) {
+	if req.longRunning {
 		defer s.shutdown.endAtShutdown(req)()
 	} else {
 		cancel, err := s.setDeadline(req)
@@ -230,6 +231,9 @@ func RequestAttributes(r *http.Request) authz.Attributes {
 
 // dispatch calls the handler of the resource, subresource or path.
 func (s *Server) dispatch(req *request) error {
+	if service := s.catalog.findAggregated(req.info.group, req.info.version); service != nil {
+		return s.proxyAggregated(req, service)
+	}
 	if !req.info.isResource() {
 		return s.dispatchPath(req)
 	}

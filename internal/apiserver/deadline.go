@@ -19,7 +19,7 @@ const unauthenticatedWriteTimeout = 10 * time.Second
 // last as long as their client wants.
 func (s *Server) setWriteDeadline(req *request) {
 	var deadline time.Time // none: the deadline of an earlier request on the connection does not hold
-	if !isLongRunning(&req.info) {
+	if !req.longRunning {
 		deadline = req.start.Add(s.limits.Timeout + responseGrace)
 	}
 	req.writeBy(deadline)

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
@@ -21,29 +22,6 @@ import (
 	"skiff/internal/kind"
 )
 
-// groupOrder is the order of groups in discovery: kubectl uses the first group that has a resource of the given name. Other groups
-// follow by name.
-var groupOrder = []string{
-	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
-	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
-	"admissionregistration.k8s.io", "apiextensions.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io",
-	"discovery.k8s.io", "resource.k8s.io", "flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io",
-	"storagemigration.k8s.io", "lifecycle.k8s.io",
-}
-
-func compareGroups(a, b string) int {
-	rank := func(group string) int {
-		if i := slices.Index(groupOrder, group); i >= 0 {
-			return i
-		}
-		return len(groupOrder)
-	}
-	if d := rank(a) - rank(b); d != 0 {
-		return d
-	}
-	return strings.Compare(a, b)
-}
-
 // documents are the discovery documents of the catalog at one time.
 type documents struct {
 	groups  []metav1.APIGroup // without the core group
@@ -58,6 +36,11 @@ type documents struct {
 type groupDocuments struct {
 	group     metav1.APIGroup
 	resources map[string]*metav1.APIResourceList // by version
+	// downloaded are the versions of aggregated servers.
+	downloaded map[string]*apidiscoveryv2.APIVersionDiscovery
+	// priority is the highest group priority of the versions, first the APIService that has it, the first by name.
+	priority int32
+	first    string
 	// aggregated is the group in the aggregated document, with the hash of its content. It is built on first use.
 	aggregated func() aggregatedGroup
 }
@@ -86,33 +69,45 @@ func (c *catalog) discovery() *documents {
 	d := &documents{byGroup: make(map[string]*groupDocuments, len(c.groups))}
 	d.core.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: c.address}}
 	d.core.Versions = []string{}
-	names := slices.SortedFunc(maps.Keys(c.groups), compareGroups)
-	for _, name := range names {
-		group := c.groups[name]
+	for name, group := range c.groups {
 		if group.documents == nil {
-			group.documents = group.describe(name)
+			group.documents = group.describe(name, c.priority)
 		}
-		d.byGroup[name] = group.documents
-		if name != "" {
-			d.groups = append(d.groups, group.documents.group)
+		if len(group.documents.group.Versions) > 0 {
+			d.byGroup[name] = group.documents
+		}
+	}
+	for _, group := range slices.SortedFunc(maps.Values(d.byGroup), compareByAPIService) {
+		if group.group.Name != "" {
+			d.groups = append(d.groups, group.group)
 			continue
 		}
-		for _, version := range group.documents.group.Versions {
+		for _, version := range group.group.Versions {
 			d.core.Versions = append(d.core.Versions, version.Version)
 		}
 	}
-	d.aggregatedCore = sync.OnceValue(func() *aggregated { return d.aggregate([]string{""}) })
+	d.aggregatedCore = sync.OnceValue(func() *aggregated {
+		c.aggregations.Add(1)
+		return d.aggregate(func(group string) bool { return group == "" })
+	})
 	d.aggregatedGroups = sync.OnceValue(func() *aggregated {
-		return d.aggregate(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "" }))
+		c.aggregations.Add(1)
+		return d.aggregate(func(group string) bool { return group != "" })
 	})
 	c.documents.Store(d)
 	return d
 }
 
-// describe makes the documents of a group.
-func (g *servedGroup) describe(name string) *groupDocuments {
-	d := &groupDocuments{group: metav1.APIGroup{Name: name}, resources: make(map[string]*metav1.APIResourceList, len(g.versions))}
+// describe makes the documents of a group. priority is that of versions without an APIService.
+func (g *servedGroup) describe(name string, priority func(schema.GroupVersion) Priority) *groupDocuments {
+	d := &groupDocuments{
+		group: metav1.APIGroup{Name: name}, resources: make(map[string]*metav1.APIResourceList, len(g.versions)),
+		downloaded: map[string]*apidiscoveryv2.APIVersionDiscovery{},
+	}
 	for v, resources := range g.versions {
+		if g.services[v].isAggregated() {
+			continue
+		}
 		list := &metav1.APIResourceList{GroupVersion: schema.GroupVersion{Group: name, Version: v}.String()}
 		for res := range resources {
 			list.APIResources = append(list.APIResources, describe(res)...)
@@ -120,11 +115,23 @@ func (g *servedGroup) describe(name string) *groupDocuments {
 		slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
 		d.resources[v] = list
 	}
-	newestFirst := func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) }
-	for _, v := range slices.SortedFunc(maps.Keys(g.versions), newestFirst) {
-		d.group.Versions = append(d.group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: d.resources[v].GroupVersion, Version: v})
+	for v, service := range g.services {
+		if service.isAggregated() {
+			d.downloaded[v] = service.Discovery
+		}
 	}
-	d.group.PreferredVersion = d.group.Versions[0]
+	priorities := g.priorities(name, priority)
+	higherFirst := func(a, b string) int {
+		return cmp.Or(cmp.Compare(priorities[b].Version, priorities[a].Version), version.CompareKubeAwareVersionStrings(b, a))
+	}
+	for _, v := range slices.SortedFunc(maps.Keys(priorities), higherFirst) {
+		gv := schema.GroupVersion{Group: name, Version: v}
+		d.group.Versions = append(d.group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: v})
+		d.setRank(priorities[v].Group, apiServiceName(gv))
+	}
+	if len(d.group.Versions) > 0 {
+		d.group.PreferredVersion = d.group.Versions[0]
+	}
 	d.aggregated = sync.OnceValue(d.aggregate)
 	return d
 }
@@ -183,13 +190,12 @@ func storageVersionHash(gvk schema.GroupVersionKind) string {
 	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
-// aggregate makes the aggregated document of the groups.
-func (d *documents) aggregate(names []string) *aggregated {
-	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: make([]apidiscoveryv2.APIGroupDiscovery, 0, len(names))}
+// aggregate makes the aggregated document of the selected groups.
+func (d *documents) aggregate(selected func(group string) bool) *aggregated {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
 	sum := sha512.New()
-	for _, name := range names {
-		group := d.byGroup[name]
-		if group == nil {
+	for _, group := range slices.SortedFunc(maps.Values(d.byGroup), compareByName) {
+		if !selected(group.group.Name) {
 			continue
 		}
 		one := group.aggregated()
@@ -202,6 +208,10 @@ func (d *documents) aggregate(names []string) *aggregated {
 func (d *groupDocuments) aggregate() aggregatedGroup {
 	group := aggregatedGroup{APIGroupDiscovery: apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: d.group.Name}}}
 	for _, v := range d.group.Versions {
+		if downloaded := d.downloaded[v.Version]; downloaded != nil {
+			group.Versions = append(group.Versions, *downloaded)
+			continue
+		}
 		group.Versions = append(group.Versions, apidiscoveryv2.APIVersionDiscovery{
 			Version: v.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: aggregateResources(d.resources[v.Version].APIResources),
 		})

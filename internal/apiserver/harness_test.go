@@ -130,6 +130,9 @@ func testConfig() Config {
 		Authorizer:    authz.Chain{authz.Masters{}, authz.AlwaysAllowPaths{"/healthz", "/livez", "/readyz", "/version"}},
 		Version:       version.Info{Major: "1", Minor: "37", GitVersion: "v1.37.1"},
 		Address:       "10.0.0.1:6443",
+		Priority: func(gv schema.GroupVersion) Priority {
+			return map[string]Priority{"": {18000, 1}, "events.k8s.io": {17750, 15}, "authorization.k8s.io": {17600, 15}}[gv.Group]
+		},
 	}
 }
 

@@ -100,7 +100,10 @@ func (m *metrics) watch(s *Server) {
 		Name: "apiserver_encoding_panics_total",
 		Help: "Number of panics in encoding objects of the cache, that became errors of the requests for these objects.",
 	}, func() float64 { return float64(s.config.Cache.Panics()) })
-	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), storageMetrics{s}, encodingPanics)
+	aggregations := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "aggregator_discovery_aggregation_count_total", Help: "Counter of number of times discovery was aggregated",
+	}, func() float64 { return float64(s.catalog.aggregations.Load()) })
+	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), storageMetrics{s}, encodingPanics, aggregations)
 	if s.config.Fairness != nil {
 		m.registry.MustRegister(s.config.Fairness)
 	}
@@ -296,7 +299,7 @@ func (m *metrics) record(req *request) {
 		code = http.StatusOK
 	}
 	s.count(m, code)
-	if !isLongRunning(&req.info) {
+	if !req.longRunning {
 		s.duration.Observe(time.Since(req.start).Seconds())
 		if isRead(req.Method) {
 			s.size.Observe(float64(req.w.bytes))

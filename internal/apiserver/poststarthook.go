@@ -40,14 +40,19 @@ func (h *PostStartHooks) Wait(ctx context.Context) bool {
 func (h *PostStartHooks) Checks() []HealthCheck {
 	var checks []HealthCheck
 	for _, name := range h.names {
-		checks = append(checks, HealthCheck{Name: "poststarthook/" + name, ReadinessOnly: true, Check: func(context.Context) error {
-			select {
-			case <-h.finished[name]:
-				return nil
-			default:
-				return errors.New("not finished")
-			}
-		}})
+		checks = append(checks, HealthCheck{Name: "poststarthook/" + name, ReadinessOnly: true, Check: h.Check(name)})
 	}
 	return checks
+}
+
+// Check returns a check that fails until a hook has finished.
+func (h *PostStartHooks) Check(name string) func(context.Context) error {
+	return func(context.Context) error {
+		select {
+		case <-h.finished[name]:
+			return nil
+		default:
+			return errors.New("not finished")
+		}
+	}
 }

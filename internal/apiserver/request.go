@@ -26,10 +26,12 @@ type request struct {
 	ctx   context.Context
 	query url.Values
 	info  requestInfo
-	res   *resource
-	sub   *kind.Subresource // nil for the resource itself
-	user  authn.User
-	start time.Time
+	// longRunning: the request lasts as long as its client wants.
+	longRunning bool
+	res         *resource
+	sub         *kind.Subresource // nil for the resource itself
+	user        authn.User
+	start       time.Time
 	// span is the span of the request; nil without tracing.
 	span trace.Span
 	// inFlight counts the request; nil for long-running ones.

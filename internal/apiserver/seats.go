@@ -21,8 +21,7 @@ const maxQueueWait = time.Minute
 // execute and reports whether it may; if not, the response has been written. Long-running requests are not limited, except for
 // the start of a watch, which may send as much as a list.
 func (s *Server) limitInFlight(req *request) (bool, error) {
-	longRunning := isLongRunning(&req.info)
-	if !longRunning {
+	if !req.longRunning {
 		req.inFlight = &s.readOnly
 		if isMutating(req.Method) {
 			req.inFlight = &s.mutating
@@ -31,11 +30,11 @@ func (s *Server) limitInFlight(req *request) (bool, error) {
 			return false, req.tooManyRequests(1)
 		}
 	}
-	if s.config.Fairness == nil || longRunning && req.info.verb != "watch" {
+	if s.config.Fairness == nil || req.longRunning && req.info.verb != "watch" {
 		return true, nil
 	}
 	wait := s.limits.Timeout
-	if deadline, ok := req.ctx.Deadline(); ok && !longRunning {
+	if deadline, ok := req.ctx.Deadline(); ok && !req.longRunning {
 		wait = deadline.Sub(req.start)
 	}
 	until := req.start.Add(min(wait/4, maxQueueWait))

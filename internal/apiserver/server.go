@@ -53,6 +53,8 @@ type Config struct {
 	Log      *slog.Logger
 	// Disabled are resources of the kinds that are not served.
 	Disabled map[schema.GroupVersionResource]bool
+	// Priority is the priority in discovery of a group version that has no APIService; nil: all have the same.
+	Priority func(schema.GroupVersion) Priority
 	// Headers are headers of all responses.
 	Headers ResponseHeaders
 	ZPages  ZPages
@@ -85,7 +87,7 @@ type Config struct {
 	Registry *prometheus.Registry
 	// LibraryMetrics are served at /metrics besides those of Registry.
 	LibraryMetrics []prometheus.Gatherer
-	// NotFound serves unknown paths (for aggregated API servers); nil: 404.
+	// NotFound serves unknown paths; nil: 404.
 	NotFound http.Handler
 }
 
@@ -149,7 +151,7 @@ func New(c Config) (*Server, error) {
 	s.readOnly.limit, s.mutating.limit = int64(s.limits.ReadOnly), int64(s.limits.Mutating)
 	s.metrics.watch(s)
 	s.health = newHealth(s, c.Checks)
-	s.catalog = newCatalog(c.Disabled, c.Address)
+	s.catalog = newCatalog(&c)
 	if err := s.addBuiltIn(c.Kinds); err != nil {
 		return nil, err
 	}

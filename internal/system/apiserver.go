@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/api"
+	"skiff/internal/api/apiregistration"
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
@@ -86,11 +87,14 @@ func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*ap
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: o.storeHealthy(ctx)}}
 		},
-		Connectors:    streams.New(o.proxy),
-		Paths:         paths,
-		Admission:     o.access.admission,
-		OpenAPI:       documents,
-		Disabled:      disabled,
+		Connectors: streams.New(o.proxy),
+		Paths:      paths,
+		Admission:  o.access.admission,
+		OpenAPI:    documents,
+		Disabled:   disabled,
+		Priority: func(gv schema.GroupVersion) apiserver.Priority {
+			return apiserver.Priority(apiregistration.PriorityOf(gv))
+		},
 		TypeConverter: o.access.typeConverter,
 		Version:       version.Info(),
 		Limits: apiserver.Limits{

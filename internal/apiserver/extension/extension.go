@@ -18,11 +18,8 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"skiff/internal/apiserver"
 	"skiff/internal/customresource"
@@ -36,12 +33,6 @@ var definitions = apiextensionsv1.SchemeGroupVersion.WithResource("customresourc
 
 // terminatingVerbs are the verbs in discovery of a resource whose definition is being deleted.
 var terminatingVerbs = []string{"delete", "deletecollection", "get", "list", "watch"}
-
-// The time between two attempts to follow the definitions, after the first and after many failures.
-const (
-	minRetry = 100 * time.Millisecond
-	maxRetry = 10 * time.Second
-)
 
 // Config is what the extension needs.
 type Config struct {
@@ -109,62 +100,17 @@ func (e *Extension) Served(crd *apiextensionsv1.CustomResourceDefinition) (bool,
 // Run follows the definitions until ctx is done.
 func (e *Extension) Run(ctx context.Context) error {
 	synced := sync.OnceFunc(e.OnSynced)
-	for retry := minRetry; ; retry = min(2*retry, maxRetry) {
-		followed, err := e.follow(ctx, synced)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if followed {
-			retry = minRetry
-		}
-		if err != nil {
+	apiserver.Follow(ctx, e.Local, definitions, apiserver.FollowHandler[*definition]{
+		Apply: e.apply, Remove: e.remove,
+		Replaced: func(existing map[string]bool) {
+			e.removeOthers(existing)
+			synced()
+		},
+		Fail: func(err error, retry time.Duration) {
 			e.Log.Warn("failed to watch custom resource definitions", "error", err, "retry", retry.String())
-		}
-		select {
-		case <-time.After(retry):
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// follow applies the definitions that exist and their changes until the watch ends. It reports whether it got all that exist.
-func (e *Extension) follow(ctx context.Context, synced func()) (followed bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	initial := true
-	w, err := e.Local.Watch(ctx, definitions, "", &internalversion.ListOptions{SendInitialEvents: &initial})
-	if err != nil {
-		return false, err
-	}
-	defer w.Stop()
-	existing := map[string]bool{}
-	for event := range w.ResultChan() {
-		switch event.Type {
-		case watch.Bookmark:
-			if initial {
-				e.removeOthers(existing)
-				initial, existing = false, nil
-				synced()
-			}
-		case watch.Error:
-			return !initial, apierrors.FromObject(event.Object)
-		default:
-			crd, ok := event.Object.(*definition)
-			if !ok {
-				return !initial, fmt.Errorf("watch returned a %T", event.Object)
-			}
-			if initial {
-				existing[crd.Name] = true
-			}
-			if event.Type == watch.Deleted {
-				e.remove(crd.Name)
-			} else {
-				e.apply(crd)
-			}
-		}
-	}
-	return !initial, nil
+		},
+	})
+	return nil
 }
 
 // removeOthers removes the definitions that were deleted while they were not followed.

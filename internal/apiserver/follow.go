@@ -1,0 +1,93 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"skiff/internal/kind"
+)
+
+// The time between two attempts to follow a resource, after the first and after many failures.
+const (
+	minFollowRetry = 100 * time.Millisecond
+	maxFollowRetry = 10 * time.Second
+)
+
+// FollowHandler receives the objects of a resource without namespaces, in the order of their changes, from one goroutine.
+type FollowHandler[T kind.Object] struct {
+	// Apply receives objects that were added or changed.
+	Apply func(obj T)
+	// Remove receives the names of objects that were deleted.
+	Remove func(name string)
+	// Replaced is called when all objects that exist have been applied, at first and after each interruption, with their names. Others were
+	// deleted meanwhile.
+	Replaced func(existing map[string]bool)
+	// Fail receives errors, and the time until the next attempt.
+	Fail func(err error, retry time.Duration)
+}
+
+// Follow applies the objects that exist and all changes until ctx is done. It is for the parts of the server that act on configuration
+// objects.
+func Follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersionResource, h FollowHandler[T]) {
+	for retry := minFollowRetry; ; retry = min(2*retry, maxFollowRetry) {
+		followed, err := follow(ctx, l, gvr, &h)
+		if ctx.Err() != nil {
+			return
+		}
+		if followed {
+			retry = minFollowRetry
+		}
+		if err != nil {
+			h.Fail(err, retry)
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// follow applies objects until the watch ends. It reports whether it got all that exist.
+func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersionResource, h *FollowHandler[T]) (followed bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	initial := true
+	w, err := l.Watch(ctx, gvr, "", &internalversion.ListOptions{SendInitialEvents: &initial})
+	if err != nil {
+		return false, err
+	}
+	defer w.Stop()
+	existing := map[string]bool{}
+	for event := range w.ResultChan() {
+		switch event.Type {
+		case watch.Bookmark:
+			if initial {
+				h.Replaced(existing)
+				initial, existing = false, nil
+			}
+		case watch.Error:
+			return !initial, apierrors.FromObject(event.Object)
+		default:
+			obj, ok := event.Object.(T)
+			if !ok {
+				return !initial, fmt.Errorf("watch returned a %T", event.Object)
+			}
+			if initial {
+				existing[obj.GetName()] = true
+			}
+			if event.Type == watch.Deleted {
+				h.Remove(obj.GetName())
+			} else {
+				h.Apply(obj)
+			}
+		}
+	}
+	return !initial, nil
+}
