@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/health"
 )
 
@@ -77,7 +78,8 @@ func (s *Server) dispatchPath(req *request) error {
 		}
 	case "openapi":
 		if s.config.OpenAPI != nil {
-			s.config.OpenAPI.ServeHTTP(req.w, req.Request)
+			// The documents of aggregated servers are requested as the user.
+			s.config.OpenAPI.ServeHTTP(req.w, req.Request.WithContext(authn.WithUser(req.ctx, req.user)))
 			return nil
 		}
 	case "", "index.html":

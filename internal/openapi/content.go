@@ -183,6 +183,9 @@ func (d *Documents) v2Content(s *state) (*content, error) {
 	ownV2 := map[string]*spec.Schema{}
 	var gvs []schema.GroupVersion
 	for gv, p := range s.groupVersions {
+		if p.aggregated != nil {
+			continue
+		}
 		custom, err := p.schemas()
 		if err != nil {
 			return nil, fmt.Errorf("schemas of %s: %w", gv, err)
@@ -204,7 +207,7 @@ func (d *Documents) v2Content(s *state) (*content, error) {
 			return nil, err
 		}
 	}
-	slices.SortFunc(gvs, func(a, b schema.GroupVersion) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(gvs, compareGroupVersions)
 	c.addKinds(gvs)
 	for name, text := range c.schemas {
 		if ownV2[name] != nil {
@@ -215,8 +218,12 @@ func (d *Documents) v2Content(s *state) (*content, error) {
 		}
 	}
 	own, err := encodeAll(ownV2)
+	if err != nil {
+		return nil, err
+	}
 	maps.Copy(c.schemas, own)
-	return c, err
+	c.addAggregated(s)
+	return c, nil
 }
 
 // addV2 adds the paths of routes, and the parameters they share.

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,7 +48,9 @@ type Documents struct {
 type members struct {
 	builtIn []*kind.Kind
 	custom  map[string]customKind // by the name of their definition
-	served  *groupVersion         // nil after a change
+	// aggregated are the documents of an aggregated server that serves the group version instead; nil: there is none.
+	aggregated *Aggregated
+	served     *groupVersion // nil after a change
 }
 
 type customKind struct {
@@ -69,8 +72,10 @@ type groupVersion struct {
 	gv     schema.GroupVersion
 	kinds  []*kind.Kind
 	custom []Custom
-	hash   string
-	v3     *document
+	// aggregated is set for the group versions of aggregated servers, which have no kinds.
+	aggregated *Aggregated
+	hash       string
+	v3         *document // nil: there is none
 }
 
 // Custom are the schemas of a kind that is not built in, in one version.
@@ -138,7 +143,12 @@ func (d *Documents) RemoveCustom(gv schema.GroupVersion, definition string) {
 	defer d.mu.Unlock()
 	m := d.membersOf(gv)
 	delete(m.custom, definition)
-	if len(m.custom)+len(m.builtIn) == 0 {
+	d.removeEmpty(gv, m)
+}
+
+// removeEmpty removes a group version without anything to describe. mu must be held.
+func (d *Documents) removeEmpty(gv schema.GroupVersion, m *members) {
+	if len(m.custom)+len(m.builtIn) == 0 && m.aggregated == nil {
 		delete(d.members, gv)
 	}
 }
@@ -155,6 +165,9 @@ func (d *Documents) current() *state {
 	}
 	groupVersions := make(map[schema.GroupVersion]*groupVersion, len(d.members))
 	for gv, m := range d.members {
+		if m.served == nil && m.aggregated != nil {
+			m.served = d.newAggregated(gv, m.aggregated)
+		}
 		if m.served == nil {
 			m.served = &groupVersion{gv: gv, kinds: slices.Clone(m.builtIn)}
 			for _, name := range slices.Sorted(maps.Keys(m.custom)) {
@@ -196,7 +209,9 @@ func (d *Documents) complete(p *groupVersion) {
 func (d *Documents) publish(groupVersions map[schema.GroupVersion]*groupVersion) *state {
 	s := &state{groupVersions: groupVersions, documents: map[string]*document{}}
 	for gv, p := range groupVersions {
-		s.documents[rootOf(gv)[1:len(rootOf(gv))-1]] = p.v3
+		if p.v3 != nil {
+			s.documents[rootOf(gv)[1:len(rootOf(gv))-1]] = p.v3
+		}
 	}
 	d.addRoots(s)
 	h := sha256.New()
@@ -205,11 +220,20 @@ func (d *Documents) publish(groupVersions map[schema.GroupVersion]*groupVersion)
 		index.Paths[path] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: hashedURL(path, s.documents[path].hash)}
 		fmt.Fprintln(h, path, s.documents[path].hash)
 	}
+	for _, gv := range slices.SortedFunc(maps.Keys(groupVersions), compareGroupVersions) {
+		if a := groupVersions[gv].aggregated; a != nil {
+			fmt.Fprintln(h, gv, a.V2Hash)
+		}
+	}
 	s.indexHash = fmt.Sprintf("%X", h.Sum(nil))
 	s.index, _ = json.Marshal(index) // strings only
 	s.v2 = newDocument(s.indexHash, func() (*content, error) { return d.v2Content(s) })
 	d.state.Store(s)
 	return s
+}
+
+func compareGroupVersions(a, b schema.GroupVersion) int {
+	return strings.Compare(a.String(), b.String())
 }
 
 func hashedURL(path, hash string) string {
@@ -265,6 +289,8 @@ type document struct {
 	modified time.Time
 	json     func() ([]byte, error)
 	proto    func() ([]byte, error)
+	// handler serves the document in place of both; nil for documents that are made here.
+	handler http.Handler
 }
 
 func newDocument(hash string, make func() (*content, error)) *document {

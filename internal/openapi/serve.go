@@ -56,6 +56,10 @@ func (d *Documents) ServeV3(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	if doc.handler != nil {
+		doc.handler.ServeHTTP(w, r)
+		return
+	}
 	if hash := r.URL.Query().Get("hash"); hash != "" {
 		if hash != doc.hash {
 			http.Redirect(w, r, hashedURL(path, doc.hash), http.StatusMovedPermanently)

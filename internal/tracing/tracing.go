@@ -176,6 +176,11 @@ func Start(ctx context.Context, name string, attributes ...attribute.KeyValue) (
 	return parent.TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(attributes...))
 }
 
+// Inject tells the server of an HTTP request about the span of ctx, if there is one.
+func Inject(ctx context.Context, header http.Header) {
+	propagators.Inject(ctx, propagation.HeaderCarrier(header))
+}
+
 // StartCall begins the span of a gRPC call below that of ctx, and tells the server about it.
 func StartCall(ctx context.Context, method string) (context.Context, trace.Span) {
 	parent := trace.SpanFromContext(ctx)

@@ -232,7 +232,7 @@ func (c *Client) newTransport() (*pooled, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pooled{RoundTripper: &certificateCounter{wrapped, c.clients.metrics}, base: base}, nil
+	return &pooled{RoundTripper: &certificateCounter{wrapped, c.clients.metrics.CertificateMetrics}, base: base}, nil
 }
 
 // withCredentials sets the TLS configuration of base, and adds the other credentials to the requests of inner.

@@ -12,21 +12,43 @@ import (
 
 // Metrics are the metrics of calls to webhooks, under upstream's names.
 type Metrics struct {
-	missingSAN, insecureSHA1 prometheus.Counter
-	conversions              *prometheus.CounterVec
-	conversionSeconds        *prometheus.HistogramVec
-	definitionSeconds        *prometheus.HistogramVec
+	*CertificateMetrics
+	conversions       *prometheus.CounterVec
+	conversionSeconds *prometheus.HistogramVec
+	definitionSeconds *prometheus.HistogramVec
+}
+
+// CertificateMetrics count connections that fail because the server's certificate is out of date.
+type CertificateMetrics struct{ missingSAN, insecureSHA1 prometheus.Counter }
+
+// NewCertificateMetrics makes the metrics of one sort of servers, whose names begin with prefix.
+func NewCertificateMetrics(prefix string) *CertificateMetrics {
+	return &CertificateMetrics{
+		missingSAN: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: prefix + "_x509_missing_san_total", Help: "Counts the number of requests to servers missing SAN extension in their serving certificate OR the number of connection failures due to the lack of x509 certificate SAN extension missing (either/or, based on the runtime environment)",
+		}),
+		insecureSHA1: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: prefix + "_x509_insecure_sha1_total", Help: "Counts the number of requests to servers with insecure SHA1 signatures in their serving certificate OR the number of connection failures due to the insecure SHA1 signatures (either/or, based on the runtime environment)",
+		}),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *CertificateMetrics) Describe(to chan<- *prometheus.Desc) {
+	m.missingSAN.Describe(to)
+	m.insecureSHA1.Describe(to)
+}
+
+// Collect implements prometheus.Collector.
+func (m *CertificateMetrics) Collect(to chan<- prometheus.Metric) {
+	m.missingSAN.Collect(to)
+	m.insecureSHA1.Collect(to)
 }
 
 // NewMetrics makes the metrics.
 func NewMetrics() *Metrics {
 	return &Metrics{
-		missingSAN: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "apiserver_webhooks_x509_missing_san_total", Help: "Counts the number of requests to servers missing SAN extension in their serving certificate OR the number of connection failures due to the lack of x509 certificate SAN extension missing (either/or, based on the runtime environment)",
-		}),
-		insecureSHA1: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "apiserver_webhooks_x509_insecure_sha1_total", Help: "Counts the number of requests to servers with insecure SHA1 signatures in their serving certificate OR the number of connection failures due to the insecure SHA1 signatures (either/or, based on the runtime environment)",
-		}),
+		CertificateMetrics: NewCertificateMetrics("apiserver_webhooks"),
 		conversions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_conversion_webhook_request_total", Help: "Counter for conversion webhook requests with success/failure and failure error type",
 		}, []string{"result", "failure_type"}),
@@ -42,7 +64,7 @@ func NewMetrics() *Metrics {
 }
 
 func (m *Metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.missingSAN, m.insecureSHA1, m.conversions, m.conversionSeconds, m.definitionSeconds}
+	return []prometheus.Collector{m.CertificateMetrics, m.conversions, m.conversionSeconds, m.definitionSeconds}
 }
 
 // Describe implements prometheus.Collector.
@@ -69,10 +91,10 @@ func (m *Metrics) conversion(elapsed time.Duration, failure string) {
 	m.conversionSeconds.WithLabelValues(result, failure).Observe(elapsed.Seconds())
 }
 
-// certificateCounter counts connections that fail because the webhook's certificate is out of date.
+// certificateCounter counts the failures of a transport.
 type certificateCounter struct {
 	http.RoundTripper
-	metrics *Metrics
+	metrics *CertificateMetrics
 }
 
 func (c *certificateCounter) RoundTrip(request *http.Request) (*http.Response, error) {

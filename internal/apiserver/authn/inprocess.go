@@ -13,11 +13,17 @@ func WithUser(ctx context.Context, user User) context.Context {
 	return context.WithValue(ctx, userKey{}, user)
 }
 
+// UserFrom returns the user of WithUser.
+func UserFrom(ctx context.Context) (User, bool) {
+	user, ok := ctx.Value(userKey{}).(User)
+	return user, ok
+}
+
 // InProcess authenticates requests by the user of WithUser.
 type InProcess struct{}
 
 // Authenticate implements Authenticator.
 func (InProcess) Authenticate(r *http.Request) (User, bool, error) {
-	user, ok := r.Context().Value(userKey{}).(User)
+	user, ok := UserFrom(r.Context())
 	return user, ok, nil
 }
