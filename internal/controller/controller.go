@@ -43,6 +43,8 @@ type Definition struct {
 	Queue string
 	// Workers is the number of keys synced concurrently. Default: 1.
 	Workers int
+	// MaxBackoff is the longest delay of a key that failed. Default: 1000 s.
+	MaxBackoff time.Duration
 	// DisabledByDefault: "*" in --controllers does not enable the controller, only its name does.
 	DisabledByDefault bool
 	// New constructs the controller and registers its informers, indexes and event handlers. It must start nothing and read nothing.

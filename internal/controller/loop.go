@@ -84,9 +84,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	if l.metrics != nil {
 		config.MetricsProvider = l.metrics
 	}
-	// Upstream's default: the backoff of a key doubles with each consecutive failure from 5 ms to 1000 s, and all keys together are
-	// retried 10 times per second, with a burst of 100.
-	queue := workqueue.NewTypedRateLimitingQueueWithConfig(workqueue.DefaultTypedControllerRateLimiter[Key](), config)
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(l.definition.rateLimiter(), config)
 	l.mu.Lock()
 	l.queue = queue
 	for key := range l.beforeRun {
@@ -118,6 +116,15 @@ func (l *Loop) Run(ctx context.Context) error {
 	running.Wait()
 	queue.ShutDown()
 	return runErr
+}
+
+// rateLimiter limits retries. Upstream's default: the backoff of a key doubles with each consecutive failure from 5 ms to 1000 s, and all
+// keys together are retried 10 times per second, with a burst of 100.
+func (d *Definition) rateLimiter() workqueue.TypedRateLimiter[Key] {
+	if d.MaxBackoff == 0 {
+		return workqueue.DefaultTypedControllerRateLimiter[Key]()
+	}
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[Key](5*time.Millisecond, d.MaxBackoff)
 }
 
 // processNextKey syncs one key. It returns false when the queue has shut down.
