@@ -26,6 +26,7 @@ type APIServer struct {
 	FeatureGates     FeatureGates
 	RuntimeConfig    RuntimeConfig
 	KubeletClient    KubeletClient
+	Aggregation      Aggregation
 	WriteKubeconfig  string
 	// Token authenticates as cluster administrator; empty: there is no such token.
 	Token         string
@@ -148,6 +149,7 @@ func DefaultAPIServer() APIServer {
 		Audit:           defaultAudit(),
 		HTTP:            HTTP{MinRequestTimeout: 1800},
 		KubeletClient:   defaultKubeletClient(),
+		Aggregation:     defaultAggregation(),
 		LogLevel:        "info",
 		Profiling:       true,
 	}
@@ -208,6 +210,7 @@ func (c *APIServer) servingFlags(groups *FlagGroups) {
 	c.TLS.flags(groups.Advanced(groupServing))
 	c.HTTP.flags(groups.Advanced(groupServing))
 	c.KubeletClient.flags(groups.Advanced(groupServing))
+	c.Aggregation.flags(groups.Advanced(groupServing))
 }
 
 // networkingFlags binds the configuration of services. Upstream's API server calls the service CIDR --service-cluster-ip-range.
@@ -341,7 +344,7 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	if c.Encryption.Reload && c.Encryption.File == "" {
 		fail("encryption-provider-config-automatic-reload", "requires --encryption-provider-config")
 	}
-	errs = append(errs, c.TLS.validate(), c.HTTP.validate(), c.KubeletClient.validate(), c.Authentication.validate(), c.Audit.validate())
+	errs = append(errs, c.TLS.validate(), c.HTTP.validate(), c.KubeletClient.validate(), c.Aggregation.validate(), c.Authentication.validate(), c.Audit.validate())
 	return errors.Join(errs...)
 }
 

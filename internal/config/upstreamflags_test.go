@@ -15,20 +15,18 @@ var upstreamFlags string
 
 // The reasons for which flags of kube-apiserver are not flags of skiff.
 const (
-	noAggregation = "skiff does not proxy to aggregated API servers"
-	noEmulation   = "skiff serves one Kubernetes version"
-	ownLogs       = "skiff's logs are configured by --log-level"
-	alwaysCached  = "every resource is in the cache, which has no size to configure"
-	onePeer       = "API servers do not proxy requests to one another"
-	allMetrics    = "all metrics are served, with the labels they have"
-	notMeasured   = "the metric is collected when it is read"
-	noLeaders     = "skiff does not coordinate leader election"
+	noEmulation  = "skiff serves one Kubernetes version"
+	ownLogs      = "skiff's logs are configured by --log-level"
+	alwaysCached = "every resource is in the cache, which has no size to configure"
+	onePeer      = "API servers do not proxy requests to one another"
+	allMetrics   = "all metrics are served, with the labels they have"
+	notMeasured  = "the metric is collected when it is read"
+	noLeaders    = "skiff does not coordinate leader election"
 )
 
 // absentFlags are the flags of kube-apiserver that skiff apiserver does not have, with the reason.
 var absentFlags = map[string]string{
 	"admission-control":                           "upstream has deprecated it; --enable-admission-plugins and --disable-admission-plugins replace it",
-	"aggregator-reject-forwarding-redirect":       noAggregation,
 	"allow-metric-labels":                         allMetrics,
 	"allow-metric-labels-manifest":                allMetrics,
 	"allow-privileged":                            "privileged pods are allowed or refused by the admission plugin PodSecurity",
@@ -41,7 +39,7 @@ var absentFlags = map[string]string{
 	"disabled-metrics":                            allMetrics,
 	"emulated-version":                            noEmulation,
 	"emulation-forward-compatible":                noEmulation,
-	"enable-aggregator-routing":                   noAggregation,
+	"enable-aggregator-routing":                   "requests to Services go to their endpoints, never to cluster IPs",
 	"enable-garbage-collector":                    "the garbage collector is one of the controllers",
 	"enable-logs-handler":                         "upstream has deprecated it; skiff does not serve the files in /var/log",
 	"endpoint-reconciler-type":                    "the endpoints of the service kubernetes are the advertised address",
@@ -66,8 +64,6 @@ var absentFlags = map[string]string{
 	"peer-advertise-ip":                           onePeer,
 	"peer-advertise-port":                         onePeer,
 	"peer-ca-file":                                onePeer,
-	"proxy-client-cert-file":                      noAggregation,
-	"proxy-client-key-file":                       noAggregation,
 	"runtime-config-emulation-forward-compatible": noEmulation,
 	"service-account-signing-endpoint":            "tokens are signed with a key file only",
 	"show-hidden-metrics-for-version":             allMetrics,

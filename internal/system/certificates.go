@@ -46,6 +46,8 @@ type certificates struct {
 	serving       *tls.Config
 	// kubelet is the TLS configuration of connections to kubelets.
 	kubelet *tls.Config
+	// proxyClient is the certificate that the server presents to aggregated API servers.
+	proxyClient func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	// renewers renew the certificates while the server runs.
 	renewers pki.Renewers
 }
@@ -103,6 +105,9 @@ func newCertificates(c config.APIServer, now time.Time, log *slog.Logger) (*cert
 		return nil, err
 	}
 	certs.renewers = append(etcd, serving, admin, kubeletClient, proxyClient)
+	if err := certs.setProxyClient(c.Aggregation, proxyClient, log); err != nil {
+		return nil, err
+	}
 	return certs, certs.setKubelet(c.KubeletClient, kubeletClient, log)
 }
 
@@ -121,6 +126,20 @@ func (s *certificates) setKubelet(c config.KubeletClient, own *pki.Renewer, log 
 		}
 		s.kubelet.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return files.GetCertificate(nil) }
 	}
+	return nil
+}
+
+// setProxyClient sets the client certificate for aggregated API servers: the server's own or that of a file.
+func (s *certificates) setProxyClient(c config.Aggregation, own *pki.Renewer, log *slog.Logger) error {
+	s.proxyClient = own.GetClientCertificate
+	if c.CertFile == "" {
+		return nil
+	}
+	files, err := pki.ReadCertFiles(c.CertFile, c.KeyFile, log)
+	if err != nil {
+		return fmt.Errorf("--proxy-client-cert-file: %w", err)
+	}
+	s.proxyClient = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return files.GetCertificate(nil) }
 	return nil
 }
 

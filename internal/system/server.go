@@ -47,6 +47,9 @@ const (
 	hookFlowControlConfig     = "priority-and-fairness-config-consumer"
 	hookClusterAuthentication = "start-cluster-authentication-info-controller"
 	hookDefinitions           = "crd-informer-synced"
+	hookAPIServices           = "apiservice-registration-controller"
+	hookAggregatedDiscovery   = "apiservice-discovery-controller"
+	hookAutoregistration      = "kube-apiserver-autoregistration"
 )
 
 // RunAPIServer runs the API server without the other components until ctx is done.
@@ -143,13 +146,15 @@ func (s *server) open(ctx context.Context) (err error) {
 	if s.access.fairness != nil {
 		hooks = append(hooks, hookFlowControlConfig)
 	}
-	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer, hookClusterAuthentication, hookDefinitions)...)
+	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer, hookClusterAuthentication, hookDefinitions,
+		hookAPIServices, hookAggregatedDiscovery, hookAutoregistration)...)
 	s.api, s.documents, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), s.log)
 	return err
 }
 
 func (s *server) apiServerOptions() apiServerOptions {
-	checks := append(s.hooks.Checks(), apiserver.HealthCheck{Name: "etcd", Check: s.store.Healthy})
+	checks := append(s.hooks.Checks(), apiserver.HealthCheck{Name: "etcd", Check: s.store.Healthy},
+		apiserver.HealthCheck{Name: "autoregister-completion", ReadinessOnly: true, Check: s.hooks.Check(hookAutoregistration)})
 	if name := s.encryption.HealthCheck(); name != "" {
 		checks = append(checks, apiserver.HealthCheck{Name: name, Check: s.encryption.Healthy})
 	}
@@ -270,6 +275,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 	})
 	start("flow control", s.runFlowControl)
 	start("custom resources", s.runCustomResources)
+	start("aggregation", s.runAggregation)
 	start("bootstrap", func(ctx context.Context) error {
 		if err := s.bootstrap(ctx); err != nil {
 			return err

@@ -21,6 +21,7 @@ import (
 
 var (
 	customResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	gauges                    = schema.GroupVersionResource{Group: "other.example.com", Version: "v2", Resource: "gauges"}
 	crontabs                  = schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}
 )
 
@@ -56,6 +57,28 @@ spec:
             x-kubernetes-validations:
             - {rule: "self.cronSpec != 'never'", message: it must run}
           status: {type: object, properties: {replicas: {type: integer}, selector: {type: string}}}
+`
+
+// theirDefinition has another storage version than the one it is served in first.
+const theirDefinition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: gauges.other.example.com}
+spec:
+  group: other.example.com
+  scope: Cluster
+  names: {plural: gauges, singular: gauge, kind: Gauge}
+  versions:
+  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
+
+// registrationWithoutServer is an APIService whose Service does not exist.
+const registrationWithoutServer = `
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.%[1]s.example.com, annotations: {example.com/writer: %[1]s}}
+spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 7, insecureSkipTLSVerify: true, service: {namespace: default, name: nowhere}}
 `
 
 func crontab(name, spec string) *unstructured.Unstructured {
@@ -230,9 +253,9 @@ func deleteDefinition(t *testing.T, client dynamic.Interface) {
 	}
 }
 
-// TestCustomResourceRoundTrip writes definitions and their objects with one server and reads them with the other on the same etcd, in both
-// directions.
-func TestCustomResourceRoundTrip(t *testing.T) {
+// TestExtensionRoundTrip writes definitions, their objects and APIServices with one server and reads them with the other on the same etcd, in
+// both directions.
+func TestExtensionRoundTrip(t *testing.T) {
 	etcdURL := "unix://" + filepath.Join(t.TempDir(), "etcd.sock")
 	const flag = "--disable-admission-plugins=ServiceAccount"
 	skiff, err := cluster.Skiff(t.TempDir(), "--etcd-listen-client-url="+etcdURL, flag)
@@ -257,10 +280,38 @@ func TestCustomResourceRoundTrip(t *testing.T) {
 	t.Cleanup(upstream.Stop)
 	theirs := resources(t, upstream)
 	write(theirs, "b")
+	defined, err := theirs.Resource(customResourceDefinitions).Create(t.Context(), parseObject(t, theirDefinition), metav1.CreateOptions{FieldManager: "roundtrip"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t.Context(), t, "create an object in a version that is not stored", func(ctx context.Context) (bool, error) {
+		obj := parseObject(t, "{apiVersion: other.example.com/v2, kind: Gauge, metadata: {name: g}, value: 7}")
+		_, err := ours.Resource(gauges).Create(ctx, obj, metav1.CreateOptions{FieldManager: "roundtrip"})
+		return err == nil, nil
+	})
+	for group, client := range map[string]dynamic.Interface{"ours": ours, "theirs": theirs} {
+		obj := parseObject(t, fmt.Sprintf(registrationWithoutServer, group))
+		if _, err := client.Resource(apiServices).Create(t.Context(), obj, metav1.CreateOptions{FieldManager: "roundtrip"}); err != nil {
+			t.Fatal(err)
+		}
+		// Both servers check it, with the same result.
+		eventually(t.Context(), t, "the condition of "+obj.GetName()+" is written", func(ctx context.Context) (bool, error) {
+			got, err := available(ctx, client, obj.GetName())
+			return got == `False ServiceNotFound service/nowhere in "default" is not present`, err
+		})
+	}
+	// Whoever wrote the definition last, nothing is lost.
+	if got, err := ours.Resource(customResourceDefinitions).Get(t.Context(), defined.GetName(), metav1.GetOptions{}); err != nil || !reflect.DeepEqual(got.Object["spec"], defined.Object["spec"]) {
+		t.Errorf("the definition of upstream is read as %s %v", indent(got), err)
+	}
 	for _, read := range []struct {
 		gvr             schema.GroupVersionResource
 		namespace, name string
-	}{{customResourceDefinitions, "", "crontabs.stable.example.com"}, {crontabs, "default", "a"}, {crontabs, "default", "b"}} {
+	}{{customResourceDefinitions, "", "crontabs.stable.example.com"}, {crontabs, "default", "a"}, {crontabs, "default", "b"},
+		{customResourceDefinitions, "", "gauges.other.example.com"}, {gauges, "", "g"},
+		{apiServices, "", "v1.apps"}, {apiServices, "", "v1.stable.example.com"}, {apiServices, "", "v2.other.example.com"},
+		{apiServices, "", "v1.ours.example.com"}, {apiServices, "", "v1.theirs.example.com"},
+	} {
 		eventually(t.Context(), t, "both servers have "+read.name, func(ctx context.Context) (bool, error) {
 			got, err := ours.Resource(read.gvr).Namespace(read.namespace).Get(ctx, read.name, metav1.GetOptions{})
 			if err != nil {
