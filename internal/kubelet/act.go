@@ -19,6 +19,7 @@ import (
 	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/environment"
 	kubeletstatus "skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // startError reports that containers could not be started; their status has the reason. progress reports that others were started.
@@ -318,7 +319,7 @@ func (w *worker) containerConfig(
 	if pod.Spec.HostNetwork {
 		sorted = hostIPs
 	}
-	env, err := environment.Of(environment.Input{Pod: pod, Container: c, Node: k.Node(), PodIPs: sorted, HostIPs: hostIPs, Sources: sources{k}})
+	env, err := environment.Of(environment.Input{Pod: pod, Container: c, Node: k.Node(), PodIPs: sorted, HostIPs: hostIPs, Sources: sources{k, pod}})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -355,8 +356,11 @@ func (w *worker) containerConfig(
 	return config, release, err
 }
 
-// sources provides the sources of environment variables.
-type sources struct{ *Kubelet }
+// sources provides the sources of a pod's environment variables.
+type sources struct {
+	*Kubelet
+	pod *corev1.Pod
+}
 
 func (s sources) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
 	return s.Objects.ConfigMap(namespace, name)
@@ -364,9 +368,16 @@ func (s sources) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
 func (s sources) Secret(namespace, name string) (*corev1.Secret, error) {
 	return s.Objects.Secret(namespace, name)
 }
+
+// Services are those of a namespace. A static pod starts without them if they have not been listed: it may be the API server.
 func (s sources) Services(namespace string) ([]*corev1.Service, error) {
-	return s.Kubelet.Services(namespace)
+	services, err := s.Kubelet.Services(namespace)
+	if err != nil && podstate.IsStatic(s.pod) {
+		return nil, nil
+	}
+	return services, err
 }
+
 func (s sources) File(pod *corev1.Pod, volume, path string) ([]byte, error) {
 	return s.Volumes.ReadFile(pod, volume, path)
 }

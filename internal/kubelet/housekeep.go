@@ -59,8 +59,12 @@ func (k *Kubelet) has(uid types.UID) bool {
 	return k.workers[uid] != nil
 }
 
-// removeOrphans terminates and removes pods that have containers, volumes, cgroups or logs but no worker.
+// removeOrphans terminates and removes pods that have containers, volumes, cgroups, logs or a mirror pod but no worker. Before all sources
+// have been listed nothing is known to be orphaned.
 func (k *Kubelet) removeOrphans(ctx context.Context) {
+	if !k.allSourcesListed() {
+		return
+	}
 	orphans := map[types.UID]bool{}
 	add := func(uid types.UID) {
 		if uid != "" && !k.has(uid) {
@@ -100,6 +104,7 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 	}
 	removing.Wait()
 	k.removeOrphanLogs()
+	k.deleteOrphanedMirrors(ctx)
 }
 
 func (k *Kubelet) removeOrphan(ctx context.Context, uid types.UID) error {

@@ -312,40 +312,54 @@ func (k *Kubelet) exec(ctx context.Context, id string, command []string, timeout
 // update passes a new or changed pod to its worker, and starts the worker of a new pod.
 func (k *Kubelet) update(pod *corev1.Pod) {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	w := k.workers[pod.UID]
 	if w == nil {
 		w = newWorker(k, pod)
-		k.workers[pod.UID] = w
-		ctx := k.ctx
-		k.running.Go(func() { w.run(ctx) })
+		k.startWorker(w)
 	}
-	k.mu.Unlock()
 	w.update(pod)
+}
+
+// startWorker starts a worker. The caller holds mu.
+func (k *Kubelet) startWorker(w *worker) {
+	k.workers[w.uid] = w
+	ctx := k.ctx
+	k.running.Go(func() { w.run(ctx) })
 }
 
 // remove notifies a pod's worker that the pod's source has removed it.
 func (k *Kubelet) remove(uid types.UID) {
 	k.mu.Lock()
-	w := k.workers[uid]
-	k.mu.Unlock()
-	if w != nil {
+	defer k.mu.Unlock()
+	if w := k.workers[uid]; w != nil {
 		w.remove()
 	}
 }
 
-// forget removes the worker of a pod that is terminated and removed from its source.
+// forget removes the worker of a pod that is terminated and removed from its source. If the source has the pod again, another worker starts.
 func (k *Kubelet) forget(w *worker) {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	delete(k.workers, w.uid)
-	waiting := slices.Collect(maps.Values(k.workers))
-	k.mu.Unlock()
 	k.writer.Forget(w.uid)
+	w.mu.Lock()
+	pod, successor := w.pod, w.successor
+	w.mu.Unlock()
 	// A changed static pod waits until its predecessor is removed.
-	for _, other := range waiting {
-		if name(other.current()) == name(w.current()) {
+	for _, other := range k.workers {
+		if name(other.current()) == name(pod) {
 			other.wakeUp()
 		}
 	}
+	if successor == nil {
+		return
+	}
+	next := newWorker(k, successor)
+	if mirror := k.mirrors[name(pod)]; mirror != nil {
+		next.oldMirror = mirror.UID
+	}
+	k.startWorker(next)
 }
 
 // predecessor reports whether an older pod with the same name is still on the node.

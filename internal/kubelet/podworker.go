@@ -50,9 +50,11 @@ type worker struct {
 
 	mu  sync.Mutex
 	pod *corev1.Pod
-	// removed is set when the pod's source has removed it.
+	// removed is set when the pod's source has removed it. It is never unset.
 	removed bool
-	evicted *eviction
+	// successor is the pod to start when this one is removed: the source has it again, with the same UID.
+	successor *corev1.Pod
+	evicted   *eviction
 	// cancelSync interrupts a sync when the pod must terminate; cancelKill interrupts a kill when its grace period was shortened.
 	cancelSync, cancelKill context.CancelFunc
 	killGrace              int64
@@ -63,6 +65,9 @@ type worker struct {
 	changed bool
 	// allocated are the resources allocated to the pod; nil until it is admitted.
 	allocated *allocation
+
+	// oldMirror is the mirror pod of the pod that this one is the successor of. It is set before the worker runs.
+	oldMirror types.UID
 
 	// The fields below are used by the worker's goroutine only.
 	synced, startRecorded bool
@@ -99,10 +104,14 @@ func (w *worker) wakeUp() {
 	}
 }
 
-// update replaces the pod by a newer version.
+// update replaces the pod by a newer version. A static pod whose manifest has changed, or that its source had removed, terminates first.
 func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
-	w.pod, w.changed = pod, true
+	if w.removed || isManifestChanged(w.pod, pod) {
+		w.removed, w.successor = true, pod
+	} else {
+		w.pod, w.changed = pod, true
+	}
 	w.interrupt()
 	w.mu.Unlock()
 	w.wakeUp()
@@ -111,7 +120,7 @@ func (w *worker) update(pod *corev1.Pod) {
 // remove records that the pod's source has removed it.
 func (w *worker) remove() {
 	w.mu.Lock()
-	w.removed = true
+	w.removed, w.successor = true, nil
 	w.interrupt()
 	w.mu.Unlock()
 	w.wakeUp()

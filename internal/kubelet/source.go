@@ -52,6 +52,7 @@ func (k *Kubelet) followPods(ctx context.Context, pods client.Resource[*corev1.P
 		}
 	}
 	k.markListed(&k.apiListed)
+	k.wakeUnmirrored()
 	stream, err := pods.Watch(ctx, "", match, revision)
 	if err != nil {
 		return err

@@ -9,27 +9,28 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"skiff/internal/api/core"
 	"skiff/internal/api/podspec"
-	"skiff/internal/client"
 	"skiff/internal/container"
 	"skiff/internal/podstate"
 )
 
-// The annotations of static pods and mirror pods.
+// The annotations of static pods and mirror pods. The hash is of the manifest, its path and the node's name.
 const (
 	annotationHash = "kubernetes.io/config.hash"
 	annotationSeen = "kubernetes.io/config.seen"
@@ -44,7 +45,31 @@ const (
 	maxManifest = 10 << 20
 )
 
-// watchStatic watches the static pod manifests until ctx is done. If a source cannot be read, its pods are kept.
+// manifest is a file, or the content of a URL, with the pods that it describes.
+type manifest struct {
+	path string
+	pods []*corev1.Pod
+	// err is why the pods could not be read. unreadable reports that not even the content could be.
+	err        error
+	unreadable bool
+}
+
+// staticSource is one source of static pods: a file or directory, or a URL. It is used by one goroutine.
+type staticSource struct {
+	// name is the value of the annotation of its pods: file or http.
+	name string
+	// manifests are the pods of each manifest when it could last be read, by path.
+	manifests map[string][]*corev1.Pod
+	// pods are the pods that have a worker. Of several manifests of one pod the last by path wins.
+	pods map[types.NamespacedName]*corev1.Pod
+	// listed is set when all manifests were read once. Until then the node may have static pods that the source does not know.
+	listed bool
+	// failed is set while something could not be read; lastError is the text that was logged about it.
+	failed    bool
+	lastError string
+}
+
+// watchStatic watches the static pod manifests until ctx is done. While a manifest cannot be read or decoded, its pods are kept.
 func (k *Kubelet) watchStatic(ctx context.Context) error {
 	if k.StaticPods == "" && k.StaticPodURL == "" {
 		k.markListed(&k.staticListed)
@@ -52,22 +77,26 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 	}
 	period := cmp.Or(max(k.StaticPodPeriod, 0), defaultStaticPeriod)
 	urlPeriod := cmp.Or(max(k.StaticPodURLPeriod, 0), defaultStaticPeriod)
-	known := map[string]map[types.UID]*corev1.Pod{}
-	stamp, lastURL := "", time.Time{}
+	files := &staticSource{name: "file", listed: k.StaticPods == ""}
+	url := &staticSource{name: "http", listed: k.StaticPodURL == ""}
+	stamp, lastFiles, lastURL := "", time.Time{}, time.Time{}
 	ticker := time.NewTicker(min(staticPoll, period, urlPeriod))
 	defer ticker.Stop()
 	for {
-		if now := dirStamp(k.StaticPods); k.StaticPods != "" && (now != stamp || stamp == "") {
-			stamp = now
-			pods, err := k.readManifests(k.StaticPods)
-			k.updateStaticPods(known, "file", pods, err)
+		if k.StaticPods != "" {
+			newStamp := dirStamp(k.StaticPods)
+			if newStamp != stamp || files.failed && time.Since(lastFiles) >= period {
+				stamp, lastFiles = newStamp, time.Now()
+				k.updateStaticPods(files, k.readManifests)
+			}
 		}
 		if k.StaticPodURL != "" && time.Since(lastURL) >= urlPeriod {
 			lastURL = time.Now()
-			pods, err := k.fetchManifest(ctx)
-			k.updateStaticPods(known, "http", pods, err)
+			k.updateStaticPods(url, func() ([]manifest, error) { return k.fetchManifest(ctx) })
 		}
-		k.markListed(&k.staticListed)
+		if files.listed && url.listed {
+			k.markListed(&k.staticListed)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -76,94 +105,152 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 	}
 }
 
-// updateStaticPods compares the pods of a source with those it had before, and starts and stops workers accordingly.
-func (k *Kubelet) updateStaticPods(known map[string]map[types.UID]*corev1.Pod, source string, pods []*corev1.Pod, err error) {
+// updateStaticPods reads the manifests of a source, compares their pods with those it had before, and starts and stops workers accordingly.
+func (k *Kubelet) updateStaticPods(source *staticSource, read func() ([]manifest, error)) {
+	manifests, err := read()
+	errs, unreadable := []error{err}, err != nil
+	if err == nil {
+		known := map[string][]*corev1.Pod{}
+		for _, m := range manifests {
+			if m.err != nil {
+				errs, unreadable = append(errs, fmt.Errorf("%s: %w", m.path, m.err)), unreadable || m.unreadable
+				m.pods = source.manifests[m.path]
+			}
+			known[m.path] = m.pods
+		}
+		source.manifests = known
+		k.setStaticPods(source)
+	}
+	source.listed = source.listed || !unreadable
+	err = errors.Join(errs...)
+	source.failed = err != nil
+	text := ""
 	if err != nil {
-		k.Log.Warn("failed to read static pods", "source", source, "error", err)
-		if pods == nil {
-			return
+		text = err.Error()
+	}
+	if text != "" && text != source.lastError {
+		k.Log.Warn("failed to read static pods", "source", source.name, "error", err)
+	}
+	source.lastError = text
+}
+
+// setStaticPods starts, replaces and stops workers, so that they are those of the source's manifests.
+func (k *Kubelet) setStaticPods(source *staticSource) {
+	pods := map[types.NamespacedName]*corev1.Pod{}
+	for _, path := range slices.Sorted(maps.Keys(source.manifests)) {
+		for _, pod := range source.manifests[path] {
+			pods[name(pod)] = pod
 		}
 	}
-	now := map[types.UID]*corev1.Pod{}
-	for _, pod := range pods {
-		now[pod.UID] = pod
-		if known[source][pod.UID] == nil {
-			pod.Annotations[podstate.ConfigSourceAnnotationKey] = source
-			pod.Annotations[annotationSeen] = time.Now().Format(time.RFC3339Nano)
-		} else {
-			now[pod.UID] = known[source][pod.UID]
+	for key, old := range source.pods {
+		if pod := pods[key]; pod == nil || pod.UID != old.UID {
+			k.remove(old.UID)
 		}
 	}
-	for uid := range known[source] {
-		if now[uid] == nil {
-			k.remove(uid)
+	for key, pod := range pods {
+		if old := source.pods[key]; old != nil && old.UID == pod.UID && !isManifestChanged(old, pod) {
+			pods[key] = old
+			continue
 		}
+		pod.Annotations[podstate.ConfigSourceAnnotationKey] = source.name
+		pod.Annotations[annotationSeen] = time.Now().Format(time.RFC3339Nano)
+		k.update(pod)
 	}
-	for uid, pod := range now {
-		if known[source][uid] == nil {
-			k.update(pod)
-		}
-	}
-	known[source] = now
+	source.pods = pods
+}
+
+// isManifestChanged reports whether the manifest of a static pod has changed. Pods of the API have none.
+func isManifestChanged(old, pod *corev1.Pod) bool {
+	return podstate.IsStatic(old) && old.Annotations[annotationHash] != pod.Annotations[annotationHash]
 }
 
 // dirStamp is a string that changes when a file in a directory changes.
 func dirStamp(path string) string {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "absent"
-	}
 	var stamp strings.Builder
-	fmt.Fprint(&stamp, info.ModTime().UnixNano(), info.Size())
+	add := func(path string) error {
+		var s unix.Stat_t
+		if err := unix.Stat(path, &s); err != nil {
+			return err
+		}
+		// A file that was moved here may have an old modification time.
+		fmt.Fprintf(&stamp, "%s %d %d %d %d\n", path, s.Ino, s.Size, s.Mtim.Nano(), s.Ctim.Nano())
+		return nil
+	}
+	if err := add(path); err != nil {
+		return "failed: " + err.Error()
+	}
 	entries, _ := os.ReadDir(path) // a file has none
 	for _, e := range entries {
-		if info, err := os.Stat(filepath.Join(path, e.Name())); err == nil {
-			fmt.Fprint(&stamp, " ", e.Name(), info.ModTime().UnixNano(), info.Size())
-		}
+		_ = add(filepath.Join(path, e.Name())) // it was removed, which changes the directory
 	}
 	return stamp.String()
 }
 
-// readManifests reads the pods in a file, or in all files of a directory.
-func (k *Kubelet) readManifests(path string) ([]*corev1.Pod, error) {
-	pods := []*corev1.Pod{}
+// readManifests reads the manifests in a file, or in all files of a directory. A path that does not exist has none.
+func (k *Kubelet) readManifests() ([]manifest, error) {
+	path := k.StaticPods
 	info, err := os.Stat(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return pods, nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	files := []string{path}
-	if info.IsDir() {
-		if files, err = filepath.Glob(filepath.Join(path, "*")); err != nil {
-			return nil, err
+	if !info.IsDir() {
+		return []manifest{k.readManifest(path)}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var manifests []manifest
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		file := filepath.Join(path, e.Name())
+		info, err := os.Stat(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // removed since, or a link to nothing
+		case err != nil:
+			manifests = append(manifests, manifest{path: file, err: err, unreadable: true})
+		case info.Mode().IsRegular():
+			manifests = append(manifests, k.readManifest(file))
 		}
 	}
-	var errs []error
-	for _, file := range files {
-		if strings.HasPrefix(filepath.Base(file), ".") {
-			continue
-		}
-		if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() {
-			continue
-		}
-		data, err := os.ReadFile(file)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		found, err := k.decodeManifest(data, "file:"+file)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", file, err))
-		}
-		pods = append(pods, found...)
+	return manifests, nil
+}
+
+// readManifest reads the pods of a file.
+func (k *Kubelet) readManifest(path string) manifest {
+	data, err := readAtMost(path, maxManifest)
+	if err != nil {
+		return manifest{path: path, err: err, unreadable: true}
 	}
-	return pods, errors.Join(errs...)
+	pods, err := k.decodeManifest(data, "file:"+path)
+	return manifest{path: path, pods: pods, err: err}
+}
+
+func readAtMost(path string, limit int64) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return readBounded(file, limit)
+}
+
+// readBounded reads everything, or fails if that is more than limit bytes.
+func readBounded(r io.Reader, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		return nil, fmt.Errorf("more than %d bytes", limit)
+	}
+	return data, err
 }
 
 // fetchManifest reads the pods at StaticPodURL.
-func (k *Kubelet) fetchManifest(ctx context.Context) ([]*corev1.Pod, error) {
+func (k *Kubelet) fetchManifest(ctx context.Context) ([]manifest, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, k.StaticPodURL, nil)
 	if err != nil {
 		return nil, err
@@ -174,20 +261,18 @@ func (k *Kubelet) fetchManifest(ctx context.Context) ([]*corev1.Pod, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxManifest+1))
+	data, err := readBounded(response.Body, maxManifest)
 	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxManifest {
-		return nil, fmt.Errorf("%s: more than %d bytes", k.StaticPodURL, maxManifest)
+		return nil, fmt.Errorf("%s: %w", k.StaticPodURL, err)
 	}
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %s", k.StaticPodURL, response.Status)
 	}
-	if len(data) == 0 {
-		return []*corev1.Pod{}, nil
+	m := manifest{path: k.StaticPodURL}
+	if len(data) > 0 {
+		m.pods, m.err = k.decodeManifest(data, "url:"+k.StaticPodURL)
 	}
-	return k.decodeManifest(data, "url:"+k.StaticPodURL)
+	return []manifest{m}, nil
 }
 
 // decodeManifest reads one pod, or a list of them.
@@ -221,16 +306,15 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	if pod.Name == "" {
 		return errors.New("invalid pod: name is needed for the pod")
 	}
-	if pod.UID == "" {
-		text, err := json.Marshal(pod)
-		if err != nil {
-			return err
-		}
-		h := fnv.New128a()
-		h.Write(text)
-		fmt.Fprintf(h, "host:%s%s", k.NodeName, source)
-		pod.UID = types.UID(hex.EncodeToString(h.Sum(nil)))
+	text, err := json.Marshal(pod)
+	if err != nil {
+		return err
 	}
+	h := fnv.New128a()
+	h.Write(text)
+	fmt.Fprintf(h, "host:%s%s", k.NodeName, source)
+	hash := hex.EncodeToString(h.Sum(nil))
+	pod.UID = cmp.Or(pod.UID, types.UID(hash))
 	pod.Name += "-" + strings.ToLower(k.NodeName)
 	if pod.Namespace == "" {
 		pod.Namespace = metav1.NamespaceDefault
@@ -240,7 +324,7 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	if pod.Annotations == nil {
 		pod.Annotations = map[string]string{}
 	}
-	pod.Annotations[annotationHash] = string(pod.UID)
+	pod.Annotations[annotationHash] = hash // upstream has the UID here, and so misses edits of a manifest with a UID of its own
 	if strings.HasPrefix(source, "file:") {
 		// Taints do not evict it.
 		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})
@@ -259,133 +343,4 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 		return fmt.Errorf("static pods may not reference %s", referred)
 	}
 	return nil
-}
-
-// observeMirror handles a mirror pod that was added or changed in the API.
-func (k *Kubelet) observeMirror(mirror *corev1.Pod) {
-	k.mu.Lock()
-	k.mirrors[name(mirror)] = mirror
-	w := k.staticOf(mirror)
-	k.mu.Unlock()
-	if w != nil {
-		k.writer.Observe(w.uid, mirror)
-		w.wakeUp()
-	} else if k.allSourcesListed() {
-		k.deleteOrphanedMirror(mirror)
-	}
-}
-
-// staticOf returns the worker of the static pod of a mirror pod. The caller holds mu.
-func (k *Kubelet) staticOf(mirror *corev1.Pod) *worker {
-	for _, w := range k.workers {
-		if pod := w.current(); podstate.IsStatic(pod) && name(pod) == name(mirror) {
-			return w
-		}
-	}
-	return nil
-}
-
-// mirrorDeleted wakes the worker of a static pod to create its mirror pod again.
-func (k *Kubelet) mirrorDeleted(mirror *corev1.Pod) {
-	k.mu.Lock()
-	if known := k.mirrors[name(mirror)]; known != nil && known.UID == mirror.UID {
-		delete(k.mirrors, name(mirror))
-	}
-	w := k.staticOf(mirror)
-	k.mu.Unlock()
-	if w != nil {
-		w.wakeUp()
-	}
-}
-
-// deleteOrphanedMirror deletes a mirror pod without a static pod.
-func (k *Kubelet) deleteOrphanedMirror(mirror *corev1.Pod) {
-	k.mu.Lock()
-	ctx := k.ctx
-	k.mu.Unlock()
-	k.running.Go(func() {
-		if err := k.deletePod(ctx, mirror); err != nil && ctx.Err() == nil {
-			k.Log.Warn("failed to delete orphaned mirror pod", "pod", describe(mirror), "error", err)
-		}
-	})
-}
-
-func (k *Kubelet) deletePod(ctx context.Context, pod *corev1.Pod) error {
-	zero := int64(0)
-	err := client.For[*corev1.Pod](k.Client).Delete(ctx, pod.Namespace, pod.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
-	})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil
-	}
-	return err
-}
-
-// mirrored reports whether a pod is in the API. A static pod is if it has a mirror pod.
-func (k *Kubelet) mirrored(pod *corev1.Pod) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return !podstate.IsStatic(pod) || k.mirrors[name(pod)] != nil
-}
-
-// ensureMirror creates the mirror pod of a static pod. The pod runs even if that fails.
-func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
-	if !podstate.IsStatic(pod) {
-		return nil
-	}
-	k.mu.Lock()
-	mirror, listed := k.mirrors[name(pod)], k.apiListed
-	k.mu.Unlock()
-	if !listed {
-		return nil
-	}
-	hash := pod.Annotations[annotationHash]
-	if mirror != nil && mirror.DeletionTimestamp == nil && mirror.Annotations[corev1.MirrorPodAnnotationKey] == hash {
-		k.writer.Observe(pod.UID, mirror) // it may have been observed before its static pod
-		return nil
-	}
-	if mirror != nil {
-		if err := k.deletePod(ctx, mirror); err != nil {
-			return nil
-		}
-	}
-	node := k.Node()
-	if node == nil || node.UID == "" {
-		return nil
-	}
-	created := &corev1.Pod{ObjectMeta: *pod.ObjectMeta.DeepCopy(), Spec: *pod.Spec.DeepCopy()}
-	created.UID, created.ResourceVersion, created.Generation = "", "", 0
-	created.Annotations[corev1.MirrorPodAnnotationKey] = hash
-	yes := true
-	created.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes}}
-	created, err := client.For[*corev1.Pod](k.Client).Create(ctx, created, client.WriteOptions{})
-	if err == nil {
-		k.observeMirror(created)
-	} else if !apierrors.IsAlreadyExists(err) && ctx.Err() == nil {
-		k.Log.Warn("failed to create mirror pod", "pod", describe(pod), "error", err)
-	}
-	return nil
-}
-
-// deleteMirror deletes the mirror pod of a removed static pod.
-func (k *Kubelet) deleteMirror(ctx context.Context, pod *corev1.Pod) error {
-	k.mu.Lock()
-	mirror := k.mirrors[name(pod)]
-	k.mu.Unlock()
-	if mirror == nil || mirror.Annotations[corev1.MirrorPodAnnotationKey] != pod.Annotations[annotationHash] {
-		return nil
-	}
-	return wrapped("delete mirror pod", k.deletePod(ctx, mirror))
-}
-
-// statusInAPI returns the status of a pod in the API: for a static pod, that of its mirror pod.
-func (k *Kubelet) statusInAPI(pod *corev1.Pod) *corev1.PodStatus {
-	if podstate.IsStatic(pod) {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if mirror := k.mirrors[name(pod)]; mirror != nil && mirror.Annotations[corev1.MirrorPodAnnotationKey] == pod.Annotations[annotationHash] {
-			return &mirror.Status
-		}
-	}
-	return &pod.Status
 }

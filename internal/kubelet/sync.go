@@ -169,7 +169,7 @@ func (w *worker) observedState(pod *corev1.Pod, runtime *cri.Pod, podStatus *cor
 func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.PodStatus {
 	old, found := w.k.writer.Get(w.uid)
 	if !found {
-		old = w.k.statusInAPI(pod)
+		old = w.statusInAPI(pod)
 	}
 	s := status.Observed{
 		Runtime: runtime, RuntimeName: w.k.runtimeName, Old: old, Failed: w.failed, HostIPs: w.k.HostIPs(), Ended: over,
@@ -276,9 +276,7 @@ func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) er
 		}
 		w.cgroup = parent
 	}
-	if err := w.k.ensureMirror(ctx, pod); err != nil {
-		return err
-	}
+	w.ensureMirror(ctx, pod)
 	if !w.prepared {
 		for _, dir := range []string{w.k.podDir(pod.UID), cri.PodLogDirectory(w.k.LogsDir(), pod)} {
 			if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -405,9 +403,7 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 		return false, nil
 	}
 	if podstate.IsStatic(pod) {
-		if err := w.k.deleteMirror(ctx, pod); err != nil {
-			return false, err
-		}
+		w.k.deleteMirrorOf(ctx, pod)
 	}
 	if err := w.k.removeContainers(ctx, w.uid); err != nil {
 		return false, err

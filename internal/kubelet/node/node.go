@@ -141,14 +141,18 @@ func (n *Node) Changed() {
 	}
 }
 
-// Node returns the API object, or the object to register if it was not read yet.
+// Node returns the API object, or the object to register, which has no UID, if it was not read yet. That has the status of the host, by which
+// static pods are admitted before the API server responds.
 func (n *Node) Node() *corev1.Node {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.observed != nil {
-		return n.observed
+	observed := n.observed
+	n.mu.Unlock()
+	if observed != nil {
+		return observed
 	}
-	return n.object()
+	object := n.object()
+	object.Status, _ = Status(n.hostInput(corev1.NodeStatus{}))
+	return object
 }
 
 // Event records an event about the node.
@@ -168,12 +172,12 @@ func (n *Node) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	n.updateRuntimeState(ctx)
+	running.Go(func() { n.watchRuntime(ctx) })
 	if err := n.register(ctx); err != nil {
 		return nil // ctx is done
 	}
 	running.Go(func() { n.watch(ctx) })
 	running.Go(func() { n.renewLease(ctx) })
-	running.Go(func() { n.watchRuntime(ctx) })
 	ticker := time.NewTicker(n.settings.StatusUpdateFrequency)
 	defer ticker.Stop()
 	for {
@@ -426,8 +430,8 @@ func (n *Node) watchOnce(ctx context.Context) error {
 	}
 }
 
-// input collects the input of Status.
-func (n *Node) input(ctx context.Context, old corev1.NodeStatus) StatusInput {
+// hostInput collects what Status needs to know of the host and the runtime, without requests.
+func (n *Node) hostInput(old corev1.NodeStatus) StatusInput {
 	in := StatusInput{Now: time.Now(), Settings: n.settings, Reported: old}
 	read := n.Host
 	if read == nil {
@@ -441,8 +445,14 @@ func (n *Node) input(ctx context.Context, old corev1.NodeStatus) StatusInput {
 		n.Log.Warn("failed to determine node addresses", "error", err)
 	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	in.Runtime = n.runtime
-	n.mu.Unlock()
+	return in
+}
+
+// input collects the input of Status.
+func (n *Node) input(ctx context.Context, old corev1.NodeStatus) StatusInput {
+	in := n.hostInput(old)
 	if !in.Runtime.LastReady.IsZero() && in.Now.Sub(in.Runtime.LastReady) < runtimeTimeout {
 		if list, err := n.Runtime.ListImages(ctx); err != nil {
 			n.Log.Warn("failed to list images", "error", err)

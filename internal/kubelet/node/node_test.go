@@ -247,6 +247,21 @@ func TestExistingNodeObject(t *testing.T) {
 	s.wantEvents("NodeNotSchedulable", "Rebooted")
 }
 
+// TestNodeBeforeRegistration: static pods are admitted by the node's resources before the API server responds.
+func TestNodeBeforeRegistration(t *testing.T) {
+	n := New(Settings{Name: "a", MaxPods: 7, Labels: map[string]string{"disk": "fast"}, SystemReserved: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m")}},
+		Dependencies{Runtime: &fakeRuntime{}, Host: func() (Host, error) { return Host{CPUs: 2, Memory: 1 << 30}, nil }, Log: slog.New(slog.DiscardHandler)})
+	node := n.Node()
+	if node.Name != "a" || node.UID != "" || node.Labels["disk"] != "fast" {
+		t.Errorf("metadata %+v", node.ObjectMeta)
+	}
+	for name, want := range map[corev1.ResourceName]string{corev1.ResourceCPU: "1500m", corev1.ResourceMemory: "1Gi", corev1.ResourcePods: "7"} {
+		if got := node.Status.Allocatable[name]; got.Cmp(resource.MustParse(want)) != 0 {
+			t.Errorf("allocatable %s is %s, want %s", name, got.String(), want)
+		}
+	}
+}
+
 // TestOutdatedResponses: responses that arrive after the watch has delivered a newer revision change nothing.
 func TestOutdatedResponses(t *testing.T) {
 	n := New(Settings{Name: "a"}, Dependencies{Log: slog.New(slog.DiscardHandler)})
