@@ -9,8 +9,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/status"
 	"skiff/internal/podstate"
 )
@@ -115,6 +117,22 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.interrupt()
 	w.mu.Unlock()
 	w.wakeUp()
+}
+
+// replaceOldManifest terminates a static pod, to start it again, if it was started from another manifest with the same UID before a restart of
+// the kubelet.
+func (w *worker) replaceOldManifest(runtime *cri.Pod) bool {
+	if len(runtime.Sandboxes) == 0 {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	started := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: runtime.Sandboxes[0].Annotations}}
+	if w.removed || !isManifestChanged(started, w.pod) {
+		return false
+	}
+	w.removed, w.successor = true, w.pod
+	return true
 }
 
 // remove records that the pod's source has removed it.

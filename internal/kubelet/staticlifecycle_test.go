@@ -236,8 +236,18 @@ func TestStaticPodWithOwnUID(t *testing.T) {
 	s.until(staticMirror, "replaced", func(p *corev1.Pod) bool {
 		return p.UID != first.UID && p.Labels["app"] == "web" && p.Spec.Containers[0].Image == "other" && running(p)
 	})
-	// An unchanged manifest restarts nothing.
+	// So does an edit while no kubelet runs.
 	id := s.untilRuns("web-n1", "other")
+	s.stop()
+	s.write("web.yaml", strings.Replace(staticManifest("name: web, uid: own", "other"), "image: other", "image: other, env: [{name: A, value: b}]", 1))
+	s.start()
+	s.eventually("another container runs", func() bool {
+		image, other := s.container("web-n1")
+		return image == "other" && other != id
+	})
+	s.until(staticMirror, "replaced", func(p *corev1.Pod) bool { return len(p.Spec.Containers[0].Env) == 1 && running(p) })
+	// An unchanged manifest restarts nothing.
+	id = s.untilRuns("web-n1", "other")
 	s.stop()
 	s.start()
 	s.write("z.yaml", staticManifest("name: z", "image"))

@@ -31,6 +31,9 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 	if err != nil {
 		return time.Time{}, false, err
 	}
+	if w.replaceOldManifest(runtime) {
+		return time.Now(), false, nil
+	}
 	admitted, err := w.admit(ctx, pod, runtime)
 	if err != nil || !admitted {
 		return time.Time{}, true, err

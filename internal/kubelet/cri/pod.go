@@ -72,7 +72,8 @@ type Sandbox struct {
 	Attempt   uint32
 	Ready     bool
 	CreatedAt time.Time
-	Labels    map[string]string
+	// Labels and Annotations are those of the configuration; the annotations are the pod's.
+	Labels, Annotations map[string]string
 	// HostNetwork reports whether the sandbox is in the host's network namespace.
 	HostNetwork bool
 	// Network is nil if the runtime does not report it.
@@ -224,7 +225,7 @@ func newSandbox(s *runtimeapi.PodSandboxStatus) *Sandbox {
 	sandbox := &Sandbox{
 		ID: s.Id, UID: types.UID(s.GetMetadata().GetUid()), Namespace: s.GetMetadata().GetNamespace(), Name: s.GetMetadata().GetName(),
 		Attempt: s.GetMetadata().GetAttempt(), Ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
-		CreatedAt: time.Unix(0, s.CreatedAt), Labels: s.Labels,
+		CreatedAt: time.Unix(0, s.CreatedAt), Labels: s.Labels, Annotations: s.Annotations,
 		HostNetwork: s.GetLinux().GetNamespaces().GetOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE,
 	}
 	if s.Network != nil {

@@ -137,7 +137,7 @@ func (r *Runtime) ListPodSandboxes(ctx context.Context, uid types.UID) ([]*Sandb
 		sandboxes = append(sandboxes, &Sandbox{
 			ID: s.Id, UID: types.UID(s.GetMetadata().GetUid()), Namespace: s.GetMetadata().GetNamespace(), Name: s.GetMetadata().GetName(),
 			Attempt: s.GetMetadata().GetAttempt(), Ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
-			CreatedAt: time.Unix(0, s.CreatedAt), Labels: s.Labels,
+			CreatedAt: time.Unix(0, s.CreatedAt), Labels: s.Labels, Annotations: s.Annotations,
 		})
 	}
 	return sandboxes, nil
