@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
 )
 
 // Node is the configuration of a node, inside `skiff server` as well as alone.
@@ -58,14 +59,37 @@ func (c *Node) validate(nameFlag string) error {
 		}
 	}
 	for _, label := range c.Labels {
-		if !strings.Contains(label, "=") {
-			errs = append(errs, fmt.Errorf("--node-labels: %q is not key=value", label))
+		if err := validateNodeLabel(label); err != nil {
+			errs = append(errs, fmt.Errorf("--node-labels: %w", err))
 		}
 	}
 	if _, err := parseTaints(c.Taints); err != nil {
 		errs = append(errs, fmt.Errorf("--register-with-taints: %w", err))
 	}
 	return errors.Join(errs...)
+}
+
+// validateNodeLabel checks a label that a node registers with. The API server refuses nodes that give themselves other labels of Kubernetes.
+func validateNodeLabel(label string) error {
+	key, value, found := strings.Cut(label, "=")
+	if !found {
+		return fmt.Errorf("%q is not key=value", label)
+	}
+	if wrong := validation.IsQualifiedName(key); len(wrong) > 0 {
+		return fmt.Errorf("invalid key %q: %s", key, strings.Join(wrong, "; "))
+	}
+	if wrong := validation.IsValidLabelValue(value); len(wrong) > 0 {
+		return fmt.Errorf("invalid value %q of %s: %s", value, key, strings.Join(wrong, "; "))
+	}
+	domain, _, qualified := strings.Cut(key, "/")
+	reserved := func(suffix string) bool {
+		return qualified && (domain == suffix || strings.HasSuffix(domain, "."+suffix))
+	}
+	if (reserved("kubernetes.io") || reserved("k8s.io")) && !kubeletapis.IsKubeletLabel(key) {
+		return fmt.Errorf("a node may not give itself the label %q: labels of kubernetes.io and k8s.io must begin with an allowed prefix (%s) or be one of %s",
+			key, strings.Join(kubeletapis.KubeletLabelNamespaces(), ", "), strings.Join(kubeletapis.KubeletLabels(), ", "))
+	}
+	return nil
 }
 
 // NodeName returns the node's name, which defaults to the hostname.

@@ -21,7 +21,6 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "memoryThrottlingFactor", Reason: "skiff does not throttle memory below the limit"},
 	{Path: "memoryReservationPolicy", Accepted: []string{"None"}, Reason: "skiff does not protect requested memory with memory.min"},
 	{Path: "localStorageCapacityIsolation", Accepted: []string{"true"}, Reason: "limits of ephemeral storage are always enforced"},
-	{Path: "protectKernelDefaults", Reason: "skiff does not check kernel parameters"},
 	{Path: "defaultPodSysctls", Reason: "skiff sets only the sysctls of the pod"},
 	{Path: "userNamespaces.idsPerPod", Accepted: []string{"65536"}, Reason: "a pod with a user namespace has 65536 IDs"},
 

@@ -200,6 +200,14 @@ func TestKubeletFlagsOverrideFile(t *testing.T) {
 	}
 }
 
+// TestEnforceNothing checks that an empty list is not the default.
+func TestEnforceNothing(t *testing.T) {
+	settings, err := kubeletFile(t, map[string]any{"enforceNodeAllocatable": []string{}}).KubeletConfiguration()
+	if err != nil || len(settings.EnforceNodeAllocatable) != 0 {
+		t.Errorf("enforced for %q, %v", settings.EnforceNodeAllocatable, err)
+	}
+}
+
 func TestMergeDefaultEvictionSettings(t *testing.T) {
 	for merge, want := range map[bool]int{false: 1, true: 5} {
 		settings, err := kubeletFile(t, map[string]any{"mergeDefaultEvictionSettings": merge, "evictionHard": map[string]string{"memory.available": "7%"}}).KubeletConfiguration()

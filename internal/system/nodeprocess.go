@@ -1,9 +1,12 @@
 package system
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -17,6 +20,11 @@ func setUpProcess(s *kubeletconfig.KubeletConfiguration) error {
 			return fmt.Errorf("oomScoreAdj: %w", err)
 		}
 	}
+	if s.ProtectKernelDefaults {
+		if err := checkKernelDefaults("/proc/sys"); err != nil {
+			return fmt.Errorf("protectKernelDefaults: %w", err)
+		}
+	}
 	if s.MaxOpenFiles == 0 {
 		return nil
 	}
@@ -25,4 +33,24 @@ func setUpProcess(s *kubeletconfig.KubeletConfiguration) error {
 		return fmt.Errorf("maxOpenFiles: %w", err)
 	}
 	return nil
+}
+
+// kernelDefaults are the kernel parameters that upstream's kubelet expects. skiff never changes them.
+var kernelDefaults = []struct{ name, value string }{
+	{"vm/overcommit_memory", "1"}, {"vm/panic_on_oom", "0"}, {"kernel/panic", "10"}, {"kernel/panic_on_oops", "1"},
+	{"kernel/keys/root_maxkeys", "1000000"}, {"kernel/keys/root_maxbytes", "25000000"},
+}
+
+// checkKernelDefaults compares the kernel parameters below a directory with kernelDefaults.
+func checkKernelDefaults(dir string) error {
+	var errs []error
+	for _, p := range kernelDefaults {
+		value, err := os.ReadFile(filepath.Join(dir, p.name))
+		if err != nil {
+			errs = append(errs, err)
+		} else if actual := strings.TrimSpace(string(value)); actual != p.value {
+			errs = append(errs, fmt.Errorf("invalid kernel flag: %s, expected value: %s, actual value: %s", p.name, p.value, actual))
+		}
+	}
+	return errors.Join(errs...)
 }

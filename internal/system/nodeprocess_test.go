@@ -3,6 +3,7 @@ package system
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,4 +58,32 @@ func oomScoreAdj(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return score
+}
+
+func TestCheckKernelDefaults(t *testing.T) {
+	dir := t.TempDir()
+	for _, p := range kernelDefaults {
+		path := filepath.Join(dir, p.name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(p.value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := checkKernelDefaults(dir); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kernel/panic"), []byte("0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "vm/panic_on_oom")); err != nil {
+		t.Fatal(err)
+	}
+	err := checkKernelDefaults(dir)
+	for _, want := range []string{"invalid kernel flag: kernel/panic, expected value: 10, actual value: 0", "vm/panic_on_oom: no such file"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
 }
