@@ -55,7 +55,7 @@ type Config struct {
 	// Metrics count connections that fail because of the server's certificate.
 	Metrics *webhook.CertificateMetrics
 	// OnRegistered is called once, when all APIServices that existed at the start are known; OnDiscovered when the discovery of each of
-	// them was requested.
+	// them was requested, or after discoveryTimeout: servers that do not respond must not keep the API server from being ready.
 	OnRegistered, OnDiscovered func()
 	Log                        *slog.Logger
 }
@@ -69,8 +69,11 @@ type Aggregation struct {
 	mu sync.Mutex
 	// backends are the servers of all APIServices, by name. They are nil for local ones.
 	backends map[string]*backend
-	// undiscovered are the APIServices at the start whose discovery has not been requested. It is nil before they are known.
+	// undiscovered are the APIServices at the start whose discovery has not been requested. It is nil before they are known, and
+	// onDiscovered is called when it is empty, at the latest by timeout.
 	undiscovered map[string]bool
+	onDiscovered func()
+	timeout      *time.Timer
 }
 
 // backend is an aggregated server as an APIService registers it. It is replaced when the APIService changes.
@@ -89,7 +92,9 @@ type backend struct {
 }
 
 // New returns an aggregation that serves nothing before Run.
-func New(c Config) *Aggregation { return &Aggregation{Config: c, backends: map[string]*backend{}} }
+func New(c Config) *Aggregation {
+	return &Aggregation{Config: c, backends: map[string]*backend{}, onDiscovered: sync.OnceFunc(c.OnDiscovered)}
+}
 
 // Run follows the APIServices until ctx is done.
 func (a *Aggregation) Run(ctx context.Context) error {
@@ -117,8 +122,18 @@ func (a *Aggregation) Run(ctx context.Context) error {
 	a.discovery.ShutDown()
 	a.openAPI.ShutDown()
 	running.Wait()
+	a.stopWaiting()
 	a.removeOthers(nil)
 	return nil
+}
+
+// stopWaiting stops what awaitDiscovery began.
+func (a *Aggregation) stopWaiting() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.timeout != nil {
+		a.timeout.Stop()
+	}
 }
 
 func newQueue(name string, minRetry, maxRetry time.Duration) workqueue.TypedRateLimitingInterface[string] {
@@ -264,8 +279,10 @@ func (a *Aggregation) awaitDiscovery() {
 		}
 	}
 	if len(a.undiscovered) == 0 {
-		a.OnDiscovered()
+		a.onDiscovered()
+		return
 	}
+	a.timeout = time.AfterFunc(discoveryTimeout, a.onDiscovered)
 }
 
 // setRequested notes that the discovery of an APIService was requested. mu must be held.
@@ -275,7 +292,7 @@ func (a *Aggregation) setRequested(name string) {
 	}
 	delete(a.undiscovered, name)
 	if len(a.undiscovered) == 0 {
-		a.OnDiscovered()
+		a.onDiscovered()
 	}
 }
 

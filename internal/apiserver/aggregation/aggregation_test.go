@@ -71,7 +71,8 @@ var users = map[string]authn.User{
 	"jane":  {Username: "jane", UID: "7", Groups: []string{"devs", authn.GroupMasters}, Extra: map[string]authenticationv1.ExtraValue{"scope": {"a"}}},
 }
 
-func start(t *testing.T) *world {
+// start runs a server with the aggregation. setUp is called before the aggregation runs.
+func start(t *testing.T, setUp ...func(*world)) *world {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	log := slog.New(slog.DiscardHandler)
@@ -103,6 +104,9 @@ func start(t *testing.T) *world {
 	var running sync.WaitGroup
 	running.Go(func() { _ = objects.Run(ctx) })
 	<-objects.Ready()
+	for _, f := range setUp {
+		f(w)
+	}
 	running.Go(func() {
 		if err := w.Run(ctx); err != nil {
 			t.Error(err)
@@ -116,17 +120,23 @@ func start(t *testing.T) *world {
 // register creates the APIService of an aggregated server at a port, with the condition Available.
 func (w *world) register(port int32) {
 	w.t.Helper()
+	w.create(aggregationtest.Group, port)
+	w.setAvailable(true)
+}
+
+// create creates the APIService of a group whose server is at a port.
+func (w *world) create(group string, port int32) {
+	w.t.Helper()
 	service := &apiService{
-		ObjectMeta: metav1.ObjectMeta{Name: aggregationtest.Name},
+		ObjectMeta: metav1.ObjectMeta{Name: aggregationtest.Version + "." + group},
 		Spec: apiregistrationv1.APIServiceSpec{
-			Group: aggregationtest.Group, Version: aggregationtest.Version, GroupPriorityMinimum: 2000, VersionPriority: 15, CABundle: w.ca.Bundle,
+			Group: group, Version: aggregationtest.Version, GroupPriorityMinimum: 2000, VersionPriority: 15, CABundle: w.ca.Bundle,
 			Service: &apiregistrationv1.ServiceReference{Namespace: "team", Name: "api", Port: &port},
 		},
 	}
 	if _, err := w.client.Create(w.t.Context(), apiServices.GroupResource(), service); err != nil {
 		w.t.Fatal(err)
 	}
-	w.setAvailable(true)
 }
 
 // update changes the APIService.

@@ -58,6 +58,28 @@ func TestHostileServers(t *testing.T) {
 	}
 }
 
+// TestStartWithHangingServers: the API server is ready before all of many servers that do not respond have been requested.
+func TestStartWithHangingServers(t *testing.T) {
+	const servers = 40
+	var server *aggregationtest.Server
+	start(t, func(w *world) {
+		server = aggregationtest.Start(t, w.ca, w.ca.Bundle, "api.team.svc")
+		server.SetHandler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		for i := range servers {
+			w.create(fmt.Sprintf("g%d.example.com", i), server.Port())
+		}
+	})
+	requested := 0
+	for _, r := range server.Requests() {
+		if strings.HasPrefix(r, "GET /apis ") {
+			requested++
+		}
+	}
+	if requested == 0 || requested >= servers {
+		t.Errorf("%d of %d servers were requested", requested, servers)
+	}
+}
+
 func TestConvertResources(t *testing.T) {
 	verbs := []string{"get"}
 	for _, test := range []struct {
