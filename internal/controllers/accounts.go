@@ -16,6 +16,7 @@ var accounts = map[string]string{
 	"namespace-controller":                                           "namespace-controller",
 	"garbage-collector-controller":                                   "generic-garbage-collector",
 	"resourcequota-controller":                                       "resourcequota-controller",
+	"storage-version-migrator-controller":                            "storage-version-migrator-controller",
 	"pod-garbage-collector-controller":                               "pod-garbage-collector",
 	"certificatesigningrequest-cleaner-controller":                   "certificate-controller",
 	"podcertificaterequest-cleaner-controller":                       "podcertificaterequestcleaner",

@@ -40,6 +40,7 @@ func All(settings Settings) []controller.Definition {
 		cleanup.Namespace(settings.namespaceGrace()),
 		cleanup.GarbageCollector,
 		cleanup.ResourceQuota,
+		cleanup.StorageVersionMigrator,
 		cleanup.Pods(settings.terminatedPods()),
 		cleanup.CertificateRequests,
 		cleanup.PodCertificateRequests,

@@ -116,6 +116,7 @@ func scenarios() []scenario {
 		{name: "namespace", run: []string{"namespace"}, settings: all, nodes: 1, play: playNamespace},
 		{name: "garbage", run: []string{"garbagecollector"}, play: playGarbage},
 		{name: "quota", run: []string{"resourcequota"}, play: playQuota},
+		{name: "migrations", run: []string{"storage-version-migrator-controller"}, play: playMigrations},
 		{name: "pods that are over", run: []string{"podgc"}, settings: all, play: playPodCleanup},
 		{name: "certificates", run: []string{"csrapproving", "csrsigning", "csrcleaner"}, settings: all, play: playCertificates},
 		{name: "serving certificates", run: []string{identity.ServingApprovingName, "csrsigning"}, settings: all, play: playServingCertificates},

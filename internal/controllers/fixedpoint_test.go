@@ -91,6 +91,7 @@ func properties() []property {
 		{name: "cron jobs", run: []string{"cronjob", "job", "ttl-after-finished-controller", "garbagecollector"}, nodes: 2, act: actCron, rest: restCron, check: checkCron},
 		{name: "namespaces", run: []string{"namespace", "serviceaccount", "root-ca-cert-publisher"}, nodes: 1, act: actNamespaces, check: checkNamespaces},
 		{name: "quotas", run: []string{"resourcequota"}, nodes: 1, act: actQuotas, check: checkQuotas},
+		{name: "migrations", run: []string{"storage-version-migrator-controller"}, act: actMigrations, check: checkMigrations},
 		{name: "pods without a place", run: []string{"podgc"}, act: actLostPods, check: checkLostPods},
 		{name: "requests and leases", run: []string{"csrapproving", "csrsigning", "csrcleaner", "podcertificaterequest-cleaner-controller", "apiserver-lease-cleaner-controller"},
 			seeds: 3, act: actRequests, rest: func(w *world.World) { w.Pass(30 * time.Hour) }, check: checkRequests},

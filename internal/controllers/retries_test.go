@@ -138,6 +138,7 @@ func runRejected(w *world.World, server *rejectingServer, registry *prometheus.R
 // fillUnfinished creates what the controllers have to write for that have nothing to do in a filled cluster.
 func fillUnfinished(w *world.World) {
 	world.Create(w, policyAbout("unchecked", "object.spec.nosuch == 1"))
+	world.Create(w, migrationOf("waiting", "configmaps"))
 	world.Edit(w, "", "n1", func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: "example.com/broken", Effect: corev1.TaintEffectNoExecute}}
 	})

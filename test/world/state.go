@@ -134,6 +134,8 @@ func clean(kind string, object map[string]any) {
 		if len(asMap(meta["annotations"])) == 0 {
 			delete(meta, "annotations")
 		}
+	case "StorageVersionMigration":
+		delete(status, "resourceVersion")
 	case "HorizontalPodAutoscaler":
 		delete(status, "desiredReplicas") // depends on metrics
 	case "Pod":

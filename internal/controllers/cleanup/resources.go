@@ -1,6 +1,6 @@
 // Package cleanup contains the controllers that delete what is no longer needed: the content of deleted namespaces, objects whose
-// owners are gone, orphaned and terminated pods, unused tokens. It also contains the controller that recalculates the usage of
-// ResourceQuotas, because it needs the same client. They handle all resources of the server, including custom ones, through their
+// owners are gone, orphaned and terminated pods, unused tokens. It also contains the controllers that recalculate the usage of
+// ResourceQuotas and that rewrite stored objects, because they need the same client. They handle all resources of the server, including custom ones, through their
 // metadata.
 package cleanup
 
