@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"skiff/test/namespaces"
 	"skiff/test/registry"
 )
 
@@ -39,10 +40,11 @@ type Cluster struct {
 
 	pki *keys
 	// nodes is the number of nodes that run containers; images is the registry they pull from; memory are their data
-	// directories on tmpfs.
+	// directories on tmpfs; hosts are the hosts of all but the first, by number.
 	nodes  int
 	images *registry.Registry
 	memory []string
+	hosts  map[int]*namespaces.Host
 }
 
 // Process is one running program.
@@ -121,6 +123,9 @@ func (c *Cluster) Stop() {
 	}
 	if c.images != nil {
 		c.images.Stop()
+	}
+	for _, host := range c.hosts {
+		host.Remove()
 	}
 	for _, directory := range c.memory {
 		_ = unix.Unmount(directory, unix.MNT_DETACH)

@@ -119,10 +119,21 @@ func (c *Cluster) NodeToken(flags ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// Host is the host with the given number, which is not the test's own.
+func (c *Cluster) Host(number int) *namespaces.Host {
+	if c.hosts[number] == nil {
+		if c.hosts == nil {
+			c.hosts = map[int]*namespaces.Host{}
+		}
+		c.hosts[number] = &namespaces.Host{Name: fmt.Sprintf("node-%d", number), Address: fmt.Sprintf("10.88.0.%d", number)}
+	}
+	return c.hosts[number]
+}
+
 // StartAgent starts or restarts `skiff agent` on the host with the given number, and returns the process and its data
 // directory, which has the manifests of static pods in its subdirectory manifests.
 func (c *Cluster) StartAgent(number int, token string) (*Process, string, error) {
-	host := namespaces.Host{Name: fmt.Sprintf("node-%d", number), Address: fmt.Sprintf("10.88.0.%d", number)}
+	host := c.Host(number)
 	dir := filepath.Join(c.Dir, host.Name)
 	if err := nodeDir(dir, c.images); err != nil {
 		return nil, "", err

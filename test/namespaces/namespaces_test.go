@@ -88,7 +88,9 @@ func TestAnotherHost(t *testing.T) {
 	cmd := exec.Command("bash", "-c", "hostname >/dev/tcp/"+NodeAddress+"/"+port+"; ls /run; grep -c cgroup /proc/self/mounts")
 	out := &strings.Builder{}
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := (Host{Name: "node-2", Address: "10.88.0.2"}).Start(cmd); err != nil {
+	host := &Host{Name: "node-2", Address: "10.88.0.2"}
+	defer host.Remove()
+	if err := host.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -107,6 +109,33 @@ func TestAnotherHost(t *testing.T) {
 	// /run is empty, and each cgroup hierarchy is mounted once, including their parent directory.
 	if want := strconv.Itoa(len(hierarchies) + 1); strings.TrimSpace(out.String()) != want {
 		t.Errorf("/run and the number of cgroup mounts: %q, want %s", out, want)
+	}
+	testSecondProgram(t, host)
+}
+
+// testSecondProgram starts another program on a host.
+func testSecondProgram(t *testing.T, host *Host) {
+	t.Helper()
+	var network [2]string
+	for i := range network {
+		cmd := exec.Command("bash", "-c", "touch /run/seen; ls /run; hostname; pwd; readlink /proc/self/ns/net")
+		cmd.Dir = t.TempDir()
+		out := &strings.Builder{}
+		cmd.Stdout, cmd.Stderr = out, out
+		if err := host.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		rest, ok := strings.CutPrefix(out.String(), "seen\nnode-2\n"+cmd.Dir+"\n")
+		if !ok {
+			t.Errorf("/run, host name and working directory: %q", out)
+		}
+		network[i] = rest
+	}
+	if network[0] != network[1] {
+		t.Errorf("network namespaces %q differ", network)
 	}
 }
 

@@ -62,6 +62,9 @@ func loopbackUp() error {
 // Namespace is a network namespace. The zero value is that of the test itself, the host.
 type Namespace struct{ path string }
 
+// At is the namespace of a file.
+func At(path string) Namespace { return Namespace{path: path} }
+
 // New makes a network namespace with its loopback interface up. It is removed at the end of the test.
 func New(t testing.TB) Namespace {
 	t.Helper()
@@ -89,27 +92,42 @@ func New(t testing.TB) Namespace {
 	return n
 }
 
+// Open opens the namespace, for netlink messages that name it by a file descriptor.
+func (n Namespace) Open() (*os.File, error) { return os.Open(n.path) }
+
 // Do calls do inside the namespace.
 func (n Namespace) Do(do func() error) error {
 	if n.path == "" {
 		return do()
 	}
 	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		result <- func() error {
-			file, err := os.Open(n.path)
-			if err != nil {
-				return err
-			}
-			defer file.Close()
-			if err := unix.Setns(int(file.Fd()), unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			return do()
-		}()
-	}()
+	go func() { result <- n.enter(do) }()
 	return <-result
+}
+
+// enter calls do on a thread that is in the namespace meanwhile. The thread does not end: the processes that it has started may be those that are
+// killed with their parent.
+func (n Namespace) enter(do func() error) error {
+	inside, err := os.Open(n.path)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	runtime.LockOSThread()
+	outside, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer outside.Close()
+	if err := unix.Setns(int(inside.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	err = do()
+	if back := unix.Setns(int(outside.Fd()), unix.CLONE_NEWNET); back != nil {
+		return errors.Join(err, back) // the thread stays locked and ends with this goroutine
+	}
+	runtime.UnlockOSThread()
+	return err
 }
 
 // Connect joins a namespace to the host by a link. name is that of the host's end; the other end is eth0, with the default route. Addresses
@@ -193,6 +211,28 @@ func up(name string, addresses []string) error {
 		}
 	}
 	return netlink.LinkSetUp(link)
+}
+
+// AddAddress adds an address to a link of the host. It is removed at the end of the test.
+func AddAddress(t testing.TB, name, address string) {
+	t.Helper()
+	if err := up(name, []string{address}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		a, err := netlink.ParseAddr(address)
+		if err == nil {
+			err = netlink.AddrDel(link, a)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Sysctl sets a sysctl of the host, named by its path below /proc/sys.
