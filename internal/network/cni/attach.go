@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/network/hostnet"
 )
 
 // Identity names an attachment: a container and its interface.
@@ -85,16 +87,19 @@ func link(s Settings, a Attachment, namespace string) (netlink.Link, error) {
 	if err := netlink.LinkSetUp(host); err != nil {
 		return nil, fmt.Errorf("set %s up: %w", name, err)
 	}
-	if err := inNamespace(target, func() error { return plan.carryOut(a.Interface) }); err != nil {
+	if err := limitLink(host, a.Bandwidth.IngressRate, a.Bandwidth.IngressBurst); err != nil {
+		return nil, err
+	}
+	if err := inNamespace(target, func() error { return plan.carryOut(a.Interface, a.Bandwidth) }); err != nil {
 		return nil, fmt.Errorf("configure pod interface: %w", err)
 	}
 	return bridge, nil
 }
 
 // carryOut configures the pod's interface. It runs in the pod's network namespace.
-func (p podPlan) carryOut(ifname string) error {
+func (p podPlan) carryOut(ifname string, b Bandwidth) error {
 	for _, s := range p.sysctls {
-		if err := s.set(); err != nil {
+		if err := hostnet.SetSysctl(s.name, s.value); err != nil {
 			return err
 		}
 	}
@@ -106,7 +111,7 @@ func (p podPlan) carryOut(ifname string) error {
 		return fmt.Errorf("find %s: %w", ifname, err)
 	}
 	for _, a := range p.addresses {
-		if err := addAddress(eth, a); err != nil {
+		if err := hostnet.AddAddress(eth, a); err != nil {
 			return err
 		}
 	}
@@ -114,7 +119,7 @@ func (p podPlan) carryOut(ifname string) error {
 		return fmt.Errorf("set %s up: %w", ifname, err)
 	}
 	for _, g := range p.gateways {
-		onLink := &netlink.Route{LinkIndex: eth.Attrs().Index, Dst: netOf(netip.PrefixFrom(g, g.BitLen())), Scope: netlink.SCOPE_LINK}
+		onLink := &netlink.Route{LinkIndex: eth.Attrs().Index, Dst: hostnet.IPNet(netip.PrefixFrom(g, g.BitLen())), Scope: netlink.SCOPE_LINK}
 		if err := netlink.RouteReplace(onLink); err != nil {
 			return fmt.Errorf("add route to gateway %s: %w", g, err)
 		}
@@ -122,7 +127,7 @@ func (p podPlan) carryOut(ifname string) error {
 			return fmt.Errorf("add default route via %s: %w", g, err)
 		}
 	}
-	return nil
+	return limitLink(eth, b.EgressRate, b.EgressBurst)
 }
 
 func defaultNet(g netip.Addr) *net.IPNet {
@@ -245,7 +250,7 @@ func (p podPlan) check(ifname string) error {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, want := range p.addresses {
-		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
+		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return hostnet.PrefixOf(a.IPNet) == want }) {
 			return fmt.Errorf("%s is missing address %s", ifname, want)
 		}
 	}

@@ -7,13 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"skiff/internal/network/hostnet"
 	"skiff/internal/network/nft"
 )
 
@@ -49,7 +49,7 @@ func setup(plan hostPlan, state *State) error {
 		return err
 	}
 	for _, s := range plan.sysctls {
-		if err := s.set(); err != nil {
+		if err := hostnet.SetSysctl(s.name, s.value); err != nil {
 			return err
 		}
 	}
@@ -63,7 +63,7 @@ func setup(plan hostPlan, state *State) error {
 func setupBridge(plan hostPlan) (netlink.Link, error) {
 	mtu := plan.settings.MTU
 	if mtu == 0 {
-		mtu = uplinkMTU()
+		mtu = hostnet.UplinkMTU()
 	}
 	bridge, err := netlink.LinkByName(plan.settings.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -94,7 +94,7 @@ func setupBridge(plan hostPlan) (netlink.Link, error) {
 	// Before the addresses: IPv6 may be disabled by default.
 	for _, s := range plan.sysctls {
 		if strings.HasSuffix(s.name, "/disable_ipv6") || strings.HasSuffix(s.name, "/accept_dad") {
-			if err := s.set(); err != nil {
+			if err := hostnet.SetSysctl(s.name, s.value); err != nil {
 				return nil, err
 			}
 		}
@@ -113,7 +113,7 @@ func setupAddresses(plan hostPlan, bridge netlink.Link) error {
 	}
 	var present []netip.Prefix
 	for _, a := range have {
-		p := prefixOf(a.IPNet)
+		p := hostnet.PrefixOf(a.IPNet)
 		if p.Addr().IsLinkLocalUnicast() {
 			continue
 		}
@@ -129,43 +129,11 @@ func setupAddresses(plan hostPlan, bridge netlink.Link) error {
 		if slices.Contains(present, p) {
 			continue
 		}
-		if err := addAddress(bridge, p); err != nil {
+		if err := hostnet.AddAddress(bridge, p); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// addAddress adds an address without duplicate address detection.
-func addAddress(link netlink.Link, p netip.Prefix) error {
-	address := &netlink.Addr{IPNet: netOf(p)}
-	if p.Addr().Is6() {
-		address.Flags = unix.IFA_F_NODAD
-	}
-	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add address %s to %s: %w", p, link.Attrs().Name, err)
-	}
-	return nil
-}
-
-// uplinkMTU is the MTU of the interface with the default route.
-func uplinkMTU() int {
-	const usual = 1500
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-		if err != nil {
-			continue
-		}
-		for _, r := range routes {
-			if r.Dst != nil && prefixOf(r.Dst).Bits() != 0 || r.LinkIndex == 0 {
-				continue
-			}
-			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && link.Attrs().Flags&net.FlagLoopback == 0 && link.Attrs().MTU > 0 {
-				return link.Attrs().MTU
-			}
-		}
-	}
-	return usual
 }
 
 // keepRouterAdvertisements keeps interfaces accepting router advertisements: by default a host with forwarding enabled ignores them, and
@@ -184,22 +152,10 @@ func keepRouterAdvertisements(plan hostPlan) error {
 	for _, link := range links {
 		name := "net/ipv6/conf/" + link.Name() + "/accept_ra"
 		if value, err := os.ReadFile("/proc/sys/" + name); err == nil && strings.TrimSpace(string(value)) == "1" && link.Name() != plan.settings.Bridge {
-			if err := (sysctl{name, "2"}).set(); err != nil {
+			if err := hostnet.SetSysctl(name, "2"); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
-}
-
-// set writes a sysctl if its value differs: /proc/sys may be read-only.
-func (s sysctl) set() error {
-	path := filepath.Join("/proc/sys", s.name)
-	if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == s.value {
-		return nil
-	}
-	if err := os.WriteFile(path, []byte(s.value), 0); err != nil {
-		return fmt.Errorf("set %s to %s: %w", s.name, s.value, err)
 	}
 	return nil
 }
@@ -227,7 +183,7 @@ func setupRoutes(plan hostPlan, bridge netlink.Link) error {
 		if r.LinkIndex != bridge.Attrs().Index || r.Type == unix.RTN_UNREACHABLE {
 			continue
 		}
-		wanted := slices.ContainsFunc(plan.routes, func(w route) bool { return r.Dst != nil && prefixOf(r.Dst) == w.to && !w.unreachable })
+		wanted := slices.ContainsFunc(plan.routes, func(w route) bool { return r.Dst != nil && hostnet.PrefixOf(r.Dst) == w.to && !w.unreachable })
 		if !wanted {
 			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("remove route to %s: %w", r.Dst, err)
@@ -235,7 +191,7 @@ func setupRoutes(plan hostPlan, bridge netlink.Link) error {
 		}
 	}
 	for _, w := range plan.routes {
-		r := netlink.Route{Dst: netOf(w.to), Priority: routeMetric, Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
+		r := netlink.Route{Dst: hostnet.IPNet(w.to), Priority: routeMetric, Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
 		if w.unreachable {
 			r.Type = unix.RTN_UNREACHABLE
 		} else {
@@ -300,7 +256,7 @@ func Remove(s Settings) error {
 		routes, err := ownRoutes()
 		problems = append(problems, err)
 		for _, r := range routes {
-			isClusterRoute := slices.ContainsFunc(slices.Concat(s.ClusterCIDRs, s.ServiceCIDRs), func(p netip.Prefix) bool { return r.Dst != nil && prefixOf(r.Dst) == p.Masked() })
+			isClusterRoute := slices.ContainsFunc(slices.Concat(s.ClusterCIDRs, s.ServiceCIDRs), func(p netip.Prefix) bool { return r.Dst != nil && hostnet.PrefixOf(r.Dst) == p.Masked() })
 			if !isClusterRoute {
 				continue
 			}
@@ -314,17 +270,4 @@ func Remove(s Settings) error {
 		}
 		return nil
 	})
-}
-
-func prefixOf(n *net.IPNet) netip.Prefix {
-	address, _ := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if address = address.Unmap(); bits == 128 && address.Is4() && ones >= 96 {
-		ones -= 96
-	}
-	return netip.PrefixFrom(address, ones)
-}
-
-func netOf(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -339,6 +339,12 @@ func TestConfigure(t *testing.T) {
 	if others, err := Others(dir); err != nil || !slices.Equal(others, []string{"05-calico.conflist"}) {
 		t.Errorf("%v, %v", others, err)
 	}
+	if err := os.WriteFile(filepath.Join(dir, "87-podman.conflist"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if preceding, err := Preceding(dir); err != nil || !slices.Equal(preceding, []string{"05-calico.conflist"}) {
+		t.Errorf("%v, %v", preceding, err)
+	}
 	if err := Unconfigure(dir); err != nil {
 		t.Error(err)
 	}
@@ -353,6 +359,22 @@ func TestConfigure(t *testing.T) {
 	for name, s := range bad {
 		if err := Configure(dir, s); err == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestPlanLimit(t *testing.T) {
+	for _, test := range []struct {
+		rate, burst uint64
+		want        tokenBucket
+	}{
+		{8_000_000, 1 << 35, tokenBucket{rate: 1_000_000, burst: 100_000, limit: 125_000}},
+		{8_000_000_000, 8 << 20, tokenBucket{rate: 1_000_000_000, burst: 1 << 20, limit: 1<<20 + 25_000_000}},
+		{8_000, 0, tokenBucket{rate: 1000, burst: 64 << 10, limit: 64<<10 + 25}},
+		{1, 0, tokenBucket{rate: 1, burst: 64 << 10, limit: 64 << 10}},
+	} {
+		if got := planLimit(test.rate, test.burst); got != test.want {
+			t.Errorf("%d bit/s with bursts of %d bit: %+v, want %+v", test.rate, test.burst, got, test.want)
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"skiff/internal/network/hostnet"
 )
 
 // loopbackName is the plugin that sets up a pod's loopback interface. Some runtimes call it in addition to the network's plugin.
@@ -22,7 +24,8 @@ type configuration struct {
 	Type       string `json:"type"`
 	Settings
 	Runtime struct {
-		Ports []Port `json:"portMappings"`
+		Ports     []Port    `json:"portMappings"`
+		Bandwidth Bandwidth `json:"bandwidth"`
 	} `json:"runtimeConfig"`
 	Live []types.GCAttachment `json:"cni.dev/valid-attachments"`
 	Prev json.RawMessage      `json:"prevResult"`
@@ -83,7 +86,7 @@ func add(args *skel.CmdArgs) error {
 		return types.NewError(types.ErrInvalidEnvironmentVariables, "cannot read CNI_ARGS", err.Error())
 	}
 	made, bridge, err := attach(c.Settings, Attachment{
-		Container: args.ContainerID, Interface: args.IfName, Ports: c.Runtime.Ports,
+		Container: args.ContainerID, Interface: args.IfName, Ports: c.Runtime.Ports, Bandwidth: c.Runtime.Bandwidth,
 		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), UID: string(pod.K8S_POD_UID),
 	}, args.Netns)
 	if errors.Is(err, errExhausted) {
@@ -102,7 +105,7 @@ func add(args *skel.CmdArgs) error {
 		{Name: args.IfName, Mac: plan.mac.String(), Sandbox: args.Netns, Mtu: bridge.Attrs().MTU},
 	}}
 	for i, a := range plan.addresses {
-		result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(2), Address: *netOf(a), Gateway: plan.gateways[i].AsSlice()})
+		result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(2), Address: *hostnet.IPNet(a), Gateway: plan.gateways[i].AsSlice()})
 		result.Routes = append(result.Routes, &types.Route{Dst: *defaultNet(plan.gateways[i]), GW: plan.gateways[i].AsSlice()})
 	}
 	return types.PrintResult(result, c.CNIVersion)
@@ -128,7 +131,7 @@ func addLoopback(c configuration, args *skel.CmdArgs) error {
 	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{
 		{Name: "lo", Mac: "00:00:00:00:00:00", Sandbox: args.Netns},
 	}}
-	result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(0), Address: *netOf(loopbackHost)})
+	result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(0), Address: *hostnet.IPNet(loopbackHost)})
 	return types.PrintResult(result, c.CNIVersion)
 }
 

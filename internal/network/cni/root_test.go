@@ -26,6 +26,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"skiff/internal/network/hostnet"
 	"skiff/internal/network/nft"
 )
 
@@ -325,7 +326,7 @@ func (w *world) outside() (ns, hostAddress, address string) {
 			return err
 		}
 		for _, a := range []string{v4, v6} {
-			if err := addAddress(link, netip.MustParsePrefix(a)); err != nil {
+			if err := hostnet.AddAddress(link, netip.MustParsePrefix(a)); err != nil {
 				return err
 			}
 		}
@@ -389,7 +390,7 @@ func bridged(t *testing.T, test func(t *testing.T)) {
 	for name, value := range map[string]string{"rules see bridged packets": "1", "rules see routed packets alone": "0"} {
 		t.Run(name, func(t *testing.T) {
 			for _, setting := range []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"} {
-				if err := (sysctl{setting, value}).set(); err != nil && value == "1" {
+				if err := hostnet.SetSysctl(setting, value); err != nil && value == "1" {
 					t.Logf("this kernel never shows them: %v", err)
 				}
 			}
@@ -469,7 +470,7 @@ func TestLoopbackIsGuarded(t *testing.T) {
 	port := packets.LocalAddr().(*net.UDPAddr).Port
 	err = in(p.ns, func() error {
 		// The pod makes 127.0.0.0/8 somebody else's, as a privileged one can.
-		if err := (sysctl{"net/ipv4/conf/eth0/route_localnet", "1"}).set(); err != nil {
+		if err := hostnet.SetSysctl("net/ipv4/conf/eth0/route_localnet", "1"); err != nil {
 			return err
 		}
 		lo, err := netlink.LinkByName("lo")
@@ -479,7 +480,7 @@ func TestLoopbackIsGuarded(t *testing.T) {
 		if err := netlink.LinkSetDown(lo); err != nil {
 			return err
 		}
-		if err := netlink.RouteReplace(&netlink.Route{Dst: netOf(loopback), Gw: net.IPv4(10, 42, 3, 1)}); err != nil {
+		if err := netlink.RouteReplace(&netlink.Route{Dst: hostnet.IPNet(loopback), Gw: net.IPv4(10, 42, 3, 1)}); err != nil {
 			return err
 		}
 		c, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", port))
@@ -513,15 +514,15 @@ func TestMasquerade(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := addAddress(eth, netip.MustParsePrefix("10.42.9.9/32")); err != nil {
+		if err := hostnet.AddAddress(eth, netip.MustParsePrefix("10.42.9.9/32")); err != nil {
 			return err
 		}
-		return netlink.RouteReplace(&netlink.Route{Dst: netOf(w.settings.PodCIDRs[0]), Gw: net.ParseIP(hostAddress)})
+		return netlink.RouteReplace(&netlink.Route{Dst: hostnet.IPNet(w.settings.PodCIDRs[0]), Gw: net.ParseIP(hostAddress)})
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := netlink.RouteReplace(&netlink.Route{Dst: netOf(netip.MustParsePrefix("10.42.9.0/24")), Gw: net.ParseIP(address)}); err != nil {
+	if err := netlink.RouteReplace(&netlink.Route{Dst: hostnet.IPNet(netip.MustParsePrefix("10.42.9.0/24")), Gw: net.ParseIP(address)}); err != nil {
 		t.Fatal(err)
 	}
 	w.mustSee(p.ns, "tcp", "10.42.9.9", "80", p.addresses[0])
@@ -543,7 +544,7 @@ func TestUnownedAddresses(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := addAddress(eth, netip.MustParsePrefix(a)); err != nil {
+			if err := hostnet.AddAddress(eth, netip.MustParsePrefix(a)); err != nil {
 				return err
 			}
 		}
@@ -757,6 +758,52 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 	if _, err := w.call("STATUS", "", "", map[string]any{"podCIDRs": nil}); err == nil || !strings.Contains(err.Error(), `"code": 50`) {
 		t.Errorf("status without a range: %v", err)
 	}
+}
+
+// TestBandwidth checks that a pod's limits are set, or that the error says what the kernel lacks.
+func TestBandwidth(t *testing.T) {
+	w := newWorld(t, nil)
+	p := pod{name: "limited", ns: namespace(t)}
+	_, err := w.call("ADD", p.name, p.ns, map[string]any{"runtimeConfig": map[string]any{
+		"bandwidth": map[string]any{"ingressRate": 8_000_000, "ingressBurst": 1 << 32, "egressRate": 16_000_000, "egressBurst": 1 << 32},
+	}})
+	if err != nil {
+		if !strings.Contains(err.Error(), "the kernel has no queueing discipline tbf") {
+			t.Fatal(err)
+		}
+		return
+	}
+	defer w.remove(p)
+	if rate := tokenBucketRate(t, vethName(p.name, "eth0")); rate != 1_000_000 {
+		t.Errorf("the pod receives %d bytes per second, want 1000000", rate)
+	}
+	err = in(p.ns, func() error {
+		if rate := tokenBucketRate(t, "eth0"); rate != 2_000_000 {
+			return fmt.Errorf("the pod sends %d bytes per second, want 2000000", rate)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func tokenBucketRate(t *testing.T, name string) uint64 {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	disciplines, err := netlink.QdiscList(link)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, d := range disciplines {
+		if bucket, ok := d.(*netlink.Tbf); ok {
+			return bucket.Rate
+		}
+	}
+	return 0
 }
 
 func TestLoopbackPlugin(t *testing.T) {

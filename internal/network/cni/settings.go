@@ -119,7 +119,7 @@ func Configure(dir string, s Settings) error {
 	}
 	text, err := json.MarshalIndent(map[string]any{
 		"cniVersion": Version, "name": NetworkName,
-		"plugins": []plugin{{Type: Name, Capabilities: map[string]bool{"portMappings": true}, Settings: s}},
+		"plugins": []plugin{{Type: Name, Capabilities: map[string]bool{"portMappings": true, "bandwidth": true}, Settings: s}},
 	}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("configure pod network: %w", err)
@@ -189,7 +189,13 @@ func Unconfigure(dir string) error {
 	return nil
 }
 
-// Others lists the network configurations in dir that are not skiff's. If there is one, its owner runs the pod network.
+// Preceding lists the network configurations in dir that a runtime uses instead of skiff's.
+func Preceding(dir string) ([]string, error) {
+	others, err := Others(dir)
+	return slices.DeleteFunc(others, func(name string) bool { return name > fileName }), err
+}
+
+// Others lists the network configurations in dir that are not skiff's.
 func Others(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

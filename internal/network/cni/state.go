@@ -23,6 +23,7 @@ type Attachment struct {
 	UID       string       `json:"uid,omitempty"`
 	Addresses []netip.Addr `json:"addresses"`
 	Ports     []Port       `json:"ports,omitempty"`
+	Bandwidth Bandwidth    `json:"bandwidth,omitzero"`
 	// Sequence orders attachments by age.
 	Sequence uint64 `json:"sequence"`
 }

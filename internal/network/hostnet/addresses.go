@@ -1,4 +1,3 @@
-// Package hostnet reads the network configuration of the host, for the components of the network.
 package hostnet
 
 import (

@@ -32,7 +32,7 @@ func (w *Writer) Check() (bool, error) {
 
 // Verify is Check that does nothing while no program has changed any nftables rules since the last time.
 func (w *Writer) Verify() (bool, error) {
-	now, err := generation()
+	now, err := Generation()
 	if err == nil && w.inSync && w.verified != 0 && now == w.verified {
 		return true, nil
 	}
@@ -43,8 +43,8 @@ func (w *Writer) Verify() (bool, error) {
 	return equal, checkErr
 }
 
-// generation is the number of transactions that the kernel has committed.
-func generation() (uint32, error) {
+// Generation is the number of transactions that the kernel has committed.
+func Generation() (uint32, error) {
 	connection, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return 0, err

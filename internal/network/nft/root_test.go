@@ -146,7 +146,7 @@ func TestVerify(t *testing.T) {
 	w := newWriter(t, m)
 	verify := func(want bool) {
 		t.Helper()
-		now, err := generation()
+		now, err := Generation()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -155,6 +155,16 @@ func FromThisHost() Clause {
 	}}
 }
 
+// UDPPort matches UDP packets to a port.
+func UDPPort(port uint16) Clause {
+	return Clause{fmt.Sprintf("udp dport %d", port), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: firstRegister},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: binary.BigEndian.AppendUint16(nil, port)},
+	}}
+}
+
 // StateNew matches packets of new connections.
 func StateNew() Clause { return conntrackBits("ct state new", expr.CtKeySTATE, expr.CtStateBitNEW) }
 

@@ -184,7 +184,7 @@ func inetTable(name string) *nftables.Table {
 
 // send sends changes in one transaction, or the whole table.
 func (w *Writer) send(c Changes, whole bool) error {
-	before, _ := generation()
+	before, _ := Generation()
 	err := transact(func(connection *nftables.Conn) error {
 		table := inetTable(w.model.Table)
 		if whole {
@@ -202,7 +202,7 @@ func (w *Writer) send(c Changes, whole bool) error {
 		return err
 	}
 	// If there was no other transaction in between, the table is still as it was verified, with these changes.
-	if after, err := generation(); err == nil && after == before+1 && (whole || w.verified == before) {
+	if after, err := Generation(); err == nil && after == before+1 && (whole || w.verified == before) {
 		w.verified = after
 	}
 	return nil

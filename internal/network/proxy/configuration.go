@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/configfile"
+	"skiff/internal/network/nodeaddr"
 )
 
 // Unused are the fields of a KubeProxyConfiguration that have no effect. A file that sets one of them is refused, unless the setting is
@@ -79,7 +80,7 @@ const (
 // SetDefaults sets the fields that are not set to kube-proxy's defaults.
 func SetDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	healthz, metrics := "0.0.0.0", "127.0.0.1"
-	if address, ok := parseAddr(c.BindAddress); ok && !address.Is4() {
+	if address, ok := nodeaddr.Parse(c.BindAddress); ok && !address.Is4() {
 		healthz, metrics = "::", "::1"
 	}
 	c.HealthzBindAddress = withPort(cmp.Or(c.HealthzBindAddress, healthz), "10256")
@@ -104,7 +105,7 @@ func setDefault[T any](field **T, value T) {
 
 // withPort adds a port to an address that has none.
 func withPort(address, port string) string {
-	if _, ok := parseAddr(address); ok {
+	if _, ok := nodeaddr.Parse(address); ok {
 		return net.JoinHostPort(address, port)
 	}
 	return address
@@ -122,7 +123,7 @@ func Validate(c *v1alpha1.KubeProxyConfiguration) error {
 		}
 	}
 	if c.BindAddress != "" {
-		if _, ok := parseAddr(c.BindAddress); !ok {
+		if _, ok := nodeaddr.Parse(c.BindAddress); !ok {
 			problem("bindAddress", "%q is not an IP address", c.BindAddress)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/network/nft"
+	"skiff/internal/network/nodeaddr"
 )
 
 // endpoint is one endpoint of a Service's port.
@@ -71,7 +72,7 @@ func newEndpoint(e *discoveryv1.Endpoint, port uint16, nodeName string) (endpoin
 	if len(e.Addresses) == 0 {
 		return endpoint{}, false
 	}
-	address, ok := parseAddr(e.Addresses[0])
+	address, ok := nodeaddr.Parse(e.Addresses[0])
 	if !ok {
 		return endpoint{}, false
 	}

@@ -14,6 +14,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/network/hostnet"
+	"skiff/internal/network/nodeaddr"
 )
 
 // NodePortAddresses say on which of the host's addresses node ports are served.
@@ -71,43 +72,18 @@ func (n NodePortAddresses) addresses(primary, host []netip.Addr) (all []netip.Ad
 	return all
 }
 
-// primaryAddresses are the first addresses of each family of a node: internal ones, or else external ones.
-func primaryAddresses(node *corev1.Node) (primary []netip.Addr) {
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
-		for _, address := range node.Status.Addresses {
-			a, ok := parseAddr(address.Address)
-			if address.Type != kind || !ok || slices.ContainsFunc(primary, func(other netip.Addr) bool { return other.Is4() == a.Is4() }) {
-				continue
-			}
-			primary = append(primary, a)
-		}
-	}
-	return primary
-}
-
-// podCIDRs are the first pod CIDRs of each family of a node.
-func podCIDRs(node *corev1.Node) (all []netip.Prefix) {
-	for _, text := range slices.Concat(node.Spec.PodCIDRs, []string{node.Spec.PodCIDR}) {
-		p, err := netip.ParsePrefix(text)
-		if err == nil && !slices.ContainsFunc(all, func(other netip.Prefix) bool { return other.Addr().Is4() == p.Addr().Is4() }) {
-			all = append(all, p.Masked())
-		}
-	}
-	return all
-}
-
 // newNode reads what the proxy has to know about the node.
 func (p *Proxy) newNode(object *corev1.Node) Node {
 	n := Node{Name: p.NodeName, AllIPv4NodePorts: p.NodePortAddresses.all(true), AllIPv6NodePorts: p.NodePortAddresses.all(false), ServiceCIDRs: p.serviceCIDRs()}
 	if object != nil {
-		n.Zone, n.IPs = object.Labels[corev1.LabelTopologyZone], primaryAddresses(object)
+		n.Zone, n.IPs = object.Labels[corev1.LabelTopologyZone], nodeaddr.Primary(object)
 	}
 	if p.NodeIP.IsValid() {
 		n.IPs = slices.DeleteFunc(n.IPs, func(a netip.Addr) bool { return a.Is4() == p.NodeIP.Is4() })
 		n.IPs = append([]netip.Addr{p.NodeIP}, n.IPs...)
 	}
 	if p.LocalByPodCIDRs && object != nil {
-		n.PodCIDRs = podCIDRs(object)
+		n.PodCIDRs = nodeaddr.PodCIDRs(object)
 	}
 	host, err := hostnet.Addresses()
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/network/nft"
+	"skiff/internal/network/nodeaddr"
 )
 
 // labelProxyName marks Services and EndpointSlices that another proxy handles.
@@ -55,16 +56,10 @@ func servicePorts(s *corev1.Service) (all []servicePort) {
 	return all
 }
 
-// parseAddr parses an address. Old objects may have IPv4 addresses with leading zeros.
-func parseAddr(text string) (netip.Addr, bool) {
-	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(text))
-	return a.Unmap(), ok
-}
-
 // addresses parses IP addresses; invalid ones are ignored.
 func addresses(texts []string) (all []netip.Addr) {
 	for _, text := range texts {
-		if a, ok := parseAddr(text); ok && !slices.Contains(all, a) {
+		if a, ok := nodeaddr.Parse(text); ok && !slices.Contains(all, a) {
 			all = append(all, a)
 		}
 	}

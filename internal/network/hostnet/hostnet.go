@@ -1,0 +1,107 @@
+// Package hostnet has what the components of the network share about the host: conversions to the types of netlink, sysctls, and the networks and addresses of its
+// interfaces. It links little, because the CNI plugin is started for every pod.
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// UsualMTU is assumed where no interface tells.
+const UsualMTU = 1500
+
+// PrefixOf converts a network of netlink.
+func PrefixOf(n *net.IPNet) netip.Prefix {
+	address, _ := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if address = address.Unmap(); bits == 128 && address.Is4() && ones >= 96 {
+		ones -= 96
+	}
+	return netip.PrefixFrom(address, ones)
+}
+
+// IPNet converts a prefix for netlink.
+func IPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// SetSysctl writes a sysctl, named by its path below /proc/sys, if its value differs: /proc/sys may be read-only.
+func SetSysctl(name, value string) error {
+	path := filepath.Join("/proc/sys", name)
+	if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == value {
+		return nil
+	}
+	if err := os.WriteFile(path, []byte(value), 0); err != nil {
+		return fmt.Errorf("set %s to %s: %w", name, value, err)
+	}
+	return nil
+}
+
+// AddAddress adds an address to a link, without duplicate address detection. The link may have it already.
+func AddAddress(link netlink.Link, p netip.Prefix) error {
+	address := &netlink.Addr{IPNet: IPNet(p)}
+	if p.Addr().Is6() {
+		address.Flags = unix.IFA_F_NODAD
+	}
+	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add address %s to %s: %w", p, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// UplinkMTU is the MTU of the interface with the default route.
+func UplinkMTU() int {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			continue
+		}
+		for _, r := range routes {
+			if r.Dst != nil && PrefixOf(r.Dst).Bits() != 0 || r.LinkIndex == 0 {
+				continue
+			}
+			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && link.Attrs().Flags&net.FlagLoopback == 0 && link.Attrs().MTU > 0 {
+				return link.Attrs().MTU
+			}
+		}
+	}
+	return UsualMTU
+}
+
+// Network is a network that an interface of the host is on.
+type Network struct {
+	// Link is the name of the interface, Address the host's address with the length of the network's prefix.
+	Link    string
+	Address netip.Prefix
+	MTU     int
+}
+
+// Networks lists the networks of the host's interfaces, except loopback ones, in the order of the kernel.
+func Networks() ([]Network, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var all []Network
+	for _, a := range addresses {
+		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == a.LinkIndex })
+		if i < 0 || links[i].Attrs().Flags&net.FlagLoopback != 0 || a.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		all = append(all, Network{Link: links[i].Attrs().Name, Address: PrefixOf(a.IPNet), MTU: links[i].Attrs().MTU})
+	}
+	return all, nil
+}
