@@ -1,0 +1,271 @@
+// Package firewall lets packets of pods pass the firewalls of other programs on the host, such as ufw, firewalld and Docker, and drops packets of the
+// network between nodes that do not come from a node.
+//
+// A packet passes the base chains of all nftables tables, so that accepting it in a table of skiff does not help if another one drops it. Where a
+// chain of another program drops what is not explicitly accepted, by its policy or by its last rule, rules that accept packets of pods
+// are added to it (chains.go decides, rules.go has the rules). They are added again when the other program removes them.
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"skiff/internal/network/nft"
+)
+
+// Table is the nftables table with the addresses of nodes.
+const Table = "skiff-firewall"
+
+const (
+	// checkPeriod is the time between two comparisons of the kernel's generation of rules.
+	checkPeriod = time.Second
+	// nodesPriority is that of the chain that drops packets of others than nodes: before all filters.
+	nodesPriority = -150
+	nodesOwner    = "nodes"
+)
+
+// Settings say which packets are those of pods.
+type Settings struct {
+	// Bridge is the name of the interface by which all packets of the host's pods come and go.
+	Bridge string
+	// ClusterCIDRs are the CIDRs of the pods of all nodes.
+	ClusterCIDRs []netip.Prefix
+	// ServiceCIDRs are the CIDRs of Services. The host has the address of the cluster's DNS.
+	ServiceCIDRs []netip.Prefix
+}
+
+// Firewall keeps the rules.
+type Firewall struct {
+	settings Settings
+	// changed is called when Problem has changed.
+	changed func()
+	log     *slog.Logger
+	wake    chan struct{}
+	// The following are used by Run alone.
+	writer     *nft.Writer
+	model      *nft.Model
+	generation uint32
+	port       uint16
+
+	mu sync.Mutex
+	// peers are the addresses of other nodes, peerPort the UDP port of their packets. Until they are known the table of an earlier run stays.
+	peers      []netip.Addr
+	peerPort   uint16
+	peersKnown bool
+	problem    error
+}
+
+// New makes a firewall. It starts nothing.
+func New(s Settings, changed func(), log *slog.Logger) *Firewall {
+	m := nft.NewModel(Table)
+	return &Firewall{settings: s, changed: changed, log: log, wake: make(chan struct{}, 1), model: m, writer: nft.NewWriter(m, log)}
+}
+
+// SetPeers sets the addresses of the other nodes and the UDP port of their packets; 0: there is none.
+func (f *Firewall) SetPeers(port uint16, peers []netip.Addr) {
+	f.mu.Lock()
+	same := f.peersKnown && f.peerPort == port && slices.Equal(f.peers, peers)
+	f.peers, f.peerPort, f.peersKnown = peers, port, true
+	f.mu.Unlock()
+	if same {
+		return
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Problem says what keeps pods from the network; nil: nothing that is known.
+func (f *Firewall) Problem() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.problem
+}
+
+func (f *Firewall) setProblem(err error) {
+	f.mu.Lock()
+	same := fmt.Sprint(f.problem) == fmt.Sprint(err)
+	f.problem = err
+	f.mu.Unlock()
+	if same {
+		return
+	}
+	if err != nil {
+		f.log.Error("failed to let packets of pods pass the firewall of this host", "error", err)
+	}
+	f.changed()
+}
+
+// Run keeps the rules until ctx is done. They stay in the kernel.
+func (f *Firewall) Run(ctx context.Context) error {
+	ticker := time.NewTicker(checkPeriod)
+	defer ticker.Stop()
+	for {
+		f.setProblem(f.sync())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-f.wake:
+		case <-ticker.C:
+		}
+	}
+}
+
+// sync writes the own table and, if any rules of the host have changed, the rules in chains of others.
+func (f *Firewall) sync() error {
+	f.mu.Lock()
+	port, peers, known := f.peerPort, f.peers, f.peersKnown
+	f.mu.Unlock()
+	if known {
+		f.model.Replace(nodesOwner, nodesPart(port, peers))
+		if _, err := f.writer.Apply(); err != nil {
+			return err
+		}
+	}
+	wanted := acceptances(f.settings, port)
+	legacy := syncLegacy(wanted)
+	now, err := nft.Generation()
+	if err == nil && now == f.generation && port == f.port {
+		return legacy
+	}
+	tables, err := readTables(f.settings.Bridge)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range planAll(tables, wanted) {
+		err := f.apply(c, wanted[c.chain.hook])
+		switch {
+		case err == nil:
+			now++ // a change of its own
+		case errors.Is(err, unix.EPERM) && c.table.namesBridge:
+			// Nobody but its owner can change the table, and the owner has rules for the bridge.
+		default:
+			errs = append(errs, f.describe(c, port, err))
+		}
+	}
+	if len(errs) == 0 {
+		// A change of others in between is found with the next one.
+		f.generation, f.port = now, port
+	}
+	return errors.Join(append(errs, legacy)...)
+}
+
+// describe says what an administrator can do about a chain that cannot be changed.
+func (f *Firewall) describe(c change, port uint16, err error) error {
+	err = fmt.Errorf("chain %s of nftables table %s %s drops packets of pods, and cannot be changed: %w", c.chain.name, c.table.family, c.table.name, err)
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	// firewalld owns its table, unless it is told not to.
+	advice := "--zone=trusted --add-interface=" + f.settings.Bridge
+	for _, p := range f.settings.ClusterCIDRs {
+		advice += " --add-source=" + p.String()
+	}
+	if port != 0 {
+		advice += fmt.Sprintf("`, `firewall-cmd --permanent --add-port=%d/udp", port)
+	}
+	return fmt.Errorf("%w: the table belongs to a program that has to accept them itself; for firewalld, set NftablesTableOwner=no, or run `firewall-cmd --permanent %s` and `firewall-cmd --reload`", err, advice)
+}
+
+// planAll computes the changes of all tables.
+func planAll(tables []table, wanted map[string][]acceptance) (changes []change) {
+	for _, t := range tables {
+		identities := map[string][]string{}
+		for hook, list := range wanted {
+			for _, a := range list {
+				if a.in(t.family) {
+					identities[hook] = append(identities[hook], a.identity())
+				}
+			}
+		}
+		changes = append(changes, t.plan(identities)...)
+	}
+	return changes
+}
+
+// apply changes a chain of another program in one transaction. The rules to add are of the given kinds of packets.
+func (f *Firewall) apply(c change, kinds []acceptance) error {
+	connection, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	t := &nftables.Table{Name: c.table.name, Family: families[c.table.family]}
+	ch := &nftables.Chain{Name: c.chain.name, Table: t}
+	for _, r := range c.remove {
+		if err := connection.DelRule(&nftables.Rule{Table: t, Chain: ch, Handle: r.handle}); err != nil {
+			return err
+		}
+	}
+	for _, a := range kinds {
+		if !slices.Contains(c.add, a.identity()) {
+			continue
+		}
+		r := &nftables.Rule{Table: t, Chain: ch, Exprs: a.exprs(c.table, c.chain), UserData: comment(a.identity())}
+		if c.before != 0 {
+			r.Position = c.before
+			connection.InsertRule(r)
+		} else {
+			connection.AddRule(r)
+		}
+	}
+	if err := connection.Flush(); err != nil {
+		return err
+	}
+	if len(c.add) > 0 {
+		f.log.Info("added rules for packets of pods to a chain of another program", "table", c.table.family+" "+c.table.name, "chain", c.chain.name)
+	}
+	return nil
+}
+
+// nodesPart drops packets to the port of the network between nodes that no node has sent.
+func nodesPart(port uint16, peers []netip.Addr) nft.Part {
+	if port == 0 {
+		return nft.Part{}
+	}
+	part := nft.Part{}
+	input := nft.Chain{Name: "nodes", Hook: &nft.Hook{Type: "filter", Point: "input", Priority: nodesPriority}}
+	for _, is4 := range []bool{true, false} {
+		set := nft.Set{Name: "nodes6", Key: []nft.Type{nft.AddrType(is4)}}
+		if is4 {
+			set.Name = "nodes4"
+		}
+		part.Sets = append(part.Sets, set)
+		input.Rules = append(input.Rules, nft.NewRule(nft.Family(is4), nft.UDPPort(port), nft.NotIn(set.Name, nft.SourceAddr(is4)), nft.Drop()))
+		for _, a := range peers {
+			if a.Is4() == is4 {
+				part.Elements = append(part.Elements, nft.Element{Set: set.Name, Key: nft.Bytes(a)})
+			}
+		}
+	}
+	part.Chains = []nft.Chain{input}
+	return part
+}
+
+// Remove removes the own table, and the rules in chains of other programs.
+func Remove() error {
+	tables, err := readTables("")
+	if err != nil {
+		return fmt.Errorf("remove firewall rules: %w", err)
+	}
+	f := New(Settings{}, func() {}, slog.New(slog.DiscardHandler))
+	for _, c := range planAll(tables, nil) {
+		if err := f.apply(c, nil); err != nil {
+			return fmt.Errorf("remove firewall rules from chain %s of table %s %s: %w", c.chain.name, c.table.family, c.table.name, err)
+		}
+	}
+	if err := syncLegacy(nil); err != nil {
+		return fmt.Errorf("remove firewall rules: %w", err)
+	}
+	return nft.Remove(Table)
+}
