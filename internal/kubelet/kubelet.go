@@ -67,6 +67,8 @@ type Config struct {
 	AllowedSysctls []string
 	// Reject, if set, is called before all other admission checks, and may return the reason to reject a pod: node pressure or shutdown.
 	Reject func(pod *corev1.Pod) *status.Reason
+	// NetworkError, if set, says why pods outside of the host's network cannot start. SyncAll is called when it becomes nil.
+	NetworkError func() error
 	// RuntimeChanged, if set, is called when RuntimeError becomes nil or non-nil.
 	RuntimeChanged func()
 	// RecursiveReadOnly reports whether the runtime supports recursive read-only mounts.
@@ -190,6 +192,13 @@ func (k *Kubelet) Changed(uid types.UID) {
 	w := k.workers[uid]
 	k.mu.Unlock()
 	if w != nil {
+		w.wakeUp()
+	}
+}
+
+// SyncAll wakes the workers of all pods.
+func (k *Kubelet) SyncAll() {
+	for _, w := range k.listWorkers() {
 		w.wakeUp()
 	}
 }

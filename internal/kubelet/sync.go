@@ -18,6 +18,9 @@ import (
 	"skiff/internal/podstate"
 )
 
+// networkRetry is the time after which a pod that waits for the network is synced again, unless the network is ready before.
+const networkRetry = 5 * time.Second
+
 // rounds bounds how often one sync observes and acts before the worker waits for the next wake-up.
 const rounds = 8
 
@@ -102,6 +105,9 @@ func (w *worker) syncOnce(ctx context.Context, runtime *cri.Pod) (next time.Time
 	} else {
 		w.k.writer.SetDeferred(w.uid, podStatus, true)
 	}
+	if !plan.Nothing() && !w.networkReady(pod) {
+		return now.Add(networkRetry), false, false, nil
+	}
 	if err := w.prepare(ctx, pod, &plan); err != nil {
 		return time.Time{}, false, false, err
 	}
@@ -120,6 +126,20 @@ func (w *worker) syncOnce(ctx context.Context, runtime *cri.Pod) (next time.Time
 		return w.earlier(now.Add(startRetry), plan.Wake), start.progress, false, nil
 	}
 	return time.Time{}, true, false, err
+}
+
+// networkReady reports whether a pod can be started. Pods in the host's network need no other, and may be what provides it.
+func (w *worker) networkReady(pod *corev1.Pod) bool {
+	if w.k.NetworkError == nil || pod.Spec.HostNetwork {
+		return true
+	}
+	err := w.k.NetworkError()
+	if err != nil {
+		w.eventOnce("network", err.Error(), func() {
+			w.k.podEvent(pod, corev1.EventTypeWarning, "NetworkNotReady", "network is not ready: %v", err)
+		})
+	}
+	return err == nil
 }
 
 // earlier is the earlier of two times; zero means never.

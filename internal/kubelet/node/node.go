@@ -96,7 +96,11 @@ type Dependencies struct {
 	// Pressure returns the pressure conditions, Problems whatever else makes the node not ready.
 	Pressure func() Pressure
 	Problems func() []error
-	Devices  func() Devices
+	// Network returns the state of the pod network, if the node is to report it.
+	Network func() Network
+	// NetworkReady is called when the container runtime's network becomes ready.
+	NetworkReady func()
+	Devices      func() Devices
 	// VolumesInUse returns the attached volumes in use, and false while they are not known yet.
 	VolumesInUse func() ([]corev1.UniqueVolumeName, bool)
 	// PodCIDRs is called when the node's pod CIDRs are assigned or change. It must not block for long.
@@ -232,8 +236,18 @@ func (n *Node) updateRuntimeState(ctx context.Context) bool {
 	if !known {
 		version, _ = n.Runtime.Version(ctx) // queried again with the next status
 	}
+	ready, networkBecameReady := n.setRuntimeStatus(status, version)
+	if networkBecameReady && n.NetworkReady != nil {
+		n.NetworkReady()
+	}
+	return ready
+}
+
+// setRuntimeStatus records the runtime's status. It reports whether runtime and network are ready, and whether the network was not before.
+func (n *Node) setRuntimeStatus(status cri.Status, version cri.Version) (ready, networkBecameReady bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	_, networkWasReady := n.runtime.condition(cri.NetworkReady)
 	n.runtime.Status = &status
 	if version.Name != "" {
 		n.runtime.Name, n.runtime.Version = version.Name, version.Version
@@ -244,7 +258,14 @@ func (n *Node) updateRuntimeState(ctx context.Context) bool {
 		n.runtime.LastReady, n.runtime.LastReadyStatus = time.Now(), &status
 	}
 	n.checkProblems()
-	return up && network
+	return up && network, network && !networkWasReady
+}
+
+// NetworkError says why pods outside of the host's network cannot start; nil: they can.
+func (n *Node) NetworkError() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.runtime.networkError()
 }
 
 // checkProblems triggers a comparison of the status when the runtime's problems have changed. The caller holds mu.
@@ -470,6 +491,9 @@ func (n *Node) input(ctx context.Context, old corev1.NodeStatus) StatusInput {
 	}
 	if n.Problems != nil {
 		in.Problems = n.Problems()
+	}
+	if n.Network != nil {
+		in.Network = n.Network()
 	}
 	if n.Devices != nil {
 		in.Devices = n.Devices()

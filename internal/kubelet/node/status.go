@@ -48,6 +48,7 @@ type StatusInput struct {
 	Pressure  Pressure
 	// Problems make the node not ready.
 	Problems []error
+	Network  Network
 	// Devices are the resources of device plugins.
 	Devices Devices
 	// VolumesInUse is only reported if VolumesInUseKnown is set.
@@ -66,6 +67,16 @@ type RuntimeState struct {
 
 // Pressure is the set of pressure conditions.
 type Pressure struct{ Memory, Disk, PID bool }
+
+// Network is the state of the pod network, which the condition NetworkUnavailable reports.
+type Network struct {
+	// Known is false if the condition is another component's, or the network has not been set up yet.
+	Known bool
+	// Error is what keeps pods from the network.
+	Error error
+	// Message is what else is to be known about it.
+	Message string
+}
 
 // Devices are the resources of device plugins.
 type Devices struct {
@@ -93,6 +104,7 @@ func Status(in StatusInput) (corev1.NodeStatus, []Event) {
 		s.VolumesInUse = in.VolumesInUse
 	}
 	events = append(events, setPressure(&s, in)...)
+	setNetwork(&s, in)
 	events = append(events, setReady(&s, in)...)
 	return s, events
 }
@@ -316,6 +328,21 @@ func statusEvent(in StatusInput, reason string) Event {
 	return Event{corev1.EventTypeNormal, reason, fmt.Sprintf("Node %s status is now: %s", in.Settings.Name, reason)}
 }
 
+// setNetwork reports the pod network. The reasons are those of upstream's route controller.
+func setNetwork(s *corev1.NodeStatus, in StatusInput) {
+	if !in.Network.Known {
+		return
+	}
+	c := corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: "RouteCreated", Message: "the pod network is set up"}
+	if in.Network.Error != nil {
+		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "NoRouteCreated", in.Network.Error.Error()
+	}
+	if in.Network.Message != "" {
+		c.Message += "; " + in.Network.Message
+	}
+	setCondition(s, in.Now, c)
+}
+
 func setReady(s *corev1.NodeStatus, in StatusInput) []Event {
 	problems := append(in.Runtime.problems(in.Now), in.Problems...)
 	var missing []string
@@ -348,7 +375,7 @@ func (r RuntimeState) problems(now time.Time) []error {
 		runtimeProblems = append(runtimeProblems, errors.New("container runtime is down"))
 	}
 	if r.Status == nil {
-		return append(runtimeProblems, errors.New("network state unknown"))
+		return append(runtimeProblems, r.networkError())
 	}
 	if text, ok := r.condition(cri.RuntimeReady); !ok {
 		runtimeProblems = append(runtimeProblems, fmt.Errorf("container runtime not ready: %s", text))
@@ -356,10 +383,21 @@ func (r RuntimeState) problems(now time.Time) []error {
 	if err := utilerrors.NewAggregate(runtimeProblems); err != nil {
 		all = append(all, err)
 	}
-	if text, ok := r.condition(cri.NetworkReady); !ok {
-		all = append(all, fmt.Errorf("container runtime network not ready: %s", text))
+	if err := r.networkError(); err != nil {
+		all = append(all, err)
 	}
 	return all
+}
+
+// networkError is what is wrong with the runtime's network.
+func (r RuntimeState) networkError() error {
+	if r.Status == nil {
+		return errors.New("network state unknown")
+	}
+	if text, ok := r.condition(cri.NetworkReady); !ok {
+		return fmt.Errorf("container runtime network not ready: %s", text)
+	}
+	return nil
 }
 
 // condition returns one of the runtime's conditions as text, and whether it is true.

@@ -113,6 +113,28 @@ func TestReady(t *testing.T) {
 	}
 }
 
+func TestNetworkUnavailable(t *testing.T) {
+	for name, test := range map[string]struct {
+		network Network
+		want    string
+	}{
+		"another component's":          {Network{}, "  "},
+		"set up":                       {Network{Known: true}, "False RouteCreated the pod network is set up"},
+		"another node is not reached":  {Network{Known: true, Message: "node b: no address"}, "False RouteCreated the pod network is set up; node b: no address"},
+		"this node has no pod network": {Network{Known: true, Error: errors.New("no links of type vxlan")}, "True NoRouteCreated no links of type vxlan"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := healthy()
+			in.Network = test.network
+			s, _ := Status(in)
+			c := condition(s, corev1.NodeNetworkUnavailable)
+			if got := fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message); got != test.want {
+				t.Errorf("condition %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 func TestConditionsAndEvents(t *testing.T) {
 	first, events := Status(healthy())
 	if got := fmt.Sprint(reasons(events)); got != "[NodeHasSufficientMemory NodeHasNoDiskPressure NodeHasSufficientPID]" {
