@@ -15,10 +15,12 @@ type Server struct {
 	NoNode  bool
 	Without []string
 	// Disable names the parts of the cluster that a user installs instead of skiff's own.
-	Disable       []string
-	Node          Node
-	PodCIDRs      PodCIDRs
-	NodeLifecycle NodeLifecycle
+	Disable  []string
+	Node     Node
+	PodCIDRs PodCIDRs
+	// NetworkBackend is how the pods of other nodes are reached.
+	NetworkBackend string
+	NodeLifecycle  NodeLifecycle
 	NodeProxy
 }
 
@@ -53,12 +55,17 @@ const ClusterDNS = "dns"
 
 var optionalParts = []string{ClusterDNS}
 
+// networkBackends are the values of --network-backend, the default first.
+var networkBackends = []string{"vxlan", "host-gw", "wireguard", "none"}
+
 // minServiceBits is the number of host bits of the smallest service CIDR that has an address for the cluster's DNS, the tenth.
 const minServiceBits = 4
 
 // DefaultServer is the configuration of a server started without flags.
 func DefaultServer() Server {
-	return Server{APIServer: DefaultAPIServer(), PodCIDRs: PodCIDRs{ClusterCIDR: "10.42.0.0/16"}, NodeLifecycle: defaultNodeLifecycle()}
+	return Server{
+		APIServer: DefaultAPIServer(), PodCIDRs: PodCIDRs{ClusterCIDR: "10.42.0.0/16"}, NetworkBackend: networkBackends[0], NodeLifecycle: defaultNodeLifecycle(),
+	}
 }
 
 // Flags binds the configuration to command-line flags.
@@ -72,6 +79,8 @@ func (c *Server) Flags(groups *FlagGroups) {
 	c.Node.flags(groups, "node-name", "kubelet-config")
 	c.networkingFlags(groups, "service-cidr")
 	c.PodCIDRs.flags(groups)
+	groups.Common(groupNetworking).StringVar(&c.NetworkBackend, "network-backend", c.NetworkBackend,
+		"How the nodes of the cluster reach each other's pods: vxlan, host-gw for nodes on one network segment, wireguard, or none for a network plugin that is installed separately.")
 	c.NodeProxy.flags(groups)
 	c.Etcd.flags(groups)
 	c.Encryption.flags(groups)
@@ -84,6 +93,9 @@ func (c *Server) Validate() error {
 	errs := []error{c.APIServer.validate("service-cidr"), c.Node.validate("node-name"), c.PodCIDRs.validate(), c.NodeLifecycle.validate()}
 	errs = append(errs, validateWithout(c.Without, optionalComponents), c.NodeProxy.validate(!c.NoNode && c.Runs(ComponentProxy)))
 	errs = append(errs, c.validateDisable())
+	if !slices.Contains(networkBackends, c.NetworkBackend) {
+		errs = append(errs, fmt.Errorf("--network-backend: %q is not one of %s", c.NetworkBackend, strings.Join(networkBackends, ", ")))
+	}
 	if c.NoNode && !reflect.DeepEqual(c.Node, Node{}) {
 		errs = append(errs, errors.New("--no-node: the flags of the node have no effect without a node"))
 	}

@@ -21,6 +21,8 @@ func TestServerValidate(t *testing.T) {
 		{"without DNS", []string{"--disable=dns", "--service-cidr=10.96.0.0/29"}, ""},
 		{"no address for DNS", []string{"--service-cidr=10.96.0.0/29"}, "--service-cidr: 10.96.0.0/29 has no tenth address for the cluster's DNS"},
 		{"smallest CIDR with DNS", []string{"--service-cidr=10.96.0.0/28"}, ""},
+		{"network backend", []string{"--network-backend=host-gw"}, ""},
+		{"unknown network backend", []string{"--network-backend=ipip"}, `--network-backend: "ipip" is not one of vxlan, host-gw, wireguard, none`},
 		{"audit mode", []string{"--audit-log-path=-", "--audit-log-mode=sometimes"}, "--audit-log-mode"},
 		{"audit format", []string{"--audit-log-path=-", "--audit-log-format=xml"}, "--audit-log-format"},
 		{"audit batches", []string{"--audit-webhook-config-file=f", "--audit-webhook-batch-throttle-qps=0"}, "--audit-webhook-batch-throttle-qps"},

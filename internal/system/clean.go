@@ -20,7 +20,10 @@ import (
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/network/cni"
+	"skiff/internal/network/firewall"
+	"skiff/internal/network/networkmanager"
 	"skiff/internal/network/nft"
+	"skiff/internal/network/overlay"
 	"skiff/internal/network/policy"
 	"skiff/internal/network/proxy"
 )
@@ -58,7 +61,9 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 			return err
 		}
 	}
-	if err := errors.Join(nft.Remove(proxy.DefaultTable), nft.Remove(policy.DefaultTable), dnsAddresses(c.DataDir).Set(nil)); err != nil {
+	err = errors.Join(overlay.Remove(), firewall.Remove(), networkmanager.Default().Unconfigure(), nft.Remove(proxy.DefaultTable), nft.Remove(policy.DefaultTable),
+		dnsAddresses(c.DataDir).Set(nil))
+	if err != nil {
 		return err
 	}
 	groups, err := cgroup.New(cgroup.Settings{Root: settings.CgroupRoot})

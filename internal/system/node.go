@@ -41,8 +41,8 @@ import (
 	"skiff/internal/kubelet/status"
 	"skiff/internal/kubelet/usage"
 	"skiff/internal/kubelet/volume"
-	"skiff/internal/network/cni"
 	"skiff/internal/network/dns"
+	"skiff/internal/network/overlay"
 	"skiff/internal/pki"
 	"skiff/internal/tracing"
 	"skiff/internal/version"
@@ -55,6 +55,8 @@ type nodeOptions struct {
 	dataDir, root string
 	// staticPods is the directory of static pods, if the configuration file names none.
 	staticPods string
+	// backend is how the pods of other nodes are reached; empty: not by this process.
+	backend overlay.Backend
 	// clusterCIDRs and serviceCIDRs are the cluster's, as far as they are configured here.
 	clusterCIDRs, serviceCIDRs []netip.Prefix
 	clusterDomain              string
@@ -113,11 +115,11 @@ func (s *server) nodeOptions() (o nodeOptions, err error) {
 	o.identity = func(name string, addresses []string) (*nodeIdentity, error) {
 		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
 	}
-	for text := range strings.SplitSeq(c.PodCIDRs.ClusterCIDR, ",") {
-		if prefix, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
-			o.clusterCIDRs = append(o.clusterCIDRs, prefix)
-		}
+	cluster, err := s.clusterNetwork()
+	if err != nil {
+		return o, err
 	}
+	o.backend, o.clusterCIDRs = cluster.Backend, cluster.CIDRs
 	if o.serviceCIDRs, err = c.ServiceCIDRs(); err != nil {
 		return o, err
 	}
@@ -147,7 +149,8 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 		return err
 	}
 	defer connection.Close()
-	n.runtime, n.cniConfDir = cri.New(connection), runtime.cniConfDir
+	n.runtime = cri.New(connection)
+	n.cniBinDir, n.cniConfDir = runtime.cniBinDir, runtime.cniConfDir
 	if err := n.build(); err != nil {
 		return err
 	}
@@ -168,11 +171,9 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 	return group.Wait()
 }
 
-// runKubelet runs the kubelet when the pod network is configured and the container runtime is ready.
+// runKubelet runs the kubelet when the container runtime is ready. It does not wait for the pod network: static pods and pods in the host's
+// network may be what provides it.
 func (n *nodeComponents) runKubelet(ctx context.Context, runtime *containerRuntime) error {
-	if err := n.setUpPodNetwork(ctx, runtime.cniBinDir, runtime.cniConfDir); err != nil {
-		return err
-	}
 	select {
 	case <-runtime.ready:
 	case <-ctx.Done():
@@ -244,10 +245,10 @@ type nodeComponents struct {
 	devices   *devices.Devices
 	// shutdown terminates pods before the host shuts down.
 	shutdown *shutdown.Shutdown
-	// network is the pod network, if skiff's own CNI plugin sets it up.
-	network *cni.Settings
-	// cniConfDir is where the runtime looks for the configuration of CNI plugins.
-	cniConfDir string
+	// network is the pod network, if skiff sets it up.
+	network *nodeNetwork
+	// cniBinDir and cniConfDir are those of the container runtime.
+	cniBinDir, cniConfDir string
 	// runs are what runs besides the kubelet, by name of the component.
 	runs map[string]func(context.Context) error
 }
@@ -312,7 +313,7 @@ func (n *nodeComponents) build() error {
 	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
 	for _, step := range []func() error{
 		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
-		n.buildProxy, n.buildPolicy,
+		n.buildProxy, n.buildNetwork, n.buildPolicy,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -380,7 +381,7 @@ func (n *nodeComponents) buildKubelet() error {
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
 		PodLogsDir: n.podLogsDir(), LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles),
 		LogMonitorInterval: n.settings.ContainerLogMonitorInterval.Duration, AllowedSysctls: n.settings.AllowedUnsafeSysctls,
-		Reject: n.rejectPod, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics, Tracing: n.tracing,
+		Reject: n.rejectPod, RuntimeChanged: n.node.Changed, NetworkError: n.node.NetworkError, RecursiveReadOnly: true, Metrics: n.metrics, Tracing: n.tracing,
 		Log: n.log.With("component", "kubelet"),
 	})
 	n.metrics.All.MustRegister(metrics.NodeCollector{
@@ -421,7 +422,7 @@ func (n *nodeComponents) buildNode() error {
 		EvictionReserved: evict.Reserved(thresholds, node.Capacity(host, node.Settings{})),
 	}, node.Dependencies{
 		Client: n.client, Runtime: n.runtime, Events: n.recorder, Pressure: n.pressure,
-		Problems: n.notReadyErrors,
+		Problems: n.notReadyErrors, Network: n.networkStatus, NetworkReady: func() { n.kubelet.SyncAll() },
 		Devices: func() (d node.Devices) {
 			d.Capacity, d.Allocatable, d.Removed = n.devices.Capacity(time.Now())
 			return d

@@ -18,6 +18,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/network/dns"
+	"skiff/internal/network/overlay"
 )
 
 // runDNSService keeps the Service of the cluster's DNS, or removes it if the DNS is disabled.
@@ -74,7 +75,7 @@ func dnsAddresses(dataDir string) dns.HostAddresses {
 	return dns.HostAddresses{File: filepath.Join(dataDir, "dns", "addresses.json")}
 }
 
-// readCluster sets what a node of another host has to know of its cluster: the service CIDRs, the address of its DNS and its domain. Requests are
+// readCluster sets what a node of another host has to know of its cluster: the service CIDRs, the address of its DNS, its domain, its pod CIDRs and its network backend. Requests are
 // repeated while the server cannot be reached. A server that does not have the objects, or does not let nodes read them, is one of another
 // kind; then the defaults stay.
 func (o *nodeOptions) readCluster(ctx context.Context, remote *client.Client, log *slog.Logger) error {
@@ -98,6 +99,16 @@ func (o *nodeOptions) readCluster(ctx context.Context, remote *client.Client, lo
 	})
 	if err != nil {
 		return fmt.Errorf("read the cluster's domain: %w", err)
+	}
+	err = untilAnswered(ctx, log, func() error {
+		cluster, err := overlay.ReadCluster(ctx, remote)
+		if err == nil {
+			o.backend, o.clusterCIDRs = cluster.Backend, cluster.CIDRs
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read the cluster's network: %w", err)
 	}
 	return nil
 }

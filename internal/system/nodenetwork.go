@@ -2,37 +2,150 @@ package system
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
+	"time"
 
+	"skiff/internal/kubelet/node"
 	"skiff/internal/network/cni"
+	"skiff/internal/network/firewall"
+	"skiff/internal/network/hostnet"
+	"skiff/internal/network/networkmanager"
+	"skiff/internal/network/overlay"
 )
 
 // cniStateDir is the directory of the CNI plugin's state.
 func cniStateDir(dataDir string) string { return filepath.Join(dataDir, "cni/state") }
 
-// setUpPodNetwork waits until the node has its pod CIDRs and then configures the pod network, unless another network plugin is configured.
-func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir string) error {
-	others, err := cni.Others(confDir)
-	if err != nil {
-		return err
+// networkRetryMin and networkRetryMax bound the time until a failed setup of the pod network is repeated.
+const (
+	networkRetryMin = time.Second
+	networkRetryMax = 30 * time.Second
+)
+
+// nodeNetwork is the network of a node, if it is skiff's own.
+type nodeNetwork struct {
+	// overlay keeps the routes to other nodes; nil: this node does not set up any.
+	overlay *overlay.Overlay
+	// firewall lets packets of pods pass the rules of other programs.
+	firewall *firewall.Firewall
+
+	mu sync.Mutex
+	// configured is whether the pod network of this node is set up, err why it could not be.
+	configured bool
+	err        error
+}
+
+// buildNetwork makes what sets up the pod network, unless another network plugin is to do that.
+func (n *nodeComponents) buildNetwork() error {
+	if n.backend == overlay.None {
+		return n.removeOwnNetwork()
 	}
-	if len(others) > 0 {
-		n.log.Info("pod network is configured by another network plugin", "files", others)
-		return nil
-	}
-	var texts []string
-	for len(texts) == 0 {
-		select {
-		case texts = <-n.podCIDRs:
-		case <-ctx.Done():
+	if n.backend == "" {
+		others, err := cni.Others(n.cniConfDir)
+		if err != nil {
+			return err
+		}
+		if len(others) > 0 {
+			n.log.Info("pod network is configured by another network plugin", "files", others)
 			return nil
 		}
 	}
+	if err := cni.Install(n.cniBinDir); err != nil {
+		return err
+	}
+	if err := networkmanager.Default().Configure(); err != nil {
+		n.log.Warn("failed to keep NetworkManager from the links of pods", "error", err)
+	}
+	n.network = &nodeNetwork{}
+	n.runs["pod network"] = n.runPodNetwork
+	bridge := cni.Settings{}.WithDefaults().Bridge
+	allowed := firewall.Settings{Bridge: bridge, ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
+	n.network.firewall = firewall.New(allowed, n.node.Changed, n.log.With("component", "firewall"))
+	n.runs["firewall"] = n.network.firewall.Run
+	if n.backend == "" {
+		return nil
+	}
+	return n.buildOverlay()
+}
+
+// buildOverlay makes what keeps the routes to other nodes.
+func (n *nodeComponents) buildOverlay() (err error) {
+	settings := n.overlaySettings()
+	var private overlay.Key
+	if n.backend == overlay.WireGuard {
+		if private, settings.PublicKey, err = overlay.ReadPrivateKey(filepath.Join(n.dataDir, "network/wireguard.key")); err != nil {
+			return err
+		}
+	}
+	n.network.overlay, err = overlay.New(overlay.Config{
+		Client: n.client, Informers: n.informers, Settings: settings, PrivateKey: private, Log: n.log.With("component", "overlay"),
+		Changed: n.node.Changed, Peers: n.network.firewall.SetPeers,
+	})
+	if err == nil {
+		n.runs["overlay"] = n.network.overlay.Run
+	}
+	return err
+}
+
+func (n *nodeComponents) overlaySettings() overlay.Settings {
+	s := overlay.Settings{Backend: n.backend, NodeName: n.name, ClusterCIDRs: n.clusterCIDRs}
+	for _, text := range n.addresses {
+		if a, err := netip.ParseAddr(text); err == nil {
+			s.IPs = append(s.IPs, a.Unmap())
+		}
+	}
+	return s
+}
+
+// removeOwnNetwork removes what an earlier run with another backend has set up. Configurations of other plugins are left alone.
+func (n *nodeComponents) removeOwnNetwork() error {
+	settings, configured, err := cni.Read(n.cniConfDir)
+	if err != nil || !configured {
+		return err
+	}
+	n.log.Info("removing the pod network of an earlier run", "backend", string(n.backend))
+	return errors.Join(cni.Remove(settings), cni.Unconfigure(n.cniConfDir), overlay.Remove(), firewall.Remove(), networkmanager.Default().Unconfigure())
+}
+
+// runPodNetwork sets up the pod network of this node when its pod CIDRs are known, and again when they change.
+func (n *nodeComponents) runPodNetwork(ctx context.Context) error {
+	var cidrs []string
+	var due <-chan time.Time
+	var retry time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case cidrs = <-n.podCIDRs:
+			retry = 0
+		case <-due:
+		}
+		due = nil
+		err := n.setUpPodNetwork(cidrs)
+		if err != nil {
+			retry = min(max(2*retry, networkRetryMin), networkRetryMax)
+			due = time.After(retry)
+			n.log.Error("failed to set up the pod network", "error", err, "retry", retry.String())
+		}
+		n.network.mu.Lock()
+		n.network.configured, n.network.err = err == nil, err
+		n.network.mu.Unlock()
+		n.node.Changed()
+	}
+}
+
+// setUpPodNetwork sets up the pod network and tells the container runtime about it.
+func (n *nodeComponents) setUpPodNetwork(cidrs []string) error {
+	if len(cidrs) == 0 {
+		return nil
+	}
 	settings := cni.Settings{DataDir: cniStateDir(n.dataDir), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
-	for _, text := range texts {
+	for _, text := range cidrs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
 			return fmt.Errorf("parse the node's pod CIDR: %w", err)
@@ -42,24 +155,67 @@ func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir st
 	if len(settings.ClusterCIDRs) == 0 {
 		settings.ClusterCIDRs = slices.Clone(settings.PodCIDRs)
 	}
-	if err := cni.Install(binDir); err != nil {
-		return err
+	if n.backend != "" {
+		s := n.overlaySettings()
+		var err error
+		if s.Networks, err = hostnet.Networks(); err != nil {
+			return err
+		}
+		settings.MTU = s.MTU()
 	}
 	if n.enforcesPolicies {
 		settings.PolicySocket = policySocket(n.dataDir)
 	}
 	settings = settings.WithDefaults()
 	if err := cni.Setup(settings); err != nil {
-		return fmt.Errorf("set up the pod network: %w", err)
+		return err
 	}
-	n.network = &settings
-	return cni.Configure(confDir, settings)
+	return cni.Configure(n.cniConfDir, settings)
+}
+
+// networkStatus is the node's condition NetworkUnavailable. It is left to others if the network is.
+func (n *nodeComponents) networkStatus() node.Network {
+	if n.network == nil {
+		return node.Network{}
+	}
+	n.network.mu.Lock()
+	configured, err := n.network.configured, n.network.err
+	n.network.mu.Unlock()
+	if err == nil {
+		err = n.precedingConfiguration()
+	}
+	if err == nil {
+		err = n.network.firewall.Problem()
+	}
+	if n.network.overlay == nil {
+		// Routes to other nodes, and so the condition, are set by others. An error is reported all the same.
+		return node.Network{Known: err != nil, Error: err}
+	}
+	status := n.network.overlay.Status()
+	if err == nil {
+		err = status.Error
+	}
+	return node.Network{Known: configured && status.Synced || err != nil, Error: err, Message: status.Message()}
+}
+
+// precedingConfiguration reports a network plugin that the container runtime uses instead of skiff's.
+func (n *nodeComponents) precedingConfiguration() error {
+	names, err := cni.Preceding(n.cniConfDir)
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	return fmt.Errorf("the container runtime uses the network configuration %s instead of skiff's: remove it from %s, or use --network-backend=%s",
+		names[0], n.cniConfDir, overlay.None)
 }
 
 // collectPodNetwork removes the network of pods that ended while skiff was not running. It runs before the kubelet does.
 func (n *nodeComponents) collectPodNetwork(ctx context.Context) error {
 	if n.network == nil {
 		return nil
+	}
+	settings, configured, err := cni.Read(n.cniConfDir)
+	if err != nil || !configured {
+		return err
 	}
 	sandboxes, err := n.runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
@@ -69,6 +225,6 @@ func (n *nodeComponents) collectPodNetwork(ctx context.Context) error {
 	for _, s := range sandboxes {
 		live = append(live, cni.Identity{Container: s.ID, Interface: "eth0"})
 	}
-	_, err = cni.Collect(*n.network, live)
+	_, err = cni.Collect(settings, live)
 	return err
 }

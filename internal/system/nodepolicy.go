@@ -21,13 +21,9 @@ func policySocket(dataDir string) string { return filepath.Join(dataDir, "cni/po
 // buildPolicy makes what enforces network policies. If another implementation does that, it removes the rules of an earlier run. The network plugin
 // of another project enforces policies itself.
 func (n *nodeComponents) buildPolicy() error {
-	others, err := cni.Others(n.cniConfDir)
-	if err != nil {
-		return err
-	}
 	log := n.log.With("component", "policy")
-	if n.enforcesPolicies && len(others) > 0 {
-		log.Info("network policies are left to another network plugin", "files", others)
+	if n.enforcesPolicies && n.network == nil {
+		log.Info("network policies are left to another network plugin")
 		n.enforcesPolicies = false
 	}
 	if !n.enforcesPolicies {

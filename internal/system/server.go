@@ -284,6 +284,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		start("service repair", s.runServiceRepair)
 		if !s.isAPIServerOnly {
 			start("cluster DNS", s.runDNSService)
+			start("cluster network", s.runClusterNetwork)
 		}
 		start("controllers and scheduler", s.runComponents)
 		if !s.config.NoNode {
@@ -321,6 +322,13 @@ func (s *server) bootstrap(ctx context.Context) error {
 	}
 	cluster := bootstrap.Cluster{
 		ServiceCIDRs: cidrs, APIServer: netip.AddrPortFrom(address.Unmap(), uint16(s.config.SecurePort)), NodeGroup: kubeletbootstrap.NodeGroup,
+	}
+	if !s.isAPIServerOnly {
+		network, err := s.clusterNetwork()
+		if err != nil {
+			return err
+		}
+		cluster.Network = network.ConfigMap()
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {

@@ -70,6 +70,40 @@ func TestUpAndDown(t *testing.T) {
 	}
 }
 
+// networkTraces returns what a cluster could leave in the network namespace of a host.
+func networkTraces() (found []string, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		found = append(found, "link "+l.Attrs().Name)
+	}
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addresses {
+		found = append(found, "address "+a.IPNet.String())
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range routes {
+		found = append(found, "route "+r.String())
+	}
+	rules, err := nftables.New()
+	if err != nil {
+		return nil, err
+	}
+	tables, err := rules.ListTables()
+	for _, table := range tables {
+		found = append(found, "table "+table.Name)
+	}
+	return found, err
+}
+
 // traces returns what a cluster could leave on a host.
 func traces(t *testing.T) (found []string) {
 	t.Helper()
@@ -79,23 +113,8 @@ func traces(t *testing.T) (found []string) {
 			t.Fatal(err)
 		}
 	}
-	links, err := netlink.LinkList()
+	found, err := networkTraces()
 	check(err)
-	for _, l := range links {
-		found = append(found, "link "+l.Attrs().Name)
-	}
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-	check(err)
-	for _, r := range routes {
-		found = append(found, "route "+r.String())
-	}
-	rules, err := nftables.New()
-	check(err)
-	tables, err := rules.ListTables()
-	check(err)
-	for _, table := range tables {
-		found = append(found, "table "+table.Name)
-	}
 	mounts, err := mountinfo.GetMounts(nil)
 	check(err)
 	for _, m := range mounts {

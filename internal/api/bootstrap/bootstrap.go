@@ -28,6 +28,8 @@ type Cluster struct {
 	APIServer netip.AddrPort
 	// NodeGroup is the group of the bootstrap tokens with which nodes join.
 	NodeGroup string
+	// Network has the settings of the cluster's network, which nodes read before they start; nil: it is not skiff's.
+	Network *corev1.ConfigMap
 }
 
 // object is one object the cluster needs.
@@ -52,8 +54,13 @@ func EnsureObjects(ctx context.Context, client kind.Client, c Cluster) error {
 	for _, b := range nodeBindings(c.NodeGroup) {
 		objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, b})
 	}
-	objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "roles"}, nodeDNSConfigReader()},
-		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "rolebindings"}, nodeDNSConfigBinding()})
+	for _, m := range nodeConfigMaps {
+		objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "roles"}, nodeConfigReader(m.role, m.configMap)},
+			object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "rolebindings"}, nodeConfigBinding(m.role)})
+	}
+	if c.Network != nil {
+		objects = append(objects, object{schema.GroupResource{Resource: "configmaps"}, c.Network})
+	}
 	for _, o := range objects {
 		if err := Ensure(ctx, client, o.resource, o.value); err != nil {
 			return err
@@ -128,20 +135,23 @@ func nodePolicyReader() *rbacv1.ClusterRole {
 	}
 }
 
-// nodeDNSConfigReader lets nodes read the ConfigMap with the settings of the cluster's DNS.
-func nodeDNSConfigReader() *rbacv1.Role {
+// nodeConfigMaps are the ConfigMaps that nodes read, with the roles that let them: the settings of the cluster's DNS and of its network.
+var nodeConfigMaps = []struct{ role, configMap string }{{nodeDNS, "kube-dns"}, {"skiff:node-network", "skiff-network"}}
+
+// nodeConfigReader lets nodes read a ConfigMap.
+func nodeConfigReader(role, configMap string) *rbacv1.Role {
 	return &rbacv1.Role{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: nodeDNS},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: role},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"kube-dns"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{configMap}, Verbs: []string{"get", "list", "watch"}},
 		},
 	}
 }
 
-func nodeDNSConfigBinding() *rbacv1.RoleBinding {
+func nodeConfigBinding(role string) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: nodeDNS},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: nodeDNS},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: role},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
 	}
 }
