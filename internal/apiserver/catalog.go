@@ -150,16 +150,13 @@ func (c *catalog) servedKind(k *kind.Kind) *servedKind {
 	return c.kinds[k]
 }
 
-// equivalents returns the served resources with the same objects as a kind.
-func (c *catalog) equivalents(k *kind.Kind) []*resource {
-	if found := c.builtIn.equivalents[storageOf(k)]; found != nil {
+// equivalents returns the served resources with the same objects as a resource. They are the same as long as a request lasts, also when the
+// kind is replaced meanwhile.
+func (c *catalog) equivalents(res *resource) []*resource {
+	if found := c.builtIn.equivalents[storageOf(res.kind)]; found != nil {
 		return found
 	}
-	served := c.servedKind(k)
-	if served == nil {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(served.resources), func(res *resource) bool { return !c.serves(res) })
+	return slices.DeleteFunc(slices.Clone(res.served.resources), func(res *resource) bool { return !c.serves(res) })
 }
 
 // check returns an error if another kind than old has one of the kind's resources, in any version.
@@ -346,8 +343,8 @@ func (s *Server) RemoveKind(k *kind.Kind) error {
 	return nil
 }
 
-// ReplaceKind serves next instead of old, which was added and has the same objects. Reads in flight are not disturbed. Writes that have not yet
-// been stored respond with 404. Watches end: their clients begin new ones, in which objects are as next has them.
+// ReplaceKind serves next instead of old, which was added and has the same objects. Requests in flight finish as they have begun, with old. Watches
+// end: their clients begin new ones, in which objects are as next has them.
 func (s *Server) ReplaceKind(old, next *kind.Kind) error {
 	s.changes.Lock()
 	defer s.changes.Unlock()
@@ -361,7 +358,8 @@ func (s *Server) ReplaceKind(old, next *kind.Kind) error {
 	}
 	served.attach(s.config.Cache.Replace(before.table, served.cacheResource()))
 	s.catalog.replace(served, before)
-	s.config.Cache.Remove(before.table)
+	// No request of a client takes longer, but calls inside the server may.
+	s.config.Cache.Retire(before.table, 2*s.limits.Timeout)
 	return nil
 }
 
@@ -390,6 +388,24 @@ func (s *Server) added(k *kind.Kind) (*servedKind, error) {
 		return nil, fmt.Errorf("apiserver: %s was not added to the served kinds", k.GroupResource())
 	}
 	return served, nil
+}
+
+// acquire returns the resource that find returns. Its table follows the store until release is called, also when the kind is replaced. The resource
+// is nil when find returns none.
+func acquire(find func() (*resource, error)) (*resource, error) {
+	for {
+		// A resource that cannot be acquired has been replaced or removed since it was found.
+		if res, err := find(); res == nil || res.table == nil || res.table.Acquire() {
+			return res, err
+		}
+	}
+}
+
+// release undoes acquire.
+func (r *resource) release() {
+	if r.table != nil {
+		r.table.Release()
+	}
 }
 
 // resource returns the resource of a kind in its storage version; see catalog.findStored.

@@ -239,13 +239,14 @@ func (s *Server) dispatch(req *request) error {
 	}
 	info := &req.info
 	gv := schema.GroupVersion{Group: info.group, Version: info.version}
-	req.res = s.catalog.find(gv.WithResource(info.resource))
+	req.res, _ = acquire(func() (*resource, error) { return s.catalog.find(gv.WithResource(info.resource)), nil })
 	if req.res == nil {
 		if !s.catalog.servesVersion(gv) {
 			return s.notFound(req)
 		}
 		return errNoRoute()
 	}
+	defer req.res.release()
 	if err := checkScope(req); err != nil {
 		return err
 	}

@@ -47,12 +47,18 @@ func (c kindClient) resource(gr schema.GroupResource) (*resource, error) {
 	return res, nil
 }
 
+// acquire returns a stored resource, which must be released.
+func (c kindClient) acquire(gr schema.GroupResource) (*resource, error) {
+	return acquire(func() (*resource, error) { return c.resource(gr) })
+}
+
 // Get implements kind.Client.
 func (c kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
-	res, err := c.resource(gr)
+	res, err := c.acquire(gr)
 	if err != nil {
 		return nil, err
 	}
+	defer res.release()
 	key := res.kind.Key(namespace, name)
 	entry := res.table.Get(key)
 	if entry == nil {
@@ -69,10 +75,11 @@ func (c kindClient) Get(ctx context.Context, gr schema.GroupResource, namespace,
 
 // List implements kind.Client.
 func (c kindClient) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
-	res, err := c.resource(gr)
+	res, err := c.acquire(gr)
 	if err != nil {
 		return nil, err
 	}
+	defer res.release()
 	if _, err := c.s.config.Cache.Sync(ctx); err != nil {
 		return nil, err
 	}
@@ -95,10 +102,11 @@ func (c kindClient) List(ctx context.Context, gr schema.GroupResource, namespace
 
 // Create implements kind.Client.
 func (c kindClient) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
-	res, err := c.resource(gr)
+	res, err := c.acquire(gr)
 	if err != nil {
 		return nil, err
 	}
+	defer res.release()
 	w := c.s.ownWrite(ctx, res, obj.GetNamespace(), obj.GetName())
 	if res.kind.Default != nil {
 		res.kind.Default(obj)
@@ -112,10 +120,11 @@ func (c kindClient) Create(ctx context.Context, gr schema.GroupResource, obj kin
 
 // Update implements kind.Client.
 func (c kindClient) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
-	res, err := c.resource(gr)
+	res, err := c.acquire(gr)
 	if err != nil {
 		return nil, err
 	}
+	defer res.release()
 	w := c.s.ownWrite(ctx, res, namespace, name)
 	done, err := w.change(&change{internal: true, next: func(live kind.Object) (kind.Object, error) {
 		obj := live.DeepCopyObject().(kind.Object)
@@ -132,10 +141,11 @@ func (c kindClient) Update(ctx context.Context, gr schema.GroupResource, namespa
 
 // Delete implements kind.Client.
 func (c kindClient) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
-	res, err := c.resource(gr)
+	res, err := c.acquire(gr)
 	if err != nil {
 		return err
 	}
+	defer res.release()
 	if options == nil {
 		options = &metav1.DeleteOptions{}
 	}

@@ -46,6 +46,11 @@ func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
 	return res, nil
 }
 
+// acquire is find for a resource that must be released.
+func (l *Local) acquire(gvr schema.GroupVersionResource) (*resource, error) {
+	return acquire(func() (*resource, error) { return l.find(gvr) })
+}
+
 // recovered turns a panic in a read into its error, and must be deferred. A request through the handler recovers there.
 func (l *Local) recovered(gvr schema.GroupVersionResource, err *error) {
 	if cause := recover(); cause != nil {
@@ -63,10 +68,11 @@ func (s *Server) localPanic(gvr schema.GroupVersionResource, cause any) error {
 // Get returns the cache's own object.
 func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (obj kind.Object, err error) {
 	defer l.recovered(gvr, &err)
-	res, err := l.find(gvr)
+	res, err := l.acquire(gvr)
 	if err != nil {
 		return nil, err
 	}
+	defer res.release()
 	if _, err := l.server.config.Cache.Sync(ctx); err != nil {
 		return nil, err
 	}
@@ -80,10 +86,11 @@ func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 // List returns the cache's own objects that match, and the revision of the list. A nil selector matches everything.
 func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) (objs []kind.Object, revision string, err error) {
 	defer l.recovered(gvr, &err)
-	res, err := l.find(gvr)
+	res, err := l.acquire(gvr)
 	if err != nil {
 		return nil, "", err
 	}
+	defer res.release()
 	if _, err := l.server.config.Cache.Sync(ctx); err != nil {
 		return nil, "", err
 	}
@@ -115,10 +122,11 @@ func (r *resource) objectsOf(snapshot cache.Snapshot, match *matcher) (objs []ki
 // after ResourceVersion.
 func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (_ watch.Interface, err error) {
 	defer l.recovered(gvr, &err)
-	res, err := l.find(gvr)
+	res, err := l.acquire(gvr)
 	if err != nil {
 		return nil, err
 	}
+	defer res.release()
 	w := &localWatch{server: l.server, match: localMatcher(res, namespace, options.LabelSelector, options.FieldSelector), res: res, out: make(chan watch.Event)}
 	revision, err := parseResourceVersion(options.ResourceVersion)
 	if err != nil {

@@ -184,6 +184,7 @@ type servedKind struct {
 
 // resource is a kind in one served version, bound to its table.
 type resource struct {
+	served  *servedKind
 	kind    *kind.Kind
 	version *kind.Version
 	gvk     schema.GroupVersionKind
@@ -238,7 +239,7 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 	for i := range k.Versions {
 		version := &k.Versions[i]
 		res := &resource{
-			kind: k, version: version, gvk: version.GVK, codec: served.codec,
+			served: served, kind: k, version: version, gvk: version.GVK, codec: served.codec,
 			gvr: version.GVK.GroupVersion().WithResource(k.Plural), managers: s.managedFields.Resource(k, version),
 			subs: make(map[string]*kind.Subresource), deprecation: version.Deprecation,
 		}

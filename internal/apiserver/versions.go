@@ -25,7 +25,7 @@ func (v *writtenVersions) hasOwnBody() bool { return v.sub != nil && v.sub.Updat
 // Equivalents implements admission.Versions.
 func (v *writtenVersions) Equivalents() []admission.Equivalent {
 	var equivalents []admission.Equivalent
-	for _, res := range v.s.catalog.equivalents(v.res.kind) {
+	for _, res := range v.s.catalog.equivalents(v.res) {
 		at := admission.Equivalent{Resource: res.gvr, Kind: res.gvk}
 		if v.sub != nil {
 			sub := res.subs[v.sub.Name]
@@ -44,7 +44,7 @@ func (v *writtenVersions) at(gvk schema.GroupVersionKind) (*resource, error) {
 	if v.res.gvk == gvk {
 		return v.res, nil
 	}
-	for _, res := range v.s.catalog.equivalents(v.res.kind) {
+	for _, res := range v.s.catalog.equivalents(v.res) {
 		if res.gvk == gvk {
 			return res, nil
 		}

@@ -1,6 +1,7 @@
 package extension
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/kind"
@@ -36,7 +38,7 @@ type world struct {
 	http   *http.Client
 }
 
-func start(t *testing.T, store *memory.Store) *world {
+func start(t *testing.T, store *memory.Store, plugins ...admission.Plugin) *world {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	log := slog.New(slog.DiscardHandler)
@@ -44,7 +46,7 @@ func start(t *testing.T, store *memory.Store) *world {
 	kinds := api.Kinds(api.Settings{})
 	documents := openapi.New(kinds, "v1")
 	server, err := apiserver.New(apiserver.Config{
-		Kinds: kinds, Scheme: api.Scheme(), Cache: objects, OpenAPI: documents,
+		Kinds: kinds, Scheme: api.Scheme(), Cache: objects, OpenAPI: documents, Admission: plugins,
 		Authenticator: authn.Chain{authn.InProcess{}}, Authorizer: authz.Chain{authz.Masters{}},
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
 		Version:       version.Info(), Log: log,
@@ -77,6 +79,9 @@ func (w *world) request(method, path, body string) (int, string) {
 		w.t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		req.Header.Set("Content-Type", "application/merge-patch+json")
+	}
 	resp, err := w.http.Do(req)
 	if err != nil {
 		w.t.Fatal(err)
@@ -221,23 +226,19 @@ func TestDefinitionChanges(t *testing.T) {
 	if code, body := w.request("POST", foos, `{"apiVersion":"example.com/v1","kind":"Foos","metadata":{"name":"a"},"spec":{"a":"x"}}`); code != http.StatusCreated {
 		t.Fatalf("create: %d %s", code, body)
 	}
-	watching := make(chan string, 1)
-	req, _ := http.NewRequest("GET", "http://skiff.local"+foos+"?watch=true", nil)
-	resp, err := w.http.Do(req)
-	if err != nil {
-		t.Fatal(err)
+	watching := w.watch(foos)
+	if line := <-watching; !strings.Contains(line, `"type":"ADDED"`) {
+		t.Errorf("the watch has %s", line)
 	}
-	go func() {
-		defer resp.Body.Close()
-		text, _ := io.ReadAll(resp.Body)
-		watching <- string(text)
-	}()
-	// The rest of the status does not matter.
+	// The rest of the status does not matter: when it has been applied, before another definition, the watch goes on.
 	w.change("foos", func(crd *definition) { crd.Status.StoredVersions = []string{"v1", "v2"} })
-	select {
-	case text := <-watching:
-		t.Fatalf("the watch ended: %s", text)
-	case <-time.After(50 * time.Millisecond):
+	w.create("bars", func(crd *definition) { crd.Spec.Versions[1].Served = false })
+	w.expect("/apis/example.com/v1/bars", http.StatusOK)
+	if code, body := w.request("POST", foos, `{"apiVersion":"example.com/v1","kind":"Foos","metadata":{"name":"b"}}`); code != http.StatusCreated {
+		t.Fatalf("create: %d %s", code, body)
+	}
+	if line := <-watching; !strings.Contains(line, `"name":"b"`) {
+		t.Errorf("the watch has %q", line)
 	}
 	// A version is no longer served, and the schema has another default. Watches end.
 	w.change("foos", func(crd *definition) {
@@ -247,8 +248,8 @@ func TestDefinitionChanges(t *testing.T) {
 		spec.Properties["b"] = apiextensionsv1.JSONSchemaProps{Type: "string", Default: &apiextensionsv1.JSON{Raw: []byte(`"new"`)}}
 		crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"] = spec
 	})
-	if text := <-watching; !strings.Contains(text, `"type":"ADDED"`) {
-		t.Errorf("the watch had %s", text)
+	if line, open := <-watching; open {
+		t.Errorf("the watch had %s", line)
 	}
 	w.expect("/apis/example.com/v2/foos", http.StatusNotFound)
 	w.expect("/openapi/v3/apis/example.com/v2", http.StatusNotFound)
@@ -257,6 +258,113 @@ func TestDefinitionChanges(t *testing.T) {
 	}
 	if body := w.expect("/apis/example.com", http.StatusOK); strings.Contains(body, `"v2"`) {
 		t.Errorf("discovery: %s", body)
+	}
+}
+
+// watch returns the events of a watch, until it ends.
+func (w *world) watch(path string) <-chan string {
+	w.t.Helper()
+	req, err := http.NewRequestWithContext(w.t.Context(), "GET", "http://skiff.local"+path+"?watch=true", nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	resp, err := w.http.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	lines := make(chan string, 100)
+	go func() {
+		defer close(lines)
+		defer resp.Body.Close()
+		for scanner := bufio.NewScanner(resp.Body); scanner.Scan(); {
+			lines <- scanner.Text()
+		}
+	}()
+	return lines
+}
+
+// holder is an admission webhook that takes its time: until released is closed.
+type holder struct {
+	held, released chan struct{}
+	mu             sync.Mutex
+	equivalents    []int
+}
+
+func (*holder) Name() string { return "Holder" }
+
+func (h *holder) Handles(a *admission.Attributes) bool { return a.Resource.Group == "example.com" }
+
+func (h *holder) Mutate(_ context.Context, a *admission.Attributes) error {
+	h.held <- struct{}{}
+	<-h.released
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.equivalents = append(h.equivalents, len(a.Versions.Equivalents()))
+	return nil
+}
+
+// Writes that are waiting for a webhook while their definition changes succeed. They are admitted in all versions that the resource had.
+func TestWritesDuringChange(t *testing.T) {
+	h := &holder{held: make(chan struct{}, 100), released: make(chan struct{})}
+	close(h.released)
+	w := start(t, memory.New(), h)
+	w.create("foos")
+	w.expect(foos, http.StatusOK)
+	object := func(name, value string) string {
+		return `{"apiVersion":"example.com/v1","kind":"Foos","metadata":{"name":"` + name + `"},"spec":{"a":"` + value + `"}}`
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		if code, body := w.request("POST", foos, object(name, "old")); code != http.StatusCreated {
+			t.Fatalf("create: %d %s", code, body)
+		}
+		<-h.held
+	}
+	watching := w.watch(foos)
+	h.released = make(chan struct{})
+	var sent sync.WaitGroup
+	for _, write := range []struct {
+		method, path, body string
+		want               int
+	}{
+		{"POST", foos, object("new", "x"), http.StatusCreated},
+		{"PUT", foos + "/a", object("a", "x"), http.StatusOK},
+		{"PATCH", foos + "/b", `{"spec":{"a":"x"}}`, http.StatusOK},
+		{"DELETE", foos + "/c", "", http.StatusOK},
+	} {
+		sent.Go(func() {
+			body := write.body
+			if write.method == "PUT" {
+				_, current := w.request("GET", write.path, "")
+				body = strings.Replace(current, `"old"`, `"x"`, 1)
+			}
+			if code, text := w.request(write.method, write.path, body); code != write.want {
+				t.Errorf("%s %s: %d %s", write.method, write.path, code, text)
+			}
+		})
+		<-h.held
+	}
+	w.change("foos", func(crd *definition) {
+		crd.Generation++
+		crd.Spec.Versions[1].Served = false
+		spec := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
+		spec.Properties["b"] = apiextensionsv1.JSONSchemaProps{Type: "string", Default: &apiextensionsv1.JSON{Raw: []byte(`"new"`)}}
+		crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"] = spec
+	})
+	for line := range watching { // until the watch ends with the old schema
+		if !strings.Contains(line, `"old"`) {
+			t.Errorf("the watch has %s", line)
+		}
+	}
+	w.until("the new schema", func() bool { _, body := w.request("GET", foos+"/a", ""); return strings.Contains(body, `"b":"new"`) })
+	close(h.released)
+	sent.Wait()
+	for _, n := range h.equivalents[3:] {
+		if n != 2 {
+			t.Errorf("a write was admitted in %d versions", n)
+		}
+	}
+	if body := w.expect(foos, http.StatusOK); strings.Count(body, `"a":"x"`) != 3 || strings.Count(body, `"b":"new"`) != 3 || strings.Contains(body, `"name":"c"`) {
+		t.Errorf("the list has %s", body)
 	}
 }
 

@@ -43,6 +43,8 @@ var (
 	ErrTimeout = errors.New("cache did not reach the revision in time")
 	// ErrRemoved: the table was removed; its watches end.
 	ErrRemoved = errors.New("resource is no longer served")
+	// ErrReplaced: the table was replaced too long ago for a write that began with it. A new attempt uses the other table.
+	ErrReplaced = errors.New("resource was replaced")
 )
 
 // Codec decodes and encodes stored objects.
@@ -132,50 +134,18 @@ func (c *Cache) Add(r Resource) *Table {
 	return t
 }
 
-// Replace makes a table in the place of another one with the same prefix, for a resource whose objects are decoded differently
-// from now on. It returns when the new table is loaded, as Add does. Until it is removed, the old table goes on as before.
-func (c *Cache) Replace(old *Table, r Resource) *Table {
-	t := newTable(c, r)
-	t.replaces = old
-	if c.register(t) {
-		c.loadWhileRunning(t)
-	}
-	return t
-}
-
 // register adds a table that is not loaded, and reports whether it must be loaded now.
 func (c *Cache) register(t *Table) (running bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	prefix := t.resource.Prefix
 	tables := maps.Clone(*c.tables.Load())
-	if tables[prefix] != t.replaces {
+	if tables[prefix] != t.replaces.Load() {
 		panic("cache: two tables for " + prefix)
 	}
 	tables[prefix] = t
 	c.tables.Store(&tables)
 	return c.running
-}
-
-// Remove removes a table. Its cursors end with ErrRemoved; the objects in the store are kept.
-func (c *Cache) Remove(t *Table) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch current := (*c.tables.Load())[t.resource.Prefix]; {
-	case current == t:
-		tables := maps.Clone(*c.tables.Load())
-		delete(tables, t.resource.Prefix)
-		c.tables.Store(&tables)
-		c.unclaimed.drop() // the events of this table are not among the unclaimed ones
-	case current != nil && current.replaces == t:
-		current.replaces = nil
-	default:
-		return
-	}
-	t.removed.Store(true)
-	t.hold(-t.held.bytes)
-	t.wakeAll()
-	t.wakeWriters(true)
 }
 
 // route returns the table of a key: the one with the longest matching prefix.
@@ -299,7 +269,7 @@ func (c *Cache) sweep(all bool) {
 	epoch := c.epoch.Add(1)
 	before := c.memoBytes.Load()
 	kept := 0
-	for _, t := range *c.tables.Load() {
+	for t := range c.allTables() {
 		kept += t.dropMemos(epoch, all)
 	}
 	// Entries that were dropped took their memos along without being counted; this corrects the count.
@@ -310,7 +280,7 @@ func (c *Cache) sweep(all bool) {
 func (c *Cache) trim(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, t := range *c.tables.Load() {
+	for t := range c.allTables() {
 		t.trim(now)
 	}
 	c.unclaimed.trim(now)

@@ -70,7 +70,7 @@ func (e *ExpiredError) Unwrap() error { return ErrExpired }
 // the cache is loaded Poll returns that error instead. A revision in the future is waited for. A Watch from the revision of
 // a Snapshot returns every later change in the scope exactly once. At its beginning it may return others too.
 func (t *Table) Watch(after store.Revision, scope Scope) (*Cursor, error) {
-	if t.removed.Load() {
+	if t.retired.Load() {
 		return nil, ErrRemoved
 	}
 	if scope.By == ByIndex && t.resource.Index == nil {
@@ -102,7 +102,7 @@ func (c *Cursor) place() error {
 // Poll returns the available events, possibly none, and the revision up to which the watcher has then received
 // everything. The events must not be changed. After an error the cursor must not be used again, but must be closed.
 func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
-	if c.table.removed.Load() {
+	if c.table.retired.Load() {
 		return nil, c.after, ErrRemoved
 	}
 	if c.position == unplaced {

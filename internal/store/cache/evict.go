@@ -26,7 +26,7 @@ func (t *Table) hold(bytes int) {
 func (c *Cache) evictValues() {
 	for c.heldBytes > historyBudget {
 		var largest *Table
-		for _, t := range *c.tables.Load() {
+		for t := range c.allTables() {
 			if largest == nil || t.held.bytes > largest.held.bytes {
 				largest = t
 			}

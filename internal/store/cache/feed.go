@@ -141,7 +141,7 @@ func (c *Cache) setReady() {
 	}
 	c.isReady.Store(true)
 	close(c.ready)
-	for _, t := range *c.tables.Load() {
+	for t := range c.allTables() {
 		t.wakeAll()
 		t.wakeWriters(true)
 	}
@@ -171,7 +171,7 @@ func (c *Cache) list(ctx context.Context, t *Table, at store.Revision) ([]*Entry
 func (t *Table) appendEntries(to []*Entry, kvs []store.KeyValue) []*Entry {
 	tables := *t.cache.tables.Load()
 	for _, kv := range kvs {
-		if owner := t.cache.route(tables, kv.Key); owner == t || owner == nil {
+		if owner := t.cache.route(tables, kv.Key); owner == nil || owner.resource.Prefix == t.resource.Prefix {
 			to = append(to, t.entry(kv.Key, kv.Value, kv.Modified))
 		}
 	}
@@ -252,8 +252,10 @@ func (c *Cache) apply(batch store.Batch) {
 			t.received.Add(1)
 			t.backlog = append(t.backlog, event)
 		}
-		if t.replaces != nil && t.replaces.loaded {
-			t.replaces.stage(event, now)
+		for old := t.replaces.Load(); old != nil; old = old.replaces.Load() {
+			if old.loaded {
+				old.stage(event, now)
+			}
 		}
 	}
 	c.publish(batch.Revision, now)

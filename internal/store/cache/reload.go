@@ -17,9 +17,8 @@ func (c *Cache) reload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tables := *c.tables.Load()
-	lists := make(map[*Table][]*Entry, len(tables))
-	for _, t := range tables {
+	lists := map[*Table][]*Entry{}
+	for t := range c.allTables() {
 		if lists[t], _, err = c.list(ctx, t, revision); err != nil {
 			return err
 		}
@@ -30,7 +29,7 @@ func (c *Cache) reload(ctx context.Context) error {
 	c.unclaimed.drop()
 	reached := c.revision.Load()
 	now := time.Now()
-	for _, t := range *c.tables.Load() {
+	for t := range c.allTables() {
 		entries, listed := lists[t]
 		t.backlog = nil
 		switch {
@@ -49,7 +48,7 @@ func (c *Cache) reload(ctx context.Context) error {
 		c.log.Warn("store was restored to an older state, all watches start over", "from", reached, "to", revision)
 	}
 	c.publish(revision, now)
-	for _, t := range *c.tables.Load() {
+	for t := range c.allTables() {
 		t.wakeAll()
 		t.wakeWriters(true)
 	}

@@ -320,14 +320,19 @@ func TestReplaceWhileRunning(t *testing.T) {
 					default:
 					}
 					name := fmt.Sprintf("%d-%d", g, i)
-					written, err := table.Load().Create(context.Background(), podKey("default", name), newPod("default", name), 0)
-					for errors.Is(err, ErrRemoved) { // it was replaced since it was loaded
-						written, err = table.Load().Create(context.Background(), podKey("default", name), newPod("default", name), 0)
+					used := table.Load()
+					for !used.Acquire() { // it was replaced since it was loaded
+						used = table.Load()
 					}
+					written, err := used.Create(context.Background(), podKey("default", name), newPod("default", name), 0)
 					if err != nil {
 						t.Error(err)
 						return
 					}
+					if found := used.Get(podKey("default", name)); found == nil || found.Revision() != written.Revision() {
+						t.Errorf("%s was written at %d and is not in the table", name, written.Revision())
+					}
+					used.Release()
 					if found := table.Load().Get(podKey("default", name)); found == nil || found.Revision() != written.Revision() {
 						t.Errorf("%s was written at %d and is not in the table", name, written.Revision())
 					}
@@ -352,7 +357,7 @@ func TestReplaceWhileRunning(t *testing.T) {
 				t.Errorf("the old table has %d objects at %d, the store %d", snapshot.Len(""), snapshot.Revision(), len(want))
 			}
 			table.Store(replaced)
-			c.Remove(old)
+			c.Retire(old, time.Hour)
 			if _, _, err := cursor.Poll(); !errors.Is(err, ErrRemoved) {
 				t.Errorf("cursor of a replaced table: %v", err)
 			}
@@ -363,6 +368,9 @@ func TestReplaceWhileRunning(t *testing.T) {
 		}
 		close(stop)
 		wait.Wait()
+		if old := table.Load().replaces.Load(); old != nil {
+			t.Error("a replaced table without users was not removed")
+		}
 	})
 }
 

@@ -29,7 +29,12 @@ type Table struct {
 	resource Resource
 	state    atomic.Pointer[state]
 	whole    scopeWatchers // of the whole table
-	removed  atomic.Bool
+	// users counts the calls of Acquire without Release.
+	users atomic.Int64
+	// retired: another table is in its place, and its cursors end. removed: it receives no more events.
+	retired, removed atomic.Bool
+	// replaces is the table with the same prefix that this one replaces, until that one is removed. It changes with cache.mu held.
+	replaces atomic.Pointer[Table]
 	// encrypted: the store could not decrypt a value.
 	encrypted atomic.Bool
 	// evictedTo is the revision of the newest event whose values were evicted.
@@ -38,7 +43,7 @@ type Table struct {
 	received atomic.Int64
 
 	// Guarded by cache.mu.
-	replaces      *Table // the table with the same prefix that this one replaces, until that one is removed
+	expiry        *time.Timer // removes a retired table that still has users
 	loaded        bool
 	backlog       []store.Event // events received while the table was being loaded
 	next          *edit         // the batch being applied

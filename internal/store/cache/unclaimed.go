@@ -74,7 +74,7 @@ func (c *Cache) loadWhileRunning(t *Table) {
 			return nil
 		}
 		from := c.unclaimed.from
-		if t.replaces != nil || c.isNested(t) {
+		if t.replaces.Load() != nil || c.isNested(t) {
 			from = 0 // the events were another table's
 		}
 		c.mu.Unlock()

@@ -107,23 +107,23 @@ type write struct {
 
 // writes are the in-flight writes of a table, by key.
 type writes struct {
-	count atomic.Int32
-	mu    sync.Mutex
-	byKey map[string]*write
+	count  atomic.Int32
+	mu     sync.Mutex
+	byKey  map[string]*write
+	closed error // why no more writes begin
 	// arrived are the writes with events in the batch being applied; only the watch feed uses it.
 	arrived []*write
 }
 
 func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, error)) (*Entry, error) {
 	// Only keys of the table reach it by the watch feed; a write of another key would wait forever.
-	switch {
-	case !strings.HasPrefix(w.key, t.resource.Prefix):
+	if !strings.HasPrefix(w.key, t.resource.Prefix) {
 		return nil, fmt.Errorf("key %s does not belong to the table of %s", w.key, t.resource.Prefix)
-	case t.removed.Load():
-		return nil, ErrRemoved
 	}
 	w.arrived = make(chan struct{}, 1)
-	t.writes.begin(w)
+	if err := t.writes.begin(w); err != nil {
+		return nil, err
+	}
 	defer t.writes.end(w)
 
 	revision, err := do()
@@ -197,15 +197,27 @@ func (t *Table) current(kv store.KeyValue) *Entry {
 	return t.entry(kv.Key, kv.Value, kv.Modified)
 }
 
-func (ws *writes) begin(w *write) {
+// begin adds a write. A write that begins before close is woken after it.
+func (ws *writes) begin(w *write) error {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	if ws.closed != nil {
+		return ws.closed
+	}
 	if ws.byKey == nil {
 		ws.byKey = map[string]*write{}
 	}
 	w.next = ws.byKey[w.key]
 	ws.byKey[w.key] = w
 	ws.count.Add(1)
+	return nil
+}
+
+// close makes later writes fail.
+func (ws *writes) close(reason error) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.closed = reason
 }
 
 func (ws *writes) end(w *write) {
