@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -88,6 +89,13 @@ func (g *guard) Authorize(ctx context.Context, a *authz.Attributes) (authz.Decis
 		<-g.blocked
 	}
 	return authz.Allow, "", nil
+}
+
+// asks reports whether a request for the name was authorized.
+func (g *guard) asks(name string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.asked, func(a authz.Attributes) bool { return a.Name == name })
 }
 
 func (g *guard) count() int {

@@ -9,7 +9,7 @@ import (
 )
 
 // A request has its seats while the server works on it, not while it waits for its client: for the body to arrive, or for the response to be
-// accepted. Otherwise one user whose clients send or read slowly, or not at all, would occupy the seats of all users of its priority level until the
+// accepted; nor while it waits behind other large writes. Otherwise one user whose clients send or read slowly, or not at all, would occupy the seats of all users of its priority level until the
 // requests time out. What waiting requests hold is bounded by their number instead.
 const (
 	// seatGrace is how long a request keeps its seats while it waits.
@@ -128,6 +128,17 @@ func (c *clientWait) end(err error) error {
 		}
 	}
 	return err
+}
+
+// resume is end for a wait after which the request may be processed, because others have been. The seats are occupied at once, even if all are
+// taken: the request must not hold up the requests behind it, of other priority levels, by waiting again.
+func (c *clientWait) resume() {
+	if !c.stop() {
+		return
+	}
+	defer c.s.waits.remove(c.req.user.Username)
+	c.req.seats = fairness.Seats{}
+	c.s.config.Fairness.Occupy(&c.req.attributes, c.work, &c.req.seats)
 }
 
 // stop ends the wait and reports whether the seats were returned.

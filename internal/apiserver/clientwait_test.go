@@ -2,15 +2,18 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 )
 
@@ -81,7 +84,7 @@ func TestWaitingForClientNeedsNoSeat(t *testing.T) {
 
 // A write whose client does not read the response has the final seats of its events all the same, once.
 func TestUnreadWriteHasFinalSeats(t *testing.T) {
-	s := fairServer(t, &guard{})
+	s := fairServer(t, &guard{}, patient)
 	for range 200_000 { // the events occupy the only seat for a minute and more
 		defer s.config.Fairness.Watches.Register(&authz.Attributes{Resource: "pods"})()
 	}
@@ -97,7 +100,9 @@ func TestUnreadWriteHasFinalSeats(t *testing.T) {
 		s.Handler().ServeHTTP(unread, req)
 	}()
 	waitUntil(t, "the response waits", func() bool { return s.waits.total.Load() == 1 })
-	get := func() int { return s.get("/api/v1/namespaces/ns/configmaps/none", "Authorization: Bearer guest").code }
+	get := func() int {
+		return s.get("/api/v1/namespaces/ns/configmaps/none?timeout=1s", "Authorization: Bearer guest").code
+	}
 	if code := get(); code != http.StatusTooManyRequests {
 		t.Errorf("while the events are sent, another request got %d", code)
 	}
@@ -134,57 +139,121 @@ func TestWaitingRequestsAreLimited(t *testing.T) {
 	}
 }
 
-// Large writes are processed a few at a time, users take turns, and what is cancelled or too much leaves nothing behind.
+// Large writes are processed a few at a time, users alternate, and what is cancelled or too much leaves nothing behind.
 func TestLargeWrites(t *testing.T) {
 	var l largeWrites
-	ctx := context.Background()
+	var running []*largeWrite
 	for range l.limit() {
-		if allowed, err := l.acquire(ctx, "a"); !allowed || err != nil {
-			t.Fatal(allowed, err)
+		w := l.add("a", 1)
+		if w == nil || w.granted != nil {
+			t.Fatalf("not granted: %+v", w)
+		}
+		running = append(running, w)
+	}
+	var waiting []*largeWrite
+	for _, user := range []string{"a", "a", "a", "b", "c"} {
+		w := l.add(user, 1)
+		if w == nil || w.granted == nil {
+			t.Fatalf("granted: %+v", w)
+		}
+		waiting = append(waiting, w)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := waiting[3].wait(canceled); err == nil {
+		t.Error("a canceled write may be processed")
+	}
+	l.release(waiting[3])
+	next := running[0]
+	order := []int{0, 4, 1, 2}
+	for served, at := range order {
+		l.release(next)
+		next = waiting[at]
+		for i, w := range waiting {
+			if want := slices.Contains(order[:served+1], i); isClosed(w.granted) != want {
+				t.Errorf("after %d writes, write %d may be processed: %v", served+1, i, !want)
+			}
 		}
 	}
-	order := make(chan string)
-	begin := func(ctx context.Context, user string) {
-		before := l.heldBy(user)
-		go func() {
-			if allowed, err := l.acquire(ctx, user); allowed && err == nil {
-				order <- user
-			}
-		}()
-		waitUntil(t, "the write waits", func() bool { return l.heldBy(user) == before+1 })
-	}
-	for range 3 {
-		begin(ctx, "a")
-	}
-	cancelled, cancel := context.WithCancel(ctx)
-	begin(cancelled, "b")
-	begin(ctx, "c")
-	cancel()
-	waitUntil(t, "the cancelled write is removed", func() bool { return l.heldBy("b") == 0 })
-	l.release("a")
-	got := []string{<-order}
-	for range 3 {
-		l.release(got[len(got)-1])
-		got = append(got, <-order)
-	}
-	if text := strings.Join(got, " "); text != "a c a a" {
-		t.Errorf("the order is %s", text)
-	}
+	var many []*largeWrite
 	for range maxUserLargeWrites {
-		begin(ctx, "d")
+		many = append(many, l.add("d", 1))
 	}
-	if allowed, err := l.acquire(ctx, "d"); allowed || err != nil {
-		t.Errorf("one more than allowed: %v, %v", allowed, err)
+	if l.add("d", 1) != nil {
+		t.Error("a user has one write more than allowed")
 	}
-	l.release("a")
-	for range maxUserLargeWrites {
-		l.release(<-order)
+	// The bodies are bounded; a user may have one write nevertheless.
+	huge := l.add("e", maxLargeBytes)
+	if l.add("e", 1) != nil || huge == nil {
+		t.Error("the size of the bodies is not bounded")
 	}
-	for range l.limit() - 1 {
-		l.release("a")
+	first := l.add("f", 1)
+	if first == nil || l.add("f", 1) != nil {
+		t.Error("a user has none or more than one write")
 	}
-	if l.running != 0 || len(l.held) != 0 || len(l.waiting) != 0 || len(l.users) != 0 {
+	for _, w := range slices.Concat(many, running[1:], []*largeWrite{first, huge, next}) {
+		l.release(w)
+	}
+	if l.running != 0 || l.bytes != 0 || len(l.held) != 0 || len(l.waiting) != 0 || len(l.users) != 0 {
 		t.Errorf("left behind: %+v", &l)
+	}
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Large writes that wait for others, of several users, have no seats: small requests of the same priority level are served. When a large write
+// may be processed, it does not wait for a seat behind them.
+func TestWaitingLargeWritesNeedNoSeats(t *testing.T) {
+	g := &guard{blocked: make(chan struct{})}
+	s := fairServer(t, g, inProcess, patient)
+	var running []*largeWrite
+	for range s.large.limit() {
+		running = append(running, s.large.add("another", largeBody))
+	}
+	const writes = 3
+	done := make(chan *httptest.ResponseRecorder, writes)
+	for i := range writes {
+		body := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"large-%d","annotations":{"a":"%s"}}}`, i, strings.Repeat("x", largeBody))
+		req := httptest.NewRequestWithContext(authn.WithUser(t.Context(), authn.User{Username: fmt.Sprint("user-", i)}), "POST", "/api/v1/namespaces/ns/pods", strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		go func() {
+			recorder := httptest.NewRecorder()
+			s.Handler().ServeHTTP(recorder, req)
+			done <- recorder
+		}()
+		waitUntil(t, "the write waits without seats", func() bool { return s.waits.total.Load() == int64(i+1) })
+	}
+	if got := s.get("/api/v1/namespaces/ns/pods/none", "Authorization: Bearer guest"); got.code != http.StatusNotFound {
+		t.Errorf("a small request got %d", got.code)
+	}
+	// A request holds the only seat while the large writes are processed.
+	slow := make(chan *answer, 1)
+	go func() { slow <- s.get("/api/v1/namespaces/ns/pods/slow", "Authorization: Bearer guest") }()
+	waitUntil(t, "the slow request has the seat", func() bool { return g.asks("slow") })
+	for _, w := range running {
+		s.large.release(w)
+	}
+	for range writes {
+		if recorder := <-done; recorder.Code != http.StatusCreated {
+			t.Errorf("a large write got %d: %.200s", recorder.Code, recorder.Body)
+		}
+	}
+	close(g.blocked)
+	if got := <-slow; got.code != http.StatusNotFound {
+		t.Errorf("the slow request got %d", got.code)
+	}
+	if n := s.waits.total.Load(); n != 0 || s.large.bytes != 0 {
+		t.Errorf("%d requests and %d bytes are left", n, s.large.bytes)
+	}
+	if got := s.get("/api/v1/namespaces/ns/pods/none", "Authorization: Bearer guest"); got.code != http.StatusNotFound {
+		t.Errorf("afterwards a small request got %d", got.code)
 	}
 }
 

@@ -37,8 +37,8 @@ type request struct {
 	// inFlight counts the request; nil for long-running ones.
 	inFlight *inFlightLimiter
 	seats    fairness.Seats
-	// large is true while the request is one of the server's large writes.
-	large bool
+	// large is the request as one of the server's large writes; nil if it is none.
+	large *largeWrite
 
 	id         string       // audit ID
 	event      *audit.Event // nil when the request is not recorded

@@ -54,27 +54,31 @@ func (s *Server) limitInFlight(req *request) (bool, error) {
 	return true, nil
 }
 
-// acquireLarge waits until a write with a large body may be processed. It ends when the response begins.
+// acquireLarge waits until a write with a large body may be processed. It ends when the response begins. While it waits it has no seats.
 func (s *Server) acquireLarge(req *request, size int) error {
-	if size < largeBody || req.large || !req.seats.Limited() {
+	wait := req.w.wait
+	if size < largeBody || req.large != nil || wait == nil {
 		return nil
 	}
-	user := req.user.Username
-	allowed, err := s.large.acquire(req.ctx, user)
-	if err != nil {
-		return err
-	}
-	if !allowed {
+	if req.large = s.large.add(req.user.Username, size); req.large == nil {
 		return apierrors.NewTooManyRequests("too many large requests of the user are in progress, please try again later", 1)
 	}
-	req.large, req.w.onBegin = true, func() { s.releaseLarge(req) }
+	req.w.onBegin = func() { s.releaseLarge(req) }
+	if req.large.granted == nil {
+		return nil
+	}
+	wait.begin()
+	if err := req.large.wait(req.ctx); err != nil {
+		return wait.end(err)
+	}
+	wait.resume()
 	return nil
 }
 
 func (s *Server) releaseLarge(req *request) {
-	if req.large {
-		req.large = false
-		s.large.release(req.user.Username)
+	if w := req.large; w != nil {
+		req.large = nil
+		s.large.release(w)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 // fairServer is a server on which all users but system:masters share one seat, and one request may be queued.
-func fairServer(t *testing.T, g *guard) *testServer {
+func fairServer(t *testing.T, g *guard, change ...func(*Config)) *testServer {
 	f := fairness.New(6)
 	level := bootstrap.SuggestedPriorityLevelConfigurationGlobalDefault.DeepCopy()
 	level.UID, level.Spec.Limited.LimitResponse.Queuing = "level-uid", &flowcontrolv1.QueuingConfiguration{Queues: 1, HandSize: 1, QueueLengthLimit: 1}
@@ -27,7 +27,7 @@ func fairServer(t *testing.T, g *guard) *testServer {
 	schema := bootstrap.SuggestedFlowSchemaGlobalDefault.DeepCopy()
 	schema.UID = "schema-uid"
 	f.Configure([]*flowcontrolv1.PriorityLevelConfiguration{level}, []*flowcontrolv1.FlowSchema{schema})
-	return newTestServer(t, func(c *Config) {
+	return newTestServer(t, append([]func(*Config){func(c *Config) {
 		for _, k := range c.Kinds {
 			if k.Plural == "pods" {
 				k.Subresources = append(k.Subresources, kind.Subresource{Name: "token", StoresNothing: true})
@@ -35,8 +35,11 @@ func fairServer(t *testing.T, g *guard) *testServer {
 		}
 		c.Fairness, c.Authorizer = f, g
 		c.Limits = Limits{Timeout: 2 * time.Second, ReadOnly: 1}
-	})
+	}}, change...)...)
 }
+
+// patient gives requests enough time on a busy host.
+func patient(c *Config) { c.Limits.Timeout = time.Minute }
 
 func TestSeats(t *testing.T) {
 	g := &guard{blocked: make(chan struct{})}

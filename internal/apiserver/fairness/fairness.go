@@ -76,7 +76,7 @@ func (f *Fairness) Run(ctx context.Context) error {
 // beyond ctx. seats must be a zero value. If Acquire returns true, Release must be called.
 func (f *Fairness) Acquire(ctx context.Context, a *authz.Attributes, work Work, until time.Time, seats *Seats) bool {
 	schema := f.classify(a)
-	seats.schema, seats.watch, seats.attributes = schema, a.ResourceRequest && a.Verb == "watch", a
+	seats.describe(schema, a)
 	switch schema.level.admit(seats, schema.flow(a), work) {
 	case admitted:
 		return true
@@ -92,6 +92,13 @@ func (f *Fairness) Acquire(ctx context.Context, a *authz.Attributes, work Work, 
 	case <-ctx.Done():
 	}
 	return !schema.level.cancelWait(seats)
+}
+
+// Occupy is Acquire without waiting, beyond the limit of the level if need be. It is for requests whose number is bounded otherwise.
+func (f *Fairness) Occupy(a *authz.Attributes, work Work, seats *Seats) {
+	schema := f.classify(a)
+	seats.describe(schema, a)
+	schema.level.occupy(seats, schema.flow(a), work)
 }
 
 // classify returns the schema that a request belongs to.

@@ -109,6 +109,11 @@ type Seats struct {
 	previous, next *Seats        // in the queue, then among the executing requests
 }
 
+// describe sets the request that the seats are for.
+func (s *Seats) describe(schema *schema, a *authz.Attributes) {
+	s.schema, s.watch, s.attributes = schema, a.ResourceRequest && a.Verb == "watch", a
+}
+
 // decision is the outcome of admit.
 type decision int
 
@@ -199,10 +204,8 @@ func (l *level) admit(s *Seats, flow uint64, work Work) decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	s.setWork(work, l.maxSeatsPerRequest)
-	s.arrived, s.arrivedVirtual = l.now, l.virtualTime
+	l.arrive(s, work)
 	counts := s.schema.stats
-	counts.seats.observe(seatBounds, float64(s.total))
 	if l.queueCount == 0 {
 		if !l.exempt && !l.fits(s.total) {
 			counts.reject(reasonLimit, 0)
@@ -225,6 +228,26 @@ func (l *level) admit(s *Seats, flow uint64, work Work) decision {
 	l.enqueue(s)
 	l.dispatch()
 	return queued
+}
+
+// arrive sets the work of a request that arrives now.
+func (l *level) arrive(s *Seats, work Work) {
+	s.setWork(work, l.maxSeatsPerRequest)
+	s.arrived, s.arrivedVirtual = l.now, l.virtualTime
+	s.schema.stats.seats.observe(seatBounds, float64(s.total))
+}
+
+// occupy starts the request, whether there are seats for it or not.
+func (l *level) occupy(s *Seats, flow uint64, work Work) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.advance()
+	l.arrive(s, work)
+	if l.queueCount > 0 {
+		s.queue = l.chooseQueue(flow)
+		s.queue.activate(l.virtualTime)
+	}
+	l.start(s)
 }
 
 // fits reports whether enough seats are free. A request that needs more than the level has executes alone.

@@ -308,6 +308,34 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// Occupy does not wait, and those that do get the seats when it has released them.
+func TestOccupy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, queuing := range []*flowcontrolv1.QueuingConfiguration{nil, {Queues: 2, HandSize: 1, QueueLengthLimit: 5}} {
+			f := withSeats(1, queuing)
+			var first, second, third Seats
+			if !f.Acquire(t.Context(), by("a"), Work{}, time.Now(), &first) {
+				t.Fatal("no seat is free")
+			}
+			f.Occupy(by("a"), Work{}, &second)
+			f.Occupy(by("b"), Work{}, &third)
+			if executing, seats, _ := f.levels["own"].counts(); executing != 3 || seats != 3 || !second.Held() {
+				t.Errorf("%d requests execute with %d seats", executing, seats)
+			}
+			first.Release()
+			second.Release()
+			if _, served := request(f, "c", Work{}, time.Second, 0); served {
+				t.Error("a request got a seat beyond the limit")
+			}
+			third.Release()
+			if _, served := request(f, "c", Work{}, time.Second, 0); !served {
+				t.Error("a request got no seat")
+			}
+			checkEmpty(t, f)
+		}
+	})
+}
+
 func TestExemptNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := withSeats(1, nil)
