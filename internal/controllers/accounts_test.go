@@ -114,7 +114,7 @@ func TestAccountsMayWhatTheirControllersDo(t *testing.T) {
 // TestEveryControllerHasAnAccount, except those that upstream does not have, the one that creates tokens, and those that patch
 // volumes.
 func TestEveryControllerHasAnAccount(t *testing.T) {
-	without := []string{"serviceaccount-token-controller", "apiserver-lease-cleaner-controller", "kubelet-serving-approving-controller", "local-path-provisioner", "service-lb-controller",
+	without := []string{"serviceaccount-token-controller", "apiserver-lease-cleaner-controller", "kubelet-serving-approving-controller", "local-path-provisioner", "local-path-cleaner", "service-lb-controller",
 		"persistentvolume-binder-controller", "persistentvolumeclaim-protection-controller", "persistentvolume-protection-controller", "volumeattributesclass-protection-controller"}
 	all := controllers.All(allSettings())
 	for _, d := range all {

@@ -76,6 +76,7 @@ func All(settings Settings) []controller.Definition {
 		volume.Expand,
 		volume.AttachDetach(or(settings.UnmountWait, volume.DefaultMaxUnmountWait)),
 		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Dir: volume.DefaultLocalPathDir})),
+		volume.LocalPathCleaner,
 	}
 }
 

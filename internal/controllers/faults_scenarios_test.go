@@ -31,6 +31,7 @@ import (
 	"skiff/internal/controllers/node"
 	"skiff/internal/controllers/volume"
 	"skiff/internal/kind"
+	"skiff/internal/localpath"
 	"skiff/internal/pki"
 	"skiff/test/world"
 )
@@ -131,7 +132,7 @@ func scenarios() []scenario {
 		{name: "budgets", run: []string{"disruption-controller", "replicaset"}, nodes: 3, play: playBudgets},
 		{name: "autoscaler", run: []string{"horizontalpodautoscaling", "deployment", "replicaset"}, nodes: 3, play: playAutoscaler},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",
-			"persistentvolume-expander", "local-path-provisioner"}, settings: all, nodes: 1, play: playClaims},
+			"persistentvolume-expander", "local-path-provisioner", "local-path-cleaner"}, settings: all, nodes: 1, play: playClaims},
 		{name: "attaching", run: []string{"attachdetach", "persistentvolume-binder"}, play: playAttaching},
 	}
 }
@@ -517,6 +518,7 @@ func diskVolume(name string, source corev1.PersistentVolumeSource) *corev1.Persi
 
 // playClaims binds a claim to a static volume, provisions a local path for an ephemeral claim, and releases both.
 func playClaims(w *world.World) {
+	world.Edit(w, "", "n0", func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, localpath.DirAnnotation, "/volumes") })
 	world.Create(w, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, DriverName: "disk.example.com", Parameters: map[string]string{"iops": "1"}})
 	world.Create(w, diskVolume("v1", corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp/v1"}}))
 	w.Pass(10 * time.Second)
@@ -540,6 +542,15 @@ func playClaims(w *world.World) {
 	w.Remove(world.Get[*corev1.PersistentVolumeClaim](w, "default", "p-scratch")) // as the garbage collector would
 	w.Remove(world.Get[*storagev1.VolumeAttributesClass](w, "", "gold"))
 	w.Pass(10 * time.Minute)
+	removeLocalPaths(w, "n0")
+	w.Pass(10 * time.Minute)
+}
+
+// removeLocalPaths reports all directories as removed that a node has to remove, as its kubelet would.
+func removeLocalPaths(w *world.World, node string) {
+	world.Edit(w, "", node, func(n *corev1.Node) {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, localpath.RemovedAnnotation, n.Annotations[localpath.RemovalsAnnotation])
+	})
 }
 
 // playAttaching attaches a volume to a node and detaches it.

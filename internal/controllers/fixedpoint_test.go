@@ -25,6 +25,7 @@ import (
 
 	"skiff/internal/controllers/volume"
 	"skiff/internal/kind"
+	"skiff/internal/localpath"
 	"skiff/test/world"
 )
 
@@ -103,7 +104,7 @@ func properties() []property {
 		{name: "policies", run: []string{"validatingadmissionpolicy-status-controller"}, act: actPolicies, check: checkPolicies},
 		{name: "scaling", run: []string{"disruption-controller", "replicaset", "deployment", "horizontalpodautoscaling"}, nodes: 3, act: actScaling, check: checkScaling},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",
-			"persistentvolume-expander", "local-path-provisioner", "attachdetach"}, nodes: 2, act: actClaims, check: checkClaims},
+			"persistentvolume-expander", "local-path-provisioner", "local-path-cleaner", "attachdetach"}, nodes: 2, act: actClaims, rest: restClaims, check: checkClaims},
 	}
 }
 
@@ -619,7 +620,7 @@ func checkScaling(w *world.World) {
 }
 
 func actClaims(w *world.World) {
-	switch w.Random.IntN(6) {
+	switch w.Random.IntN(8) {
 	case 0:
 		if name := randomName(w, "v", 3); world.Gone[*corev1.PersistentVolume](w, "", name) {
 			source := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp/" + name}}
@@ -647,6 +648,27 @@ func actClaims(w *world.World) {
 	case 5:
 		removeAny[*corev1.Pod](w)
 		ensure(w, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, DriverName: "disk.example.com", Parameters: map[string]string{"iops": "1"}}, func(*storagev1.VolumeAttributesClass) {})
+	case 6:
+		node := randomName(w, "n", 2)
+		world.Edit(w, "", node, func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, localpath.DirAnnotation, "/volumes") })
+		removeLocalPaths(w, node)
+	case 7: // as the scheduler would
+		for _, c := range world.List[*corev1.PersistentVolumeClaim](w) {
+			if *c.Spec.StorageClassName == volume.LocalPathClass && c.Annotations["volume.kubernetes.io/selected-node"] == "" && c.DeletionTimestamp == nil {
+				world.Edit(w, c.Namespace, c.Name, func(c *corev1.PersistentVolumeClaim) {
+					metav1.SetMetaDataAnnotation(&c.ObjectMeta, "volume.kubernetes.io/selected-node", randomName(w, "n", 2))
+				})
+				return
+			}
+		}
+	}
+}
+
+// restClaims lets the nodes remove all directories that are to be removed.
+func restClaims(w *world.World) {
+	w.Pass(15 * time.Minute)
+	for _, node := range world.List[*corev1.Node](w) {
+		removeLocalPaths(w, node.Name)
 	}
 }
 
@@ -665,6 +687,16 @@ func checkClaims(w *world.World) {
 			w.T.Errorf("volume %s is of %s and %s", v.Name, other, c.Name)
 		}
 		owner[v.Name] = c.Name
+	}
+	for _, v := range world.List[*corev1.PersistentVolume](w) {
+		if v.DeletionTimestamp != nil {
+			w.T.Errorf("volume %s is still being deleted: %v", v.Name, v.Finalizers)
+		}
+	}
+	for _, n := range world.List[*corev1.Node](w) {
+		if names := n.Annotations[localpath.RemovalsAnnotation]; names != "" {
+			w.T.Errorf("node %s still has to remove %s", n.Name, names)
+		}
 	}
 	for _, c := range world.List[*corev1.PersistentVolumeClaim](w) {
 		used := slices.ContainsFunc(world.List[*corev1.Pod](w), func(p *corev1.Pod) bool {

@@ -25,6 +25,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/controllers"
+	"skiff/internal/localpath"
 	"skiff/test/world"
 )
 
@@ -140,6 +141,7 @@ func fillUnfinished(w *world.World) {
 	world.Create(w, policyAbout("unchecked", "object.spec.nosuch == 1"))
 	world.Create(w, migrationOf("waiting", "configmaps"))
 	world.Edit(w, "", "n1", func(n *corev1.Node) {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, localpath.DirAnnotation, "/volumes")
 		n.Spec.Taints = []corev1.Taint{{Key: "example.com/broken", Effect: corev1.TaintEffectNoExecute}}
 	})
 	world.Create(w, boundPod("lost", "lost", "gone"))
@@ -171,6 +173,10 @@ func fillUnfinished(w *world.World) {
 	})
 	world.EditStatus(w, "default", "disk0", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimBound })
 	w.Remove(world.Get[*corev1.Namespace](w, "", "space1"))
+	removed := diskVolume("removed", corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/volumes/pvc-removed"}})
+	removed.Spec.PersistentVolumeReclaimPolicy, removed.Finalizers = corev1.PersistentVolumeReclaimDelete, []string{localpath.Finalizer}
+	removed.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": localpath.Provisioner, "skiff.io/local-path-node": "n1"}
+	w.Remove(world.Create(w, removed))
 }
 
 // noWrites are the controllers that have nothing to write in the cluster of TestRejectedWrites, and why.

@@ -40,7 +40,7 @@ type Settings struct {
 	PodRanges []node.PodRange
 	// ServiceRanges are never allocated to nodes.
 	ServiceRanges []netip.Prefix
-	// LocalPath configures volumes on nodes. Nil: in volume.DefaultLocalPathDir, and their directories are kept.
+	// LocalPath configures volumes on nodes. Nil: in volume.DefaultLocalPathDir on nodes that announce no directory.
 	LocalPath *volume.LocalPathSettings
 	// UnmountWait is the time an unreachable node may keep a volume attached. Nil: volume.DefaultMaxUnmountWait. Zero: forever.
 	UnmountWait *time.Duration

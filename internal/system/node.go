@@ -41,6 +41,7 @@ import (
 	"skiff/internal/kubelet/status"
 	"skiff/internal/kubelet/usage"
 	"skiff/internal/kubelet/volume"
+	"skiff/internal/localpath"
 	"skiff/internal/network/dns"
 	"skiff/internal/network/overlay"
 	"skiff/internal/pki"
@@ -347,11 +348,23 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	return nil
 }
 
+// localPathDir is the parent of the directories of volumes that skiff provisions on this node.
+func (n *nodeComponents) localPathDir() string { return filepath.Join(n.dataDir, "volumes") }
+
+// volumesInUse are the attached volumes in use, for the node's status.
+func (n *nodeComponents) volumesInUse() ([]corev1.UniqueVolumeName, bool) {
+	names, err := n.volumes.InUse()
+	if err != nil {
+		n.log.Warn("failed to read the volumes in use", "error", err)
+	}
+	return names, err == nil
+}
+
 // buildVolumes makes what mounts the volumes of pods.
 func (n *nodeComponents) buildVolumes() error {
 	n.volumes = volume.New(volume.Options{
-		Root: n.root, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
-		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
+		Root: n.root, LocalPathDir: n.localPathDir(), Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
+		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
 	})
 	n.runs["volumes"] = n.volumes.Run
 	return nil
@@ -416,6 +429,7 @@ func (n *nodeComponents) buildNode() error {
 	n.node = node.New(node.Settings{
 		Name: n.name, IPs: n.addresses, Labels: labels, Taints: n.settings.RegisterWithTaints, Port: n.settings.Port, MaxPods: int64(n.settings.MaxPods),
 		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseDurationSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
+		Annotations:      map[string]string{localpath.DirAnnotation: n.localPathDir()},
 		SkipRegistration: !*n.settings.RegisterNode, MaxImages: n.settings.NodeStatusMaxImages,
 		StatusUpdateFrequency: n.settings.NodeStatusUpdateFrequency.Duration, StatusReportFrequency: n.settings.NodeStatusReportFrequency.Duration,
 		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
@@ -423,6 +437,7 @@ func (n *nodeComponents) buildNode() error {
 	}, node.Dependencies{
 		Client: n.client, Runtime: n.runtime, Events: n.recorder, Pressure: n.pressure,
 		Problems: n.notReadyErrors, Network: n.networkStatus, NetworkReady: func() { n.kubelet.SyncAll() },
+		Observed: func() { n.volumes.NodeChanged() }, VolumesInUse: n.volumesInUse,
 		Devices: func() (d node.Devices) {
 			d.Capacity, d.Allocatable, d.Removed = n.devices.Capacity(time.Now())
 			return d

@@ -1,12 +1,11 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"path"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,26 +15,20 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/localpath"
 )
 
 const (
-	// LocalPathProvisioner is the name of the provisioner in storage classes.
-	LocalPathProvisioner = "skiff.io/local-path"
 	// LocalPathClass is the storage class that Run creates.
 	LocalPathClass = "local-path"
-	// localPathFinalizer keeps a volume until its node has removed the directory.
-	localPathFinalizer = "skiff.io/local-path"
 	// localPathNode is the annotation with the name of the volume's node.
 	localPathNode = "skiff.io/local-path-node"
 )
 
 // LocalPathSettings configure the provisioner.
 type LocalPathSettings struct {
-	// Dir is the parent of the volumes' directories on every node.
+	// Dir is the parent of the volumes' directories on nodes that announce none (package localpath). Those directories are never removed.
 	Dir string
-	// Cleaned: every node runs LocalPathCleaner. Then the deletion of a volume waits until its directory is removed. Otherwise
-	// directories are kept.
-	Cleaned bool
 	// NoClass disables the creation of the storage class.
 	NoClass bool
 }
@@ -44,10 +37,10 @@ type LocalPathSettings struct {
 const DefaultLocalPathDir = "/var/lib/skiff/volumes"
 
 // LocalPath provisions directories on nodes: when the pod of a claim is scheduled, a volume on that node. The kubelet creates the
-// directory when the pod starts. All pods that use the claim are bound to that node.
+// directory when the pod starts. All pods that use the claim are bound to that node. LocalPathCleaner has the directories removed.
 func LocalPath(settings LocalPathSettings) controller.Definition {
 	return controller.Definition{
-		Name: "local-path-provisioner", Component: LocalPathProvisioner, Queue: "local_path", Workers: 2,
+		Name: "local-path-provisioner", Component: localpath.Provisioner, Queue: "local_path", Workers: 2,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			c := &localPath{
 				setup: s, settings: settings,
@@ -61,21 +54,6 @@ func LocalPath(settings LocalPathSettings) controller.Definition {
 			}
 			if err := controller.WatchPrimary[*corev1.PersistentVolume](s); err != nil {
 				return nil, err
-			}
-			if err := c.volumes.EnsureIndex(localPathNode, func(volume *corev1.PersistentVolume) []string {
-				return []string{volume.Annotations[localPathNode]}
-			}); err != nil {
-				return nil, fmt.Errorf("index volumes by node: %w", err)
-			}
-			// A deleted node cannot remove directories.
-			if err := c.nodes.AddEventHandler(nil, nil, func(node *corev1.Node) {
-				// The index exists: it was added above.
-				volumes, _ := c.volumes.ByIndex(localPathNode, node.Name)
-				for _, volume := range volumes {
-					s.Enqueue(controller.KeyOf(volume))
-				}
-			}); err != nil {
-				return nil, fmt.Errorf("watch nodes: %w", err)
 			}
 			return c, nil
 		},
@@ -120,7 +98,7 @@ func (c *localPath) Run(ctx context.Context) error {
 func newLocalPathClass(others []*storagev1.StorageClass) *storagev1.StorageClass {
 	class := &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: LocalPathClass},
-		Provisioner:       LocalPathProvisioner,
+		Provisioner:       localpath.Provisioner,
 		ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),
 		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
@@ -134,14 +112,14 @@ func newLocalPathClass(others []*storagev1.StorageClass) *storagev1.StorageClass
 func (c *localPath) Sync(ctx context.Context, key controller.Key) error {
 	if key.Namespace == "" {
 		volume, ok := c.volumes.Get("", key.Name)
-		if !ok || volume.Annotations[provisionedBy] != LocalPathProvisioner {
+		if !ok || volume.Annotations[provisionedBy] != localpath.Provisioner {
 			return nil
 		}
-		_, nodeThere := c.nodes.Get("", volume.Annotations[localPathNode])
-		return c.setup.Apply(ctx, key, reclaimLocalPath(volume, nodeThere))
+		node, _ := c.nodes.Get("", volume.Annotations[localPathNode])
+		return c.setup.Apply(ctx, key, reclaimLocalPath(volume, node))
 	}
 	claim, ok := c.claims.Get(key.Namespace, key.Name)
-	if !ok || claim.Annotations[storageProvisioner] != LocalPathProvisioner || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil {
+	if !ok || claim.Annotations[storageProvisioner] != localpath.Provisioner || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil {
 		return nil
 	}
 	v := localPathView{claim: claim, settings: c.settings}
@@ -197,9 +175,18 @@ func (v localPathView) refuse() string {
 		return "data sources are not supported"
 	case v.nodeName != "" && v.node == nil:
 		return fmt.Sprintf("node %q not found", v.nodeName)
+	case v.nodeName != "" && !isCleanAbsolute(v.dir()):
+		return fmt.Sprintf("annotation %s of node %q is not a normalized absolute path", localpath.DirAnnotation, v.nodeName)
 	}
 	return ""
 }
+
+// dir is the parent of the volumes' directories on the node.
+func (v localPathView) dir() string {
+	return cmp.Or(v.node.Annotations[localpath.DirAnnotation], path.Clean(v.settings.Dir))
+}
+
+func isCleanAbsolute(dir string) bool { return path.IsAbs(dir) && path.Clean(dir) == dir }
 
 func (v localPathView) volume() *corev1.PersistentVolume {
 	name := "pvc-" + string(v.claim.UID)
@@ -208,14 +195,14 @@ func (v localPathView) volume() *corev1.PersistentVolume {
 		host = v.node.Name
 	}
 	volume := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{provisionedBy: LocalPathProvisioner, localPathNode: v.node.Name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{provisionedBy: localpath.Provisioner, localPathNode: v.node.Name}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: v.claim.Spec.Resources.Requests[corev1.ResourceStorage]},
 			AccessModes: v.claim.Spec.AccessModes, StorageClassName: v.class.Name, VolumeMode: new(corev1.PersistentVolumeFilesystem),
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, MountOptions: v.class.MountOptions,
 			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: v.claim.Namespace, Name: v.claim.Name, UID: v.claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{
-				Path: path.Join(v.settings.Dir, dirName(name, v.claim)), Type: new(corev1.HostPathDirectoryOrCreate)}},
+				Path: path.Join(v.dir(), dirName(name, v.claim)), Type: new(corev1.HostPathDirectoryOrCreate)}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{host}}}}}}},
 		},
@@ -223,8 +210,8 @@ func (v localPathView) volume() *corev1.PersistentVolume {
 	if v.class.ReclaimPolicy != nil {
 		volume.Spec.PersistentVolumeReclaimPolicy = *v.class.ReclaimPolicy
 	}
-	if v.settings.Cleaned && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
-		volume.Finalizers = []string{localPathFinalizer}
+	if isCleanable(volume, v.node) {
+		volume.Finalizers = []string{localpath.Finalizer}
 	}
 	return volume
 }
@@ -235,61 +222,21 @@ func dirName(volume string, claim *corev1.PersistentVolumeClaim) string {
 	return name[:min(len(name), 255)]
 }
 
-// reclaimLocalPath deletes a released volume, and removes the finalizer if the node is deleted.
-func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan controller.Plan) {
+// isCleanable reports whether the directory of a volume is to be removed with it, and its node can do that.
+func isCleanable(volume *corev1.PersistentVolume, node *corev1.Node) bool {
+	return node != nil && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && volume.Spec.HostPath != nil &&
+		path.Dir(volume.Spec.HostPath.Path) == node.Annotations[localpath.DirAnnotation] && localpath.IsVolumeDir(path.Base(volume.Spec.HostPath.Path))
+}
+
+// reclaimLocalPath deletes a released volume. A volume that was provisioned before its node could remove directories gets the finalizer first.
+func reclaimLocalPath(volume *corev1.PersistentVolume, node *corev1.Node) (plan controller.Plan) {
 	released := volume.Status.Phase == corev1.VolumeReleased && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
-	switch {
-	case volume.DeletionTimestamp == nil && released:
-		plan.AddStep(controller.NewDelete(volume))
-	case volume.DeletionTimestamp != nil && !nodeThere && slices.Contains(volume.Finalizers, localPathFinalizer):
-		plan.AddStep(removeFinalizer(volume, localPathFinalizer))
+	if volume.DeletionTimestamp != nil || !released {
+		return plan
 	}
+	if isCleanable(volume, node) && !slices.Contains(volume.Finalizers, localpath.Finalizer) {
+		plan.AddStep(addFinalizer(volume, localpath.Finalizer))
+	}
+	plan.AddStep(controller.NewDelete(volume))
 	return plan
-}
-
-// LocalPathCleaner removes the directories of deleted volumes on one node. It runs on every node and needs the permission to patch
-// volumes.
-func LocalPathCleaner(node, directory string) controller.Definition {
-	return controller.Definition{
-		Name: "local-path-cleaner", Component: LocalPathProvisioner, Queue: "local_path_cleaner",
-		New: func(s *controller.Setup) (controller.Syncer, error) {
-			volumes := client.InformerFor[*corev1.PersistentVolume](s.Informers)
-			if err := controller.WatchPrimary[*corev1.PersistentVolume](s); err != nil {
-				return nil, err
-			}
-			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
-				volume, ok := volumes.Get("", key.Name)
-				if !ok || volume.Annotations[localPathNode] != node || volume.DeletionTimestamp == nil ||
-					!slices.Equal(volume.Finalizers, []string{localPathFinalizer}) {
-					return nil // of another node, not deleted, or with other finalizers
-				}
-				if err := removeDir(directory, volume); err != nil {
-					return err
-				}
-				var plan controller.Plan
-				plan.AddStep(removeFinalizer(volume, localPathFinalizer))
-				return s.Apply(ctx, key, plan)
-			}), nil
-		},
-	}
-}
-
-// removeDir removes the directory of a volume. It must be a child of directory, and symbolic links are not followed out of it.
-func removeDir(directory string, volume *corev1.PersistentVolume) error {
-	source := volume.Spec.HostPath
-	if source == nil || path.Dir(source.Path) != path.Clean(directory) || !strings.HasPrefix(path.Base(source.Path), volume.Name) {
-		return fmt.Errorf("path of volume %s is not in %s: not removed", volume.Name, directory)
-	}
-	root, err := os.OpenRoot(directory)
-	if os.IsNotExist(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open directory of volumes: %w", err)
-	}
-	defer root.Close()
-	if err := root.RemoveAll(path.Base(source.Path)); err != nil {
-		return fmt.Errorf("remove directory of volume %s: %w", volume.Name, err)
-	}
-	return nil
 }

@@ -2,8 +2,7 @@ package volume
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -14,11 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/controller"
+	"skiff/internal/localpath"
 	"skiff/test/world"
 )
 
 func TestLocalPath(t *testing.T) {
-	lazy := aClass(LocalPathClass, LocalPathProvisioner, storagev1.VolumeBindingWaitForFirstConsumer)
+	lazy := aClass(LocalPathClass, localpath.Provisioner, storagev1.VolumeBindingWaitForFirstConsumer)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{corev1.LabelHostname: "host-n"}}}
 	for _, test := range []struct {
 		what string
@@ -28,58 +28,25 @@ func TestLocalPath(t *testing.T) {
 		{"no node yet", localPathView{claim: aClaim(), class: lazy}, ""},
 		{"a node", localPathView{claim: aClaim(), class: lazy, nodeName: "n", node: node}, "create PV pvc-uid-data"},
 		{"a node that is gone", localPathView{claim: aClaim(), class: lazy, nodeName: "n"}, "tell ProvisioningFailed"},
-		{"a class that does not wait", localPathView{claim: aClaim(), class: aClass("x", LocalPathProvisioner, storagev1.VolumeBindingImmediate)}, "tell ProvisioningFailed"},
+		{"a class that does not wait", localPathView{claim: aClaim(), class: aClass("x", localpath.Provisioner, storagev1.VolumeBindingImmediate)}, "tell ProvisioningFailed"},
 		{"for many nodes", localPathView{claim: aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.AccessModes[0] = corev1.ReadWriteMany }), class: lazy, nodeName: "n", node: node}, "tell ProvisioningFailed"},
 		{"a block device", localPathView{claim: aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }), class: lazy, nodeName: "n", node: node}, "tell ProvisioningFailed"},
 	} {
+		test.view.settings.Dir = "/data"
 		if got := words(test.view.reconcile()); got != test.want {
 			t.Errorf("%s: %s, want %s", test.what, got, test.want)
 		}
 	}
-	v := localPathView{claim: aClaim(), class: lazy, nodeName: "n", node: node, settings: LocalPathSettings{Dir: "/data", Cleaned: true}}.volume()
+	node.Annotations = map[string]string{localpath.DirAnnotation: "/data"}
+	v := localPathView{claim: aClaim(), class: lazy, nodeName: "n", node: node, settings: LocalPathSettings{Dir: "/other"}}.volume()
 	if v.Spec.HostPath.Path != "/data/pvc-uid-data_default_data" || *v.Spec.HostPath.Type != corev1.HostPathDirectoryOrCreate ||
-		v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] != "host-n" || v.Finalizers[0] != localPathFinalizer {
+		v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] != "host-n" || v.Finalizers[0] != localpath.Finalizer {
 		t.Errorf("volume %+v", v)
 	}
 }
 
-func TestRemoveDir(t *testing.T) {
-	directory, outside := t.TempDir(), t.TempDir()
-	at := func(path string) *corev1.PersistentVolume {
-		return aVolume("pvc-1", func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: path} })
-	}
-	inside := filepath.Join(directory, "pvc-1_default_data")
-	for _, dir := range []string{filepath.Join(inside, "deep"), filepath.Join(outside, "pvc-1_x")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Symlink(outside, filepath.Join(inside, "link")); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{filepath.Join(outside, "pvc-1_x"), directory, directory + "/../" + filepath.Base(outside) + "/pvc-1_x", filepath.Join(directory, "other")} {
-		if err := removeDir(directory, at(path)); err == nil {
-			t.Errorf("%s was removed", path)
-		}
-	}
-	if err := removeDir(directory, at(inside)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(inside); !os.IsNotExist(err) {
-		t.Error("the directory is still there")
-	}
-	if _, err := os.Stat(filepath.Join(outside, "pvc-1_x")); err != nil {
-		t.Error("what a link led to is gone")
-	}
-	if err := removeDir(directory, at(inside)); err != nil {
-		t.Errorf("a second time: %v", err)
-	}
-}
-
-// TestStorageInAWorld follows claims from their creation to their end.
-
 func TestLocalPathRefusals(t *testing.T) {
-	lazy := aClass(LocalPathClass, LocalPathProvisioner, storagev1.VolumeBindingWaitForFirstConsumer)
+	lazy := aClass(LocalPathClass, localpath.Provisioner, storagev1.VolumeBindingWaitForFirstConsumer)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	source := &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "x"}
 	for _, test := range []struct {
@@ -96,14 +63,16 @@ func TestLocalPathRefusals(t *testing.T) {
 		{"many readers", aClaim(wanting(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), lazy, node, "only access modes ReadWriteOnce and ReadWriteOncePod are supported"},
 		{"many writers", aClaim(wanting(corev1.ReadWriteMany)), lazy, node, "only access modes ReadWriteOnce and ReadWriteOncePod are supported"},
 		{"blocks", aClaim(wantsBlocks), lazy, node, "volumeMode Block is not supported"},
-		{"at once", aClaim(), aClass("x", LocalPathProvisioner, storagev1.VolumeBindingImmediate), node, "the storage class must have volumeBindingMode WaitForFirstConsumer"},
+		{"at once", aClaim(), aClass("x", localpath.Provisioner, storagev1.VolumeBindingImmediate), node, "the storage class must have volumeBindingMode WaitForFirstConsumer"},
 		{"no binding mode", aClaim(), &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, node, "the storage class must have volumeBindingMode WaitForFirstConsumer"},
 		{"a selector", aClaim(selecting("a", metav1.LabelSelectorOpExists)), lazy, node, "claim Selector is not supported"},
 		{"a source", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource = source }), lazy, node, "data sources are not supported"},
 		{"a source by reference", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "X"} }), lazy, node, "data sources are not supported"},
 		{"a node that is gone", aClaim(), lazy, nil, `node "n" not found`},
+		{"a node with a relative directory", aClaim(), lazy, announcing("data"), `annotation skiff.io/local-path-dir of node "n" is not a normalized absolute path`},
+		{"a node with a directory that is not normalized", aClaim(), lazy, announcing("/data/../etc"), `annotation skiff.io/local-path-dir of node "n" is not a normalized absolute path`},
 	} {
-		v := localPathView{claim: test.claim, class: test.class, nodeName: "n", node: test.node}
+		v := localPathView{claim: test.claim, class: test.class, nodeName: "n", node: test.node, settings: LocalPathSettings{Dir: "/data"}}
 		if got := v.refuse(); got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
@@ -116,10 +85,15 @@ func TestLocalPathRefusals(t *testing.T) {
 	}
 }
 
+// announcing is a node that removes the directories of its volumes.
+func announcing(dir string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "node", Labels: map[string]string{corev1.LabelHostname: "host-n"}, Annotations: map[string]string{localpath.DirAnnotation: dir}}}
+}
+
 // TestLocalPathVolume: the volume as it is made.
 func TestLocalPathVolume(t *testing.T) {
 	class := func(changes ...change[*storagev1.StorageClass]) *storagev1.StorageClass {
-		return with(aClass(LocalPathClass, LocalPathProvisioner, storagev1.VolumeBindingWaitForFirstConsumer), changes...)
+		return with(aClass(LocalPathClass, localpath.Provisioner, storagev1.VolumeBindingWaitForFirstConsumer), changes...)
 	}
 	retaining := func(c *storagev1.StorageClass) { c.ReclaimPolicy = new(corev1.PersistentVolumeReclaimRetain) }
 	node := func(host string) *corev1.Node {
@@ -139,8 +113,8 @@ func TestLocalPathVolume(t *testing.T) {
 		want     string
 	}{
 		{"by default", aClaim(), class(), node("host-n"), LocalPathSettings{Dir: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on host-n [] []"},
-		{"cleaned by the nodes", aClaim(), class(), node("host-n"), LocalPathSettings{Dir: "/data", Cleaned: true}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on host-n [skiff.io/local-path] []"},
-		{"kept: nobody need clean", aClaim(), class(retaining), node("host-n"), LocalPathSettings{Dir: "/data", Cleaned: true}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Retain /data/pvc-uid-data_default_data on host-n [] []"},
+		{"on a node that removes directories", aClaim(), class(), announcing("/own"), LocalPathSettings{Dir: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /own/pvc-uid-data_default_data on host-n [skiff.io/local-path] []"},
+		{"retained", aClaim(), class(retaining), announcing("/own"), LocalPathSettings{Dir: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Retain /own/pvc-uid-data_default_data on host-n [] []"},
 		{"a node without a host name", aClaim(), class(), node(""), LocalPathSettings{Dir: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on n [] []"},
 		{"mount options of the class", aClaim(asking("3Gi"), wanting(corev1.ReadWriteOncePod)), class(func(c *storagev1.StorageClass) { c.Name, c.MountOptions = "mine", []string{"noatime"} }), node("h"), LocalPathSettings{Dir: "/a/b/"},
 			"pvc-uid-data 3Gi [ReadWriteOncePod] mine Delete /a/b/pvc-uid-data_default_data on h [] [noatime]"},
@@ -166,25 +140,32 @@ func TestLocalPathVolume(t *testing.T) {
 func TestLocalPathReclaim(t *testing.T) {
 	remove := reclaims(corev1.PersistentVolumeReclaimDelete)
 	released := inPhase(corev1.VolumeReleased)
-	held := func(v *corev1.PersistentVolume) { v.Finalizers = []string{volumeFinalizer, localPathFinalizer} }
+	held := func(v *corev1.PersistentVolume) { v.Finalizers = []string{volumeFinalizer, localpath.Finalizer} }
 	for _, test := range []struct {
 		what   string
 		volume *corev1.PersistentVolume
-		there  bool
+		node   *corev1.Node
 		want   string
 	}{
-		{"in use", aVolume("v", remove, inPhase(corev1.VolumeBound)), true, ""},
-		{"released", aVolume("v", remove, released), true, "delete PV v"},
-		{"released, kept", aVolume("v", released), true, ""},
-		{"failed", aVolume("v", remove, inPhase(corev1.VolumeFailed)), true, ""},
-		{"leaving: its node cleans", aVolume("v", remove, released, leavingVolume, held), true, ""},
-		{"leaving, its node is gone", aVolume("v", remove, released, leavingVolume, held), false, "patch PV v"},
-		{"leaving, its node is gone, nothing is held", aVolume("v", remove, released, leavingVolume), false, ""},
-		{"its node is gone, but it stays", aVolume("v", remove, inPhase(corev1.VolumeBound), held), false, ""},
+		{"in use", aVolume("v", remove, inPhase(corev1.VolumeBound)), announcing("/data"), ""},
+		{"released", aVolume("v", remove, released, held, inDir("/data")), announcing("/data"), "delete PV v"},
+		{"released, retained", aVolume("v", released), announcing("/data"), ""},
+		{"failed", aVolume("v", remove, inPhase(corev1.VolumeFailed)), announcing("/data"), ""},
+		{"being deleted", aVolume("v", remove, released, leavingVolume, held), announcing("/data"), ""},
+		{"from before its node could remove directories", aVolume("v", remove, released, inDir("/data")), announcing("/data"), "patch PV v, delete PV v"},
+		{"elsewhere on its node", aVolume("v", remove, released, inDir("/other")), announcing("/data"), "delete PV v"},
+		{"its node is deleted", aVolume("v", remove, released, inDir("/data")), nil, "delete PV v"},
 	} {
-		if got := words(reclaimLocalPath(test.volume, test.there)); got != test.want {
+		if got := words(reclaimLocalPath(test.volume, test.node)); got != test.want {
 			t.Errorf("%s: %s, want %s", test.what, got, test.want)
 		}
+	}
+}
+
+// inDir gives a volume a directory as the provisioner would.
+func inDir(dir string) change[*corev1.PersistentVolume] {
+	return func(v *corev1.PersistentVolume) {
+		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: dir + "/pvc-" + v.Name}
 	}
 }
 
@@ -212,41 +193,12 @@ func TestNewLocalPathClass(t *testing.T) {
 	}
 }
 
-// TestRemoveDirectoryRefusals: nothing outside is ever removed.
-func TestRemoveDirRefusals(t *testing.T) {
-	directory := t.TempDir()
-	for _, path := range []string{
-		"/", "", directory, filepath.Dir(directory), filepath.Join(directory, "other"), filepath.Join(directory, "pvc-1", "deep"), directory + "/../pvc-1", filepath.Join(directory, "..", "pvc-1"), "pvc-1", directory + "pvc-1",
-	} {
-		v := aVolume("pvc-1", func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: path} })
-		if err := removeDir(directory, v); err == nil {
-			t.Errorf("%q: it was removed", path)
-		}
-	}
-	if err := removeDir(directory, aVolume("pvc-1", csi)); err == nil {
-		t.Error("a volume that is no directory")
-	}
-	gone := aVolume("pvc-1", func(v *corev1.PersistentVolume) {
-		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: filepath.Join(directory, "pvc-1_x")}
-	})
-	if err := removeDir(directory, gone); err != nil {
-		t.Errorf("what is gone is gone: %v", err)
-	}
-	if err := removeDir(filepath.Join(directory, "none"), aVolume("pvc-1", func(v *corev1.PersistentVolume) {
-		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: filepath.Join(directory, "none", "pvc-1_x")}
-	})); err != nil {
-		t.Errorf("nothing was ever made there: %v", err)
-	}
-}
-
-// TestLocalPathInAWorld: a claim, its pod's node, the volume; and after the claim the directory.
+// TestLocalPathInAWorld: a claim, its pod's node, the volume; and after the claim the removal of the directory.
 func TestLocalPathInAWorld(t *testing.T) {
-	directory := t.TempDir()
 	world.In(t, func(w *world.World) {
-		settings := LocalPathSettings{Dir: directory, Cleaned: true}
-		defer w.Run(Binder, LocalPath(settings), LocalPathCleaner("n1", directory), ClaimProtection, VolumeProtection)()
+		defer w.Run(Binder, LocalPath(LocalPathSettings{Dir: "/data"}), LocalPathCleaner, ClaimProtection, VolumeProtection)()
 		for _, name := range []string{"n1", "n2"} {
-			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{localpath.DirAnnotation: "/own"}}})
 		}
 		w.Pass(time.Second)
 		if c := world.Get[*storagev1.StorageClass](w, "", LocalPathClass); !isDefault(c) {
@@ -271,67 +223,100 @@ func TestLocalPathInAWorld(t *testing.T) {
 		if told := w.Events("first"); !slices.Contains(told, "ProvisioningSucceeded: Successfully provisioned volume pvc-"+string(first.UID)) {
 			t.Errorf("told %q", told)
 		}
-		path := filepath.Join(directory, "pvc-"+string(first.UID)+"_default_first")
-		if err := os.MkdirAll(filepath.Join(path, "deep"), 0o700); err != nil {
-			t.Fatal(err)
-		}
 		for _, c := range []*corev1.PersistentVolumeClaim{first, second} {
 			w.Remove(world.Get[*corev1.PersistentVolumeClaim](w, "default", c.Name))
 		}
 		w.Pass(time.Minute)
-		if !world.Gone[*corev1.PersistentVolume](w, "", "pvc-"+string(first.UID)) {
-			t.Error("the first volume stays")
+		removals := func(node string) string {
+			return world.Get[*corev1.Node](w, "", node).Annotations[localpath.RemovalsAnnotation]
 		}
-		if _, err := os.Stat(path); !os.IsNotExist(err) {
-			t.Errorf("its directory stays: %v", err)
+		if got, want := removals("n1"), "pvc-"+string(first.UID)+"_default_first"; got != want {
+			t.Errorf("the first node has to remove %q, want %q", got, want)
 		}
-		// The second node has no cleaner here; the volume waits for it until the node is gone.
+		if world.Gone[*corev1.PersistentVolume](w, "", "pvc-"+string(first.UID)) {
+			t.Error("the first volume was deleted before its directory")
+		}
+		playRemovals(w, "n1")
+		w.Pass(time.Second)
+		if !world.Gone[*corev1.PersistentVolume](w, "", "pvc-"+string(first.UID)) || removals("n1") != "" {
+			t.Errorf("the first volume is still there, or still to be removed: %q", removals("n1"))
+		}
+		// The second node does not respond; the volume waits for it until the node is deleted.
 		if world.Gone[*corev1.PersistentVolume](w, "", "pvc-"+string(second.UID)) {
-			t.Error("the second volume went before its directory")
+			t.Error("the second volume was deleted before its directory")
 		}
 		w.Remove(world.Get[*corev1.Node](w, "", "n2"))
 		w.Pass(time.Second)
 		if !world.Gone[*corev1.PersistentVolume](w, "", "pvc-"+string(second.UID)) {
-			t.Error("the second volume waits for a node that is gone")
+			t.Error("the second volume waits for a node that is deleted")
 		}
 	})
 }
 
-// TestCleanerKeepsItsHandsOff: what is not its node's, not to go, or held by others, stays.
-func TestCleanerKeepsItsHandsOff(t *testing.T) {
-	for _, test := range []struct {
-		what       string
-		node       string
-		finalizers []string
-		leaves     bool
-		cleaned    bool
-	}{
-		{"its own, to go", "n1", []string{localPathFinalizer}, true, true},
-		{"another node's", "n2", []string{localPathFinalizer}, true, false},
-		{"not to go", "n1", []string{localPathFinalizer}, false, false},
-		{"held by others, too", "n1", []string{"example.com/mine", localPathFinalizer}, true, false},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			directory := t.TempDir()
-			path := filepath.Join(directory, "pvc-1_default_data")
-			if err := os.Mkdir(path, 0o700); err != nil {
-				t.Fatal(err)
+// playRemovals reports all directories as removed that a node has to remove, as its kubelet would.
+func playRemovals(w *world.World, node string) {
+	world.Edit(w, "", node, func(n *corev1.Node) {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, localpath.RemovedAnnotation, n.Annotations[localpath.RemovalsAnnotation])
+	})
+}
+
+// TestReconcileRemovals: which directories a node has to remove, and which volumes are done.
+func TestReconcileRemovals(t *testing.T) {
+	remove := reclaims(corev1.PersistentVolumeReclaimDelete)
+	held := func(finalizers ...string) change[*corev1.PersistentVolume] {
+		return func(v *corev1.PersistentVolume) { v.Finalizers = finalizers }
+	}
+	node := func(removals, removed string) *corev1.Node {
+		n := announcing("/data")
+		for key, value := range map[string]string{localpath.RemovalsAnnotation: removals, localpath.RemovedAnnotation: removed} {
+			if value != "" {
+				n.Annotations[key] = value
 			}
-			world.In(t, func(w *world.World) {
-				defer w.Run(LocalPathCleaner("n1", directory))()
-				v := aVolume("pvc-1", marked(localPathNode, test.node), func(v *corev1.PersistentVolume) {
-					v.Finalizers, v.UID, v.Spec.HostPath = test.finalizers, "", &corev1.HostPathVolumeSource{Path: path}
-				})
-				made := world.Create(w, v)
-				if test.leaves {
-					w.Remove(made)
-				}
-				w.Pass(time.Second)
-				_, err := os.Stat(path)
-				if cleaned := os.IsNotExist(err); cleaned != test.cleaned || world.Gone[*corev1.PersistentVolume](w, "", "pvc-1") != test.cleaned {
-					t.Errorf("cleaned %v", cleaned)
-				}
-			})
-		})
+		}
+		return n
+	}
+	deleted := func(name string, changes ...change[*corev1.PersistentVolume]) *corev1.PersistentVolume {
+		return with(aVolume(name, remove, leavingVolume, held(localpath.Finalizer), inDir("/data")), changes...)
+	}
+	for _, test := range []struct {
+		what    string
+		node    *corev1.Node
+		volumes []*corev1.PersistentVolume
+		want    string
+	}{
+		{"nothing", node("", ""), nil, ""},
+		{"in use", node("", ""), []*corev1.PersistentVolume{aVolume("v", remove, held(localpath.Finalizer), inDir("/data"))}, ""},
+		{"still protected", node("", ""), []*corev1.PersistentVolume{deleted("v", held(volumeFinalizer, localpath.Finalizer))}, ""},
+		{"held by others, too", node("", ""), []*corev1.PersistentVolume{deleted("v", held("example.com/x", localpath.Finalizer))}, ""},
+		{"to remove", node("", ""), []*corev1.PersistentVolume{deleted("b"), deleted("a")}, `patch Node n {"metadata":{"annotations":{"skiff.io/local-path-removals":"pvc-a,pvc-b"},"uid":"node"}}`},
+		{"requested", node("pvc-a,pvc-b", ""), []*corev1.PersistentVolume{deleted("b"), deleted("a")}, ""},
+		{"one removed", node("pvc-a,pvc-b", "pvc-a"), []*corev1.PersistentVolume{deleted("b"), deleted("a")},
+			`patch PersistentVolume a {"metadata":{"$deleteFromPrimitiveList/finalizers":["skiff.io/local-path"],"uid":"uid-a"}}; patch Node n {"metadata":{"annotations":{"skiff.io/local-path-removals":"pvc-b"},"uid":"node"}}`},
+		{"all done", node("pvc-a", "pvc-a"), nil, `patch Node n {"metadata":{"annotations":{"skiff.io/local-path-removals":null},"uid":"node"}}`},
+		{"removed, but not requested", node("", "pvc-a"), nil, ""},
+		{"retained meanwhile", node("", ""), []*corev1.PersistentVolume{deleted("v", reclaims(corev1.PersistentVolumeReclaimRetain))},
+			`patch PersistentVolume v {"metadata":{"$deleteFromPrimitiveList/finalizers":["skiff.io/local-path"],"uid":"uid-v"}}`},
+		{"elsewhere", node("", ""), []*corev1.PersistentVolume{deleted("v", inDir("/other"))},
+			`patch PersistentVolume v {"metadata":{"$deleteFromPrimitiveList/finalizers":["skiff.io/local-path"],"uid":"uid-v"}}`},
+		{"the node is deleted", nil, []*corev1.PersistentVolume{deleted("v")},
+			`patch PersistentVolume v {"metadata":{"$deleteFromPrimitiveList/finalizers":["skiff.io/local-path"],"uid":"uid-v"}}`},
+	} {
+		var got []string
+		for _, step := range reconcileRemovals(test.node, test.volumes).Steps {
+			for _, write := range step.Writes {
+				got = append(got, fmt.Sprintf("patch %s %s %s", reflect.TypeOf(write.Object).Elem().Name(), write.Object.GetName(), write.Patch))
+			}
+		}
+		if text := strings.Join(got, "; "); text != test.want {
+			t.Errorf("%s:\n got %s\nwant %s", test.what, text, test.want)
+		}
+	}
+	var many []*corev1.PersistentVolume
+	for i := range 10 * localpath.MaxRemovals {
+		many = append(many, deleted(fmt.Sprintf("%04d", i)))
+	}
+	plan := reconcileRemovals(node("", ""), many)
+	if names := strings.Count(string(plan.Steps[0].Writes[0].Patch), "pvc-"); names != localpath.MaxRemovals {
+		t.Errorf("%d directories at once, want %d", names, localpath.MaxRemovals)
 	}
 }

@@ -2,7 +2,6 @@ package volume
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/localpath"
 	"skiff/test/world"
 )
 
@@ -123,11 +123,12 @@ func words(plan controller.Plan) string {
 
 func TestStorageInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		directory := t.TempDir()
 		all := []controller.Definition{Binder, ClaimProtection, VolumeProtection, AttributesClassProtection, Ephemeral, Expand,
-			LocalPath(LocalPathSettings{Dir: directory, Cleaned: true}), LocalPathCleaner("n1", directory)}
+			LocalPath(LocalPathSettings{Dir: "/data"}), LocalPathCleaner}
 		stop := w.Run(all...)
-		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelHostname: "n1"}}})
+		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: "n1", Labels: map[string]string{corev1.LabelHostname: "n1"}, Annotations: map[string]string{localpath.DirAnnotation: "/own"},
+		}})
 		w.Pass(time.Second)
 		class := world.Get[*storagev1.StorageClass](w, "", LocalPathClass)
 		if class.Annotations[defaultClass] != "true" {
@@ -187,17 +188,13 @@ func TestStorageInAWorld(t *testing.T) {
 			t.Fatalf("the claim is %s: %q", phase("p-scratch"), w.Events("p-scratch"))
 		}
 		made := world.Get[*corev1.PersistentVolume](w, "", world.Get[*corev1.PersistentVolumeClaim](w, "default", "p-scratch").Spec.VolumeName)
-		if err := os.MkdirAll(made.Spec.HostPath.Path, 0o700); err != nil { // as the kubelet would
-			t.Fatal(err)
-		}
 		w.Remove(pod)
 		w.Remove(world.Get[*corev1.PersistentVolumeClaim](w, "default", "p-scratch")) // as the garbage collector would
 		w.Pass(5 * time.Second)
+		playRemovals(w, "n1")
+		w.Pass(5 * time.Second)
 		if !world.Gone[*corev1.PersistentVolume](w, "", made.Name) {
 			t.Errorf("the volume is still there: %+v", world.Get[*corev1.PersistentVolume](w, "", made.Name))
-		}
-		if _, err := os.Stat(made.Spec.HostPath.Path); !os.IsNotExist(err) {
-			t.Error("the directory is still there")
 		}
 		// At rest another start writes nothing.
 		stop()

@@ -62,6 +62,8 @@ type Settings struct {
 	DeclaredFeatures                               []string
 	// Root is the kubelet's directory.
 	Root string
+	// Annotations are set on the Node object, existing or new.
+	Annotations map[string]string
 	// SkipRegistration expects the Node object to be created by someone else.
 	SkipRegistration bool
 	// StatusUpdateFrequency, StatusReportFrequency and LeaseDurationSeconds default to 10 s, 5 min and 40.
@@ -103,6 +105,8 @@ type Dependencies struct {
 	Devices      func() Devices
 	// VolumesInUse returns the attached volumes in use, and false while they are not known yet.
 	VolumesInUse func() ([]corev1.UniqueVolumeName, bool)
+	// Observed is called when the API object was read. It must not block.
+	Observed func()
 	// PodCIDRs is called when the node's pod CIDRs are assigned or change. It must not block for long.
 	PodCIDRs func(podCIDRs []string)
 	// Host replaces ReadHost in tests.
@@ -284,8 +288,10 @@ func (n *Node) object() *corev1.Node {
 		"beta.kubernetes.io/os": runtime.GOOS, "beta.kubernetes.io/arch": runtime.GOARCH,
 	}
 	maps.Copy(labels, s.Labels)
+	annotations := map[string]string{attachAnnotation: "true"}
+	maps.Copy(annotations, s.Annotations)
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Labels: labels, Annotations: map[string]string{attachAnnotation: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Labels: labels, Annotations: annotations},
 		Spec:       corev1.NodeSpec{ProviderID: s.ProviderID, Taints: slices.Clone(s.Taints)},
 	}
 }
@@ -359,8 +365,10 @@ func reconcilePatch(existing, desired *corev1.Node) []byte {
 	if len(labels) > 0 {
 		metadata["labels"] = labels
 	}
-	if want := desired.Annotations[attachAnnotation]; existing.Annotations[attachAnnotation] != want {
-		metadata["annotations"] = map[string]string{attachAnnotation: want}
+	annotations := maps.Clone(desired.Annotations)
+	maps.DeleteFunc(annotations, func(key, value string) bool { return existing.Annotations[key] == value })
+	if len(annotations) > 0 {
+		metadata["annotations"] = annotations
 	}
 	if len(metadata) == 0 {
 		return nil
@@ -387,6 +395,9 @@ func (n *Node) setObserved(node *corev1.Node) {
 	wasCordoned := n.cordoned
 	n.cordoned = node.Spec.Unschedulable
 	n.mu.Unlock()
+	if n.Observed != nil {
+		n.Observed()
+	}
 	if cidrsChanged && n.PodCIDRs != nil {
 		n.PodCIDRs(slices.Clone(node.Spec.PodCIDRs))
 	}

@@ -77,6 +77,7 @@ func newTestNode(t *testing.T, ctx context.Context, before func(*client.Client))
 	events := client.NewEventBroadcaster(s.client)
 	s.node = New(Settings{
 		Name: "a", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Effect: corev1.TaintEffectNoSchedule}},
+		Annotations:           map[string]string{"example.com/dir": "/data"},
 		StatusUpdateFrequency: 50 * time.Millisecond, LeaseDurationSeconds: 1,
 	}, Dependencies{
 		Client: s.client, Runtime: s.runtime, Events: events.NewRecorder("kubelet").WithHost("a"), Log: slog.New(slog.DiscardHandler),
@@ -240,6 +241,9 @@ func TestExistingNodeObject(t *testing.T) {
 	node := s.until("ready", ready)
 	if node.Labels["mine"] != "yes" || node.Labels[corev1.LabelHostname] != "a" || node.Labels["disk"] != "" || !node.Spec.Unschedulable || len(node.Spec.Taints) > 1 {
 		t.Errorf("%+v %+v", node.ObjectMeta, node.Spec)
+	}
+	if node.Annotations["example.com/dir"] != "/data" || node.Annotations[attachAnnotation] != "true" {
+		t.Errorf("annotations %v", node.Annotations)
 	}
 	if node.Status.Capacity["example.com/dongle"] != resource.MustParse("3") || node.Status.Capacity.Memory().String() != "8Gi" {
 		t.Errorf("%s", text(node.Status.Capacity))

@@ -97,14 +97,21 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	if err != nil {
 		return nil, err
 	}
-	lock := v.csi.volumeLock(vol.volumeData)
-	lock.Lock()
-	defer lock.Unlock()
 	if err := v.readDriver(ctx, vol); err != nil {
 		return nil, err
 	}
-	if err := v.waitAttached(ctx, vol); err != nil {
-		return nil, err
+	if vol.isAttachable() {
+		if err := v.waitReportedInUse(ctx, vol); err != nil {
+			return nil, err
+		}
+	}
+	lock := v.csi.volumeLock(vol.volumeData)
+	lock.Lock()
+	defer lock.Unlock()
+	if vol.isAttachable() {
+		if err := v.checkAttached(ctx, vol); err != nil {
+			return nil, err
+		}
 	}
 	if err := os.MkdirAll(vol.dir, 0o750); err != nil {
 		return nil, err
@@ -155,25 +162,6 @@ func (v *Volumes) readDriver(ctx context.Context, vol *csiVolume) error {
 	if len(modes) > 0 && !slices.Contains(modes, storagev1.VolumeLifecycleMode(vol.Lifecycle)) {
 		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", vol.Lifecycle, vol.Driver, modes)
 	}
-	return nil
-}
-
-// waitAttached checks that a volume that needs attaching is attached, and reads its publish context.
-func (v *Volumes) waitAttached(ctx context.Context, vol *csiVolume) error {
-	required := vol.spec.AttachRequired == nil || *vol.spec.AttachRequired
-	if !required || vol.Lifecycle == string(storagev1.VolumeLifecycleEphemeral) {
-		return nil
-	}
-	attachment, err := client.For[*storagev1.VolumeAttachment](v.Client).Get(ctx, "", vol.Attachment)
-	switch {
-	case err != nil:
-		return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: fmt.Errorf("volume %s has GET error for volume attachment %s: %w", vol.Handle, vol.Attachment, err)}
-	case attachment.Status.AttachError != nil:
-		return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: errors.New(attachment.Status.AttachError.Message)}
-	case !attachment.Status.Attached:
-		return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: fmt.Errorf("volume %s is not attached to the node yet", vol.Handle)}
-	}
-	vol.publishContext = attachment.Status.AttachmentMetadata
 	return nil
 }
 
@@ -326,22 +314,6 @@ func load(dir string) (volumeData, error) {
 }
 
 func hexSum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
-
-// InUse returns the unique names of attached volumes that pods of this node use or are about to use, for the node's
-// status. A volume listed there is not detached.
-func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
-	published, err := v.csi.published()
-	if err != nil {
-		return nil, err
-	}
-	names := map[corev1.UniqueVolumeName]bool{}
-	for _, data := range published {
-		if data.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
-			names[corev1.UniqueVolumeName(csiPlugin+"/"+data.Driver+"^"+data.Handle)] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(names)), nil
-}
 
 // published returns all CSI volumes of this node's pods, by directory.
 func (d *drivers) published() (map[string]volumeData, error) {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"skiff/internal/client"
+	"skiff/internal/localpath"
 )
 
 const localPlugin = "kubernetes.io/local-volume"
@@ -99,6 +100,11 @@ func checkVolumeMode(pod *corev1.Pod, volume string, block bool) error {
 func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
 	switch {
 	case pv.Spec.HostPath != nil:
+		if pv.Annotations[provisionedByAnnotation] == localpath.Provisioner {
+			if err := makeLocalPath(pv); err != nil {
+				return nil, fmt.Errorf("create directory of volume: %w", err)
+			}
+		}
 		m, err := setUpHostPath(pv.Spec.HostPath, readOnly)
 		if m != nil {
 			m.block = block

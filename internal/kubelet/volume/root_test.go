@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -434,7 +435,7 @@ func startDriver(t *testing.T, root string) *fakeDriver {
 func TestCSI(t *testing.T) {
 	root := privateMounts(t)
 	v := clusterVolumes(t, root)
-	put(t, v, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
+	node := followNode(t, v)
 	put(t, v, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{
 		PodInfoOnMount: pointer(true), RequiresRepublish: pointer(true), FSGroupPolicy: pointer(storagev1.FileFSGroupPolicy), TokenRequests: []storagev1.TokenRequest{{Audience: "a", ExpirationSeconds: pointer(int64(3600))}},
 		VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral},
@@ -478,6 +479,15 @@ func TestCSI(t *testing.T) {
 	if _, err := client.For[*storagev1.VolumeAttachment](v.Client).UpdateStatus(ctx, attachment); err != nil {
 		t.Fatal(err)
 	}
+	const name = "kubernetes.io/csi/disk.example.com^h"
+	// The controller is about to detach it.
+	if err := v.Mount(ctx, first); err == nil || !strings.Contains(err.Error(), "Volume not attached according to node status") || len(driver.calls) > 0 {
+		t.Errorf("not in volumesAttached: %v, calls %q", err, driver.calls)
+	}
+	if used := node().Status.VolumesInUse; !slices.Equal(used, []corev1.UniqueVolumeName{name}) {
+		t.Errorf("volumesInUse %v before the mount", used)
+	}
+	editNode(t, v, func(n *corev1.Node) { n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: name}} })
 	second := first.DeepCopy()
 	second.UID = "second"
 	inline := testPod(corev1.Volume{Name: "own", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "disk.example.com"}}})
@@ -504,8 +514,12 @@ func TestCSI(t *testing.T) {
 	if err := json.Unmarshal([]byte(read(t, filepath.Dir(target), dataFile)), &data); err != nil || data["volumeHandle"] != "h" || data["driverName"] != "disk.example.com" || data["attachmentID"] != attachment.Name || data["fsGroupApplied"] != true {
 		t.Errorf("kept %v, %v", data, err)
 	}
-	if used, err := v.InUse(); err != nil || len(used) != 1 || used[0] != "kubernetes.io/csi/disk.example.com^h" {
-		t.Errorf("in use %v, %v", used, err)
+	// After a restart the state on disk tells what is in use.
+	restarted := New(v.Options)
+	for _, v := range []*Volumes{v, restarted} {
+		if used, err := v.InUse(); err != nil || len(used) != 1 || used[0] != name {
+			t.Errorf("in use %v, %v", used, err)
+		}
 	}
 	for _, pod := range []*corev1.Pod{first, second, inline} {
 		if err := v.Unmount(ctx, pod.UID); err != nil {
@@ -516,12 +530,90 @@ func TestCSI(t *testing.T) {
 	if !reflect.DeepEqual(driver.calls, want) {
 		t.Errorf("calls of the driver: %q", driver.calls)
 	}
+	if used := node().Status.VolumesInUse; len(used) > 0 {
+		t.Errorf("volumesInUse %v after the unmount", used)
+	}
 	if driver.registered == nil || !driver.registered.PluginRegistered {
 		t.Errorf("registration status %v", driver.registered)
 	}
 	if entries, _ := os.ReadDir(filepath.Join(root, "plugins/kubernetes.io/csi/disk.example.com")); len(entries) != 0 {
 		t.Errorf("left %v", entries)
 	}
+}
+
+// TestMountDuringDetach: a volume whose attachment is being deleted, or that the node's status does not report in use, is not mounted.
+func TestMountDuringDetach(t *testing.T) {
+	root := privateMounts(t)
+	v := clusterVolumes(t, root)
+	followNode(t, v)
+	pod := bound(t, v, "disk", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "disk.example.com", VolumeHandle: "h"}}, nil)
+	driver := startDriver(t, root)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- v.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := v.csi.registered("disk.example.com"); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	attachments := client.For[*storagev1.VolumeAttachment](v.Client)
+	attachment := put(t, v, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + hexSum("hdisk.example.comnode"), Finalizers: []string{"example.com/attacher"}},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "disk.example.com", NodeName: "node", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: pointer("pv-disk")}},
+	}).DeepCopy()
+	attachment.Status.Attached = true
+	if _, err := attachments.UpdateStatus(ctx, attachment); err != nil {
+		t.Fatal(err)
+	}
+	editNode(t, v, func(n *corev1.Node) {
+		n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "kubernetes.io/csi/disk.example.com^h"}}
+	})
+	if err := attachments.Delete(ctx, "", attachment.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Mount(ctx, pod); err == nil || !strings.Contains(err.Error(), "is being deleted") || len(driver.calls) > 0 {
+		t.Errorf("mounted on an attachment that is being deleted: %v, calls %q", err, driver.calls)
+	}
+	v.InUseChanged = nil // the node's status is not reported
+	editNode(t, v, func(n *corev1.Node) { n.Status.VolumesInUse = nil })
+	if err := v.Mount(ctx, pod); err == nil || !strings.Contains(err.Error(), "Volume has not been added to the list of VolumesInUse") || len(driver.calls) > 0 {
+		t.Errorf("mounted without a report: %v, calls %q", err, driver.calls)
+	}
+}
+
+// followNode creates the Node object and reports the volumes in use in its status as the kubelet does. It returns a function that reads it.
+func followNode(t *testing.T, v *Volumes) (node func() *corev1.Node) {
+	t.Helper()
+	put(t, v, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
+	node = func() *corev1.Node {
+		n, err := client.For[*corev1.Node](v.Client).Get(context.Background(), "", "node")
+		if err != nil {
+			return nil
+		}
+		return n
+	}
+	v.Node = node
+	v.InUseChanged = func() {
+		used, err := v.InUse()
+		if err != nil {
+			t.Error(err)
+		}
+		editNode(t, v, func(n *corev1.Node) { n.Status.VolumesInUse = used })
+	}
+	return node
+}
+
+func editNode(t *testing.T, v *Volumes, edit func(*corev1.Node)) {
+	t.Helper()
+	n := v.Node().DeepCopy()
+	edit(n)
+	if _, err := client.For[*corev1.Node](v.Client).UpdateStatus(context.Background(), n); err != nil {
+		t.Error(err)
+	}
+	v.NodeChanged()
 }
 
 func TestFileVolumes(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,10 +44,12 @@ type Objects interface {
 // Options are the dependencies of Volumes.
 type Options struct {
 	// Root is the kubelet's directory.
-	Root     string
-	Client   *client.Client
-	Objects  Objects
-	NodeName string
+	Root string
+	// LocalPathDir is the parent of the directories of volumes that skiff provisions on this node; empty: none are removed.
+	LocalPathDir string
+	Client       *client.Client
+	Objects      Objects
+	NodeName     string
 	// Node returns the Node object; nil before it was read.
 	Node func() *corev1.Node
 	// Image pulls the image of a volume and returns the runtime's reference to it.
@@ -54,6 +57,8 @@ type Options struct {
 	// RecursiveReadOnly reports whether a pod's runtime handler supports recursive read-only mounts.
 	RecursiveReadOnly func(pod *corev1.Pod) bool
 	Events            client.EventRecorder
+	// InUseChanged is called when the result of InUse may have changed; it may be nil.
+	InUseChanged func()
 	// Metrics may be nil.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -68,6 +73,10 @@ type Volumes struct {
 
 	mu   sync.Mutex // guards what follows, and each pod's byName
 	pods map[types.UID]*podVolumes
+	// wanted are the volumes that pods are about to use and that must be attached.
+	wanted map[types.UID]map[corev1.UniqueVolumeName]bool
+	// nodeObserved is closed and replaced by NodeChanged.
+	nodeObserved chan struct{}
 	// shared is set if Prepare bind-mounted the root directory onto itself.
 	shared bool
 }
@@ -96,7 +105,7 @@ type mounted struct {
 
 // New returns the Volumes of a node. It does not touch the disk.
 func New(o Options) *Volumes {
-	v := &Volumes{Options: o, pods: map[types.UID]*podVolumes{}}
+	v := &Volumes{Options: o, pods: map[types.UID]*podVolumes{}, wanted: map[types.UID]map[corev1.UniqueVolumeName]bool{}, nodeObserved: make(chan struct{})}
 	v.tokens = newTokens(o.Client)
 	v.certificates = newCertificates(o.Client, o.NodeName)
 	v.csi = newDrivers(o)
@@ -108,6 +117,12 @@ func New(o Options) *Volumes {
 func (v *Volumes) Prepare() error {
 	if err := os.MkdirAll(filepath.Join(v.Root, "pods"), 0o750); err != nil {
 		return err
+	}
+	if v.LocalPathDir != "" {
+		// Directories in it are writable for every user. Only root may get there.
+		if err := errors.Join(os.MkdirAll(v.LocalPathDir, 0o700), os.Chmod(v.LocalPathDir, 0o700)); err != nil {
+			return err
+		}
 	}
 	shared, err := share(v.Root)
 	v.mu.Lock()
@@ -127,8 +142,13 @@ func (v *Volumes) Release() error {
 	return unmount(v.Root)
 }
 
-// Run registers CSI drivers until ctx is done.
-func (v *Volumes) Run(ctx context.Context) error { return v.csi.run(ctx) }
+// Run registers CSI drivers and removes the directories of deleted volumes until ctx is done.
+func (v *Volumes) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return v.csi.run(ctx) })
+	group.Go(func() error { return v.removeLocalPaths(ctx) })
+	return group.Wait()
+}
 
 // Mount sets up every volume that a container of the pod uses, and updates those with content from API objects. The error
 // joins one MountError per missing volume. If a volume exists but cannot be updated, it is kept as it is and an event is
@@ -283,7 +303,12 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	}
 	v.mu.Lock()
 	delete(v.pods, uid)
+	wanted := len(v.wanted[uid]) > 0
+	delete(v.wanted, uid)
 	v.mu.Unlock()
+	if wanted {
+		v.inUseChanged()
+	}
 	v.tokens.forget(uid)
 	v.certificates.forget(uid)
 	return nil
