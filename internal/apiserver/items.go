@@ -58,18 +58,23 @@ func (j *jsonItems) appendItems(to []byte, start, end int) ([]byte, error) {
 // protoItems are messages as the repeated field 2 of a list.
 type protoItems struct {
 	encode func(i int) (protoItem, error)
-	// prepare is called before the items from start to end are encoded; nil: nothing is to be done.
-	prepare func(start, end int) error
+	// encodeRun is encode for the items from start to end, where that costs less. nil: it does not.
+	encodeRun func(start, end int) ([]protoItem, error)
+	// measured are the runs that encodeRun made to compute their size, by start, until they are appended.
+	measured      map[int][]protoItem
+	measuredBytes int
 }
 
+// maxMeasuredBytes bounds what a list keeps of runs between the computation of their size and their sending. Further runs are made twice.
+const maxMeasuredBytes = 1 << 20
+
 func (p *protoItems) appendItems(to []byte, start, end int) ([]byte, error) {
-	if p.prepare != nil {
-		if err := p.prepare(start, end); err != nil {
-			return to, err
-		}
+	encode, err := p.encoded(start, end)
+	if err != nil {
+		return to, err
 	}
 	for i := start; i < end; i++ {
-		item, err := p.encode(i)
+		item, err := encode(i)
 		if err != nil {
 			return to, err
 		}
@@ -79,14 +84,33 @@ func (p *protoItems) appendItems(to []byte, start, end int) ([]byte, error) {
 	return to, nil
 }
 
-func (p *protoItems) size(start, end int) (total int, err error) {
-	if p.prepare != nil {
-		if err := p.prepare(start, end); err != nil {
-			return 0, err
+// encoded returns what returns the items from start to end.
+func (p *protoItems) encoded(start, end int) (func(i int) (protoItem, error), error) {
+	if p.encodeRun == nil {
+		return p.encode, nil
+	}
+	run, ok := p.measured[start]
+	if delete(p.measured, start); !ok || len(run) != end-start {
+		var err error
+		if run, err = p.encodeRun(start, end); err != nil {
+			return nil, err
 		}
 	}
+	return func(i int) (protoItem, error) { return run[i-start], nil }, nil
+}
+
+func (p *protoItems) size(start, end int) (total int, err error) {
+	encode := p.encode
+	if p.encodeRun != nil {
+		run, err := p.encodeRun(start, end)
+		if err != nil {
+			return 0, err
+		}
+		defer func() { p.keep(start, run, total) }()
+		encode = func(i int) (protoItem, error) { return run[i-start], nil }
+	}
 	for i := start; i < end; i++ {
-		item, err := p.encode(i)
+		item, err := encode(i)
 		if err != nil {
 			return 0, err
 		}
@@ -94,6 +118,17 @@ func (p *protoItems) size(start, end int) (total int, err error) {
 		total += 1 + uvarintLen(size) + size
 	}
 	return total, nil
+}
+
+// keep keeps a run until it is appended.
+func (p *protoItems) keep(start int, run []protoItem, bytes int) {
+	if p.measuredBytes += bytes; p.measuredBytes > maxMeasuredBytes {
+		return
+	}
+	if p.measured == nil {
+		p.measured = map[int][]protoItem{}
+	}
+	p.measured[start] = run
 }
 
 // listConversion converts JSON lists to another format, in parts: an item is written the same way whatever other items its list has.

@@ -107,9 +107,16 @@ func (s *Server) respondPartialList(req *request, out output, p *page) error {
 		}
 		items := &protoItems{encode: encode}
 		if res.version.FromStorageVersions != nil && len(p.objs) == 0 {
-			items.prepare = func(start, end int) error {
-				_, err := res.encodeConverted(p.entries[start:end], res.encodingIDs.partialProto, marshalPartialProto)
-				return err
+			items.encodeRun = func(start, end int) ([]protoItem, error) {
+				bodies, err := res.encodeConverted(p.entries[start:end], res.encodingIDs.partialProto, marshalPartialProto)
+				if err != nil {
+					return nil, err
+				}
+				encoded := make([]protoItem, len(bodies))
+				for i := range bodies {
+					encoded[i].encoded = bodies[i]
+				}
+				return encoded, nil
 			}
 		}
 		return s.writeProtoList(req, p, gvk, items, res.encodingIDs.listPartialProto)

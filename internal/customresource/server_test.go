@@ -402,23 +402,30 @@ func TestApplyInSeveralVersions(t *testing.T) {
 	s.send("GET", widgets+"/a", "").expect(200, "spec.color", "green")
 }
 
-// A list is converted with few requests, and only once.
+// A list is converted with few requests, and only once, whether its encodings are kept or not: those of the past are not.
 func TestListIsConvertedInBatches(t *testing.T) {
+	const count = 200
 	webhook := &converter{}
 	s := newServer(t, convertedDefinition, webhook)
-	const count = 200
 	for i := range count {
-		s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":{"color":"red"}}`, i)).expect(201)
+		s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d","annotations":{"a":"%s"}},"spec":{"color":"red"}}`,
+			i, strings.Repeat("x", 2000))).expect(201)
 	}
-	for accept, field := range map[string]string{
-		"application/json": `"creationTimestamp"`, "application/json;as=Table;v=v1;g=meta.k8s.io": `"creationTimestamp"`,
-		"application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io":                    `"creationTimestamp"`,
-		"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io": "tester",
-	} {
-		webhook.calls = 0
-		list := s.send("GET", "v2/namespaces/ns/widgets", "", "Accept: "+accept).expect(200)
-		if n := strings.Count(list.text, field); n != count || webhook.calls > count/10 {
-			t.Errorf("%s: %d objects with %d calls", accept, n, webhook.calls)
+	past := s.send("GET", widgets, "").expect(200).at("metadata.resourceVersion")
+	for i := range count {
+		s.send("PATCH", fmt.Sprintf("%s/w%d", widgets, i), `{"spec":{"color":"green"}}`, "Content-Type: application/merge-patch+json").expect(200)
+	}
+	for _, query := range []string{"?resourceVersionMatch=Exact&resourceVersion=" + past.(string), ""} {
+		for accept, field := range map[string]string{
+			"application/json": `"creationTimestamp"`, "application/json;as=Table;v=v1;g=meta.k8s.io": `"creationTimestamp"`,
+			"application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io":                    `"creationTimestamp"`,
+			"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io": "tester",
+		} {
+			webhook.calls = 0
+			list := s.send("GET", "v2/namespaces/ns/widgets"+query, "", "Accept: "+accept).expect(200)
+			if n := strings.Count(list.text, field); n != count || webhook.calls > count/10 {
+				t.Errorf("%s %s: %d objects with %d calls", query, accept, n, webhook.calls)
+			}
 		}
 	}
 	webhook.calls = 0
