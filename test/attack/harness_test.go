@@ -105,17 +105,27 @@ type usage struct {
 	inFlight   float64 // requests that are being served, but watches and sessions
 }
 
-// usage reads what the server holds now.
+// usage reads what the server holds after a garbage collection.
 func (a *target) usage() usage {
 	a.t.Helper()
 	a.get("/debug/pprof/heap?gc=1") // collects garbage
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(a.get("/metrics")))
+	now, err := a.readUsage(a.t.Context())
 	a.must(err)
+	return now
+}
+
+// readUsage reads what the server holds now.
+func (a *target) readUsage(ctx context.Context) (usage, error) {
+	body, err := a.read(ctx, "/metrics")
+	if err != nil {
+		return usage{}, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(body))
 	return usage{
 		heap: sum(families["go_memstats_heap_alloc_bytes"]), goroutines: sum(families["go_goroutines"]),
 		seats: sum(families["apiserver_flowcontrol_current_executing_seats"]), inFlight: sum(families["apiserver_current_inflight_requests"]),
-	}
+	}, err
 }
 
 // sum adds the values of a gauge, except those of the exempt priority level.
@@ -132,22 +142,31 @@ func sum(family *dto.MetricFamily) (total float64) {
 	return total
 }
 
-// get requests a path as the administrator.
+// get requests a path as the administrator, which must succeed.
 func (a *target) get(path string) []byte {
 	a.t.Helper()
-	ctx, cancel := context.WithTimeout(a.t.Context(), 30*time.Second)
+	body, err := a.read(a.t.Context(), path)
+	a.must(err)
+	return body
+}
+
+// read requests a path as the administrator.
+func (a *target) read(ctx context.Context, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.config.Host+path, nil)
-	a.must(err)
-	resp, err := a.admin.Do(req)
-	a.must(err)
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	a.must(err)
-	if resp.StatusCode != http.StatusOK {
-		a.t.Fatalf("GET %s: %s", path, resp.Status)
+	if err != nil {
+		return nil, err
 	}
-	return body
+	resp, err := a.admin.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %s: %s", path, resp.Status)
+	}
+	return io.ReadAll(resp.Body)
 }
 
 // The most that an attack may leave behind: pools and caches, not what grows with the attack.

@@ -1,6 +1,7 @@
 package attack
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -34,53 +35,82 @@ type hostile struct {
 	client *http.Client // for requests that are well-formed
 }
 
-// runHostile attacks until the standard input is closed, and then writes how often each attack was made to the standard output. An attack counts
-// when it could connect: whether the server then ends it is its own decision.
+// The commands of the attacking process. It repeats a command when it is carried out.
+const (
+	commandAttack = "attack"
+	commandPause  = "pause"
+)
+
+// runHostile carries out the commands on the standard input, and when that is closed writes how often each attack was made to the standard
+// output. An attack counts when it could connect: whether the server then ends it is its own decision.
 func runHostile(config hostileConfig) error {
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(config.CA) {
-		return errors.New("no CA certificate")
-	}
-	server, _, err := net.SplitHostPort(config.Host)
+	clients, err := newHostiles(config)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	counts := make([]atomic.Int64, len(hostileAttacks))
-	var clients sync.WaitGroup
-	for i := range hostileClients {
-		h := &hostile{
-			Rand: rand.New(rand.NewPCG(config.Seed, uint64(i))), config: config, ctx: ctx,
-			tls: &tls.Config{RootCAs: roots, ServerName: server},
-		}
-		h.client = &http.Client{Transport: &http.Transport{TLSClientConfig: h.tls.Clone(), ForceAttemptHTTP2: i%2 == 0}}
-		clients.Go(func() {
-			for ctx.Err() == nil {
-				// The clients begin with different attacks, so that each is made even in a short run.
-				which := h.IntN(len(hostileAttacks))
-				if i < len(hostileAttacks) && counts[i].Load() == 0 {
-					which = i
-				}
-				if config.Only != "" {
-					which = slices.IndexFunc(hostileAttacks, func(a hostileAttack) bool { return a.name == config.Only })
-				}
-				if h.attack(hostileAttacks[which]) == nil {
-					counts[which].Add(1)
-				}
-				h.pause(200 * time.Millisecond)
+	var running sync.WaitGroup
+	stop := func() {}
+	commands := bufio.NewScanner(os.Stdin)
+	for commands.Scan() {
+		switch commands.Text() {
+		case commandAttack:
+			ctx, cancel := context.WithCancel(context.Background())
+			stop = cancel
+			for i, h := range clients {
+				running.Go(func() { h.run(ctx, i, counts) })
 			}
-		})
+		case commandPause:
+			stop()
+			running.Wait()
+		}
+		fmt.Println(commands.Text())
 	}
-	fmt.Println("attacking")
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	cancel()
-	clients.Wait()
+	stop()
+	running.Wait()
 	report := map[string]int64{}
 	for i := range counts {
 		report[hostileAttacks[i].name] = counts[i].Load()
 	}
 	return json.NewEncoder(os.Stdout).Encode(report)
+}
+
+func newHostiles(config hostileConfig) ([]*hostile, error) {
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(config.CA) {
+		return nil, errors.New("no CA certificate")
+	}
+	server, _, err := net.SplitHostPort(config.Host)
+	if err != nil {
+		return nil, err
+	}
+	clients := make([]*hostile, hostileClients)
+	for i := range clients {
+		h := &hostile{Rand: rand.New(rand.NewPCG(config.Seed, uint64(i))), config: config, tls: &tls.Config{RootCAs: roots, ServerName: server}}
+		h.client = &http.Client{Transport: &http.Transport{TLSClientConfig: h.tls.Clone(), ForceAttemptHTTP2: i%2 == 0}}
+		clients[i] = h
+	}
+	return clients, nil
+}
+
+// run attacks until ctx is done, and then closes the client's connections. number is that of the client.
+func (h *hostile) run(ctx context.Context, number int, counts []atomic.Int64) {
+	h.ctx = ctx
+	defer h.client.CloseIdleConnections()
+	for ctx.Err() == nil {
+		// The clients begin with different attacks, so that each is made even in a short run.
+		which := h.IntN(len(hostileAttacks))
+		if number < len(hostileAttacks) && counts[number].Load() == 0 {
+			which = number
+		}
+		if h.config.Only != "" {
+			which = slices.IndexFunc(hostileAttacks, func(a hostileAttack) bool { return a.name == h.config.Only })
+		}
+		if h.attack(hostileAttacks[which]) == nil {
+			counts[which].Add(1)
+		}
+		h.pause(200 * time.Millisecond)
+	}
 }
 
 // attack makes one attack of at most ten seconds.

@@ -238,13 +238,20 @@ func (p *Process) Log(lines int) string {
 
 // CPU returns the user and system CPU time of the process.
 func (p *Process) CPU() (time.Duration, error) {
+	used, err := CPUTime(p.PID())
+	if err != nil {
+		return 0, fmt.Errorf("read CPU clock of %s: %w", p.Name, err)
+	}
+	return used, nil
+}
+
+// CPUTime returns the user and system CPU time of a process.
+func CPUTime(pid int) (time.Duration, error) {
 	// The kernel's CPU clock of another process: its ID is the complement of the PID, shifted, with 2 for CPUCLOCK_SCHED.
 	// It has nanoseconds, where /proc has hundredths of a second.
 	var used unix.Timespec
-	if err := unix.ClockGettime(int32(^p.PID()<<3|2), &used); err != nil {
-		return 0, fmt.Errorf("read CPU clock of %s: %w", p.Name, err)
-	}
-	return time.Duration(used.Nano()), nil
+	err := unix.ClockGettime(int32(^pid<<3|2), &used)
+	return time.Duration(used.Nano()), err
 }
 
 // Resident returns the resident memory of the process in bytes.
