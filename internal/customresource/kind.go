@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -88,7 +89,7 @@ func New(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*k
 		}
 		k.Versions = append(k.Versions, served)
 	}
-	if isTerminating(crd) {
+	if IsTerminating(crd) {
 		k.Hooks.BeforeCreate = func(_ context.Context, _ kind.Client, _ *kind.Request, obj kind.Object) (func(), error) {
 			return nil, apierrors.NewForbidden(k.GroupResource(), obj.GetName(),
 				errors.New("create not allowed while custom resource definition is terminating"))
@@ -133,10 +134,9 @@ func (d *definition) sortedVersions() []*version {
 	return sorted
 }
 
-func isTerminating(crd *apiextensionsv1.CustomResourceDefinition) bool {
-	return crd.DeletionTimestamp != nil || slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-		return c.Type == apiextensionsv1.Terminating && c.Status == apiextensionsv1.ConditionTrue
-	})
+// IsTerminating reports whether a definition is being deleted: no objects can be created.
+func IsTerminating(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	return crd.DeletionTimestamp != nil || apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Terminating)
 }
 
 // kindVersion is what the server needs to serve the version.

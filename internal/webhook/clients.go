@@ -62,20 +62,26 @@ func (s *ServiceReference) serverName() string { return s.Name + "." + s.Namespa
 
 // AdmissionConfig is the ClientConfig of an admission webhook.
 func AdmissionConfig(c *admissionregistrationv1.WebhookClientConfig) ClientConfig {
-	config := ClientConfig{URL: ptr.Deref(c.URL, ""), CABundle: c.CABundle}
-	if s := c.Service; s != nil {
-		config.Service = &ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: ptr.Deref(s.Path, ""), Port: ptr.Deref(s.Port, 443)}
-	}
-	return config
+	return ClientConfig{URL: ptr.Deref(c.URL, ""), Service: newServiceReference((*serviceReference)(c.Service)), CABundle: c.CABundle}
 }
 
 // ConversionConfig is the ClientConfig of a conversion webhook. A bundle of white space is none.
 func ConversionConfig(c *apiextensionsv1.WebhookClientConfig) ClientConfig {
-	config := ClientConfig{URL: ptr.Deref(c.URL, ""), CABundle: bytes.TrimSpace(c.CABundle)}
-	if s := c.Service; s != nil {
-		config.Service = &ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: ptr.Deref(s.Path, ""), Port: ptr.Deref(s.Port, 443)}
+	return ClientConfig{URL: ptr.Deref(c.URL, ""), Service: newServiceReference((*serviceReference)(c.Service)), CABundle: bytes.TrimSpace(c.CABundle)}
+}
+
+// serviceReference has the fields of the ServiceReferences of both API groups.
+type serviceReference struct {
+	Namespace, Name string
+	Path            *string
+	Port            *int32
+}
+
+func newServiceReference(s *serviceReference) *ServiceReference {
+	if s == nil {
+		return nil
 	}
-	return config
+	return &ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: ptr.Deref(s.Path, ""), Port: ptr.Deref(s.Port, 443)}
 }
 
 // Options are the dependencies of Clients.

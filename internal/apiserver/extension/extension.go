@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -91,7 +92,7 @@ func (e *Extension) Served(crd *apiextensionsv1.CustomResourceDefinition) (bool,
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	found := e.served[crd.Name]
-	if found == nil || !found.equals(identityOf(crd)) || found.terminating != isTerminating(crd) {
+	if found == nil || !found.equals(identityOf(crd)) || found.terminating != customresource.IsTerminating(crd) {
 		return false, nil
 	}
 	return found.err == nil, found.err
@@ -154,7 +155,7 @@ func (e *Extension) apply(crd *definition) {
 		e.remove(crd.Name)
 		return
 	}
-	next := &served{identity: identityOf(crd), terminating: isTerminating(crd), discovered: isDiscovered(crd)}
+	next := &served{identity: identityOf(crd), terminating: customresource.IsTerminating(crd), discovered: isDiscovered(crd)}
 	if old != nil && old.equals(next.identity) && old.terminating == next.terminating && old.discovered == next.discovered {
 		return // the rest of the status does not matter here
 	}
@@ -254,27 +255,13 @@ func schemasOf(crd *definition, version string) openapi.Custom {
 	}
 }
 
-func conditionOf(crd *definition, wanted apiextensionsv1.CustomResourceDefinitionConditionType) apiextensionsv1.CustomResourceDefinitionCondition {
-	for _, c := range crd.Status.Conditions {
-		if c.Type == wanted {
-			return c
-		}
-	}
-	return apiextensionsv1.CustomResourceDefinitionCondition{}
-}
-
 // isAccepted reports whether a definition is served: its names are accepted, or were when it was established.
 func isAccepted(crd *definition) bool {
-	return conditionOf(crd, apiextensionsv1.NamesAccepted).Status == apiextensionsv1.ConditionTrue ||
-		conditionOf(crd, apiextensionsv1.Established).Status == apiextensionsv1.ConditionTrue
+	return apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.NamesAccepted) || apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established)
 }
 
 // isDiscovered reports whether discovery lists a definition: it is established, or about to be.
 func isDiscovered(crd *definition) bool {
-	established := conditionOf(crd, apiextensionsv1.Established)
-	return established.Status == apiextensionsv1.ConditionTrue || established.Reason == "Installing"
-}
-
-func isTerminating(crd *definition) bool {
-	return crd.DeletionTimestamp != nil || conditionOf(crd, apiextensionsv1.Terminating).Status == apiextensionsv1.ConditionTrue
+	established := apihelpers.FindCRDCondition(crd, apiextensionsv1.Established)
+	return established != nil && (established.Status == apiextensionsv1.ConditionTrue || established.Reason == "Installing")
 }

@@ -60,13 +60,13 @@ func (c *cachingAuthorizer) Authorize(ctx context.Context, a authorizer.Attribut
 	if known, ok := c.decisions[key]; ok {
 		return known.decision, known.reason, known.err
 	}
-	verdict, reason, err := c.authorizer.Authorize(ctx, &authz.Attributes{
+	decided, reason, err := c.authorizer.Authorize(ctx, &authz.Attributes{
 		User: userOf(info), Verb: a.GetVerb(), ResourceRequest: a.IsResourceRequest(),
 		Group: a.GetAPIGroup(), Version: a.GetAPIVersion(), Resource: a.GetResource(), Subresource: a.GetSubresource(),
 		Namespace: a.GetNamespace(), Name: a.GetName(), Fields: fieldRequirements, Labels: labelRequirements, Path: a.GetPath(),
 	})
 	made := decision{authorizer.DecisionNoOpinion, reason, err}
-	switch verdict {
+	switch decided {
 	case authz.Allow:
 		made.decision = authorizer.DecisionAllow
 	case authz.Deny:

@@ -93,7 +93,7 @@ func (c *Compiler) Variables() *Variables { return c.variables }
 // those that are compiled again because another part of their object has changed.
 const maxCompiled = 1024
 
-var compiled = lru.New(maxCompiled)
+var expressionCache = lru.New(maxCompiled)
 
 type compiledKey struct {
 	text    string
@@ -108,12 +108,12 @@ func (c *Compiler) Compile(text string, scope Scope, returns ...*celgo.Type) *Ex
 		return compile(text, env, err, returns)
 	}
 	key := compiledKey{text, scope, fmt.Sprint(returns)}
-	if known, ok := compiled.Get(key); ok {
+	if known, ok := expressionCache.Get(key); ok {
 		return known.(*Expression)
 	}
 	env, err := sharedEnv(scope)
 	e := compile(text, env, err, returns)
-	compiled.Add(key, e)
+	expressionCache.Add(key, e)
 	return e
 }
 

@@ -19,7 +19,7 @@ var manyKeys = func() string {
 	return strings.Join(data, ", ")
 }()
 
-// TestValidations: verdicts and texts of one policy with one binding.
+// TestValidations: decisions and texts of one policy with one binding.
 func TestValidations(t *testing.T) {
 	for _, test := range []struct {
 		name, spec, binding string
