@@ -34,10 +34,18 @@ type Queue struct {
 	// error.
 	backoffQ, errorBackoffQ podHeap
 	UnschedulablePods       map[types.UID]*QueuedPod
-	All                     map[types.UID]*QueuedPod
-	inFlight                int
-	InFlightEvents          []plugins.Event // since the oldest in-flight pod was popped
-	registeredEvents        map[plugins.Resource]plugins.Action
+	// byPlugin has the unschedulable pods by the plugins that rejected them, and under noHints those that any event may help: an event costs
+	// nothing for pods whose plugins have no hint for it.
+	byPlugin map[string]map[types.UID]*QueuedPod
+	All      map[types.UID]*QueuedPod
+	inFlight inFlightPods
+	// InFlightEvents are the events since the oldest in-flight pod was popped. The first one has the number firstEvent.
+	InFlightEvents []plugins.Event
+	firstEvent     uint64
+	// events counts the events that may help unschedulable pods.
+	events uint64
+	// registeredHints are the plugins of any profile that have hints for a resource.
+	registeredHints map[plugins.Resource][]registeredHint
 	// KeepAllEvents is set when a plugin without queueing hints, or an extender, may reject pods: then every event may help.
 	KeepAllEvents bool
 	nextFlush     time.Time
@@ -77,15 +85,27 @@ type QueuedPod struct {
 	Location       Location
 	heap           *podHeap // in activeQ or a backoff queue
 	index          int      // in its heap
-	firstEvent     int      // in flight: index into InFlightEvents when popped
+	popped         uint64   // in flight: number of the first event since the pod was popped
+	indexed        []string // unschedulable: the keys of byPlugin
+	lastEvent      uint64   // unschedulable: the last event whose hints were called
 	WaitsForClaims bool     // see ClaimsMissing
 }
+
+// registeredHint is a plugin that has hints, and the actions they are for.
+type registeredHint struct {
+	plugin string
+	action plugins.Action
+}
+
+// noHints is the key of byPlugin for pods that any event may help. It is not the name of a plugin.
+const noHints = ""
 
 // New returns an empty queue for the profiles. Backoff doubles from initialBackoff to maxBackoff.
 func New(profiles map[string]*plugins.Profile, initialBackoff, maxBackoff time.Duration) *Queue {
 	q := &Queue{
 		profiles: profiles, initialBackoff: initialBackoff, maxBackoff: maxBackoff,
-		UnschedulablePods: map[types.UID]*QueuedPod{}, All: map[types.UID]*QueuedPod{}, registeredEvents: map[plugins.Resource]plugins.Action{},
+		UnschedulablePods: map[types.UID]*QueuedPod{}, All: map[types.UID]*QueuedPod{},
+		byPlugin: map[string]map[types.UID]*QueuedPod{}, registeredHints: map[plugins.Resource][]registeredHint{},
 	}
 	q.activeQ.before = func(a, b *QueuedPod) bool {
 		if x, y := snapshot.PriorityOf(a.PodInfo.Pod), snapshot.PriorityOf(b.PodInfo.Pod); x != y {
@@ -105,18 +125,34 @@ func New(profiles map[string]*plugins.Profile, initialBackoff, maxBackoff time.D
 			_, hints := r.(plugins.HintPlugin)
 			return r != nil && !hints
 		})
-		for _, hints := range p.Hints {
+		for plugin, hints := range p.Hints {
 			for _, h := range hints {
-				q.registeredEvents[h.Resource] |= h.Action
+				q.registerHint(h.Resource, registeredHint{plugin, h.Action})
 			}
 		}
 	}
 	return q
 }
 
+func (q *Queue) registerHint(resource plugins.Resource, hint registeredHint) {
+	registered := q.registeredHints[resource]
+	for i := range registered {
+		if registered[i].plugin == hint.plugin {
+			registered[i].action |= hint.action
+			return
+		}
+	}
+	q.registeredHints[resource] = append(registered, hint)
+}
+
+// interested reports whether a hint of any profile is for an event.
+func (q *Queue) interested(e *plugins.Event) bool {
+	return slices.ContainsFunc(q.registeredHints[e.Resource], func(h registeredHint) bool { return h.action&e.Action != 0 })
+}
+
 // Len returns the number of pods by location.
 func (q *Queue) Len() (active, backoff, unschedulable, inFlight int) {
-	return len(q.activeQ.pods), len(q.backoffQ.pods) + len(q.errorBackoffQ.pods), len(q.UnschedulablePods), q.inFlight
+	return len(q.activeQ.pods), len(q.backoffQ.pods) + len(q.errorBackoffQ.pods), len(q.UnschedulablePods), q.inFlight.count
 }
 
 // Add adds a pod that has no node.
@@ -172,8 +208,25 @@ func (q *Queue) moveTo(p *QueuedPod, to Location, event string) {
 		}
 	case InUnschedulablePods:
 		q.UnschedulablePods[p.PodInfo.Pod.UID] = p
+		q.index(p)
 	case IsInFlight:
-		q.inFlight++
+		p.popped = q.firstEvent + uint64(len(q.InFlightEvents))
+		q.inFlight.add(p)
+	}
+}
+
+// index adds an unschedulable pod to byPlugin.
+func (q *Queue) index(p *QueuedPod) {
+	p.indexed = slices.Clone(p.RejectedBy)
+	profile := q.profiles[p.PodInfo.Pod.Spec.SchedulerName]
+	if profile == nil || len(p.RejectedBy) == 0 || slices.ContainsFunc(p.RejectedBy, func(plugin string) bool { return profile.Hints[plugin] == nil }) {
+		p.indexed = []string{noHints}
+	}
+	for _, plugin := range p.indexed {
+		if q.byPlugin[plugin] == nil {
+			q.byPlugin[plugin] = map[types.UID]*QueuedPod{}
+		}
+		q.byPlugin[plugin][p.PodInfo.Pod.UID] = p
 	}
 }
 
@@ -189,12 +242,67 @@ func (q *Queue) remove(p *QueuedPod) {
 		heap.Remove(p.heap, p.index)
 	case InUnschedulablePods:
 		delete(q.UnschedulablePods, p.PodInfo.Pod.UID)
-	case IsInFlight:
-		if q.inFlight--; q.inFlight == 0 {
-			q.InFlightEvents = nil
+		for _, plugin := range p.indexed {
+			delete(q.byPlugin[plugin], p.PodInfo.Pod.UID)
 		}
+	case IsInFlight:
+		p.Location = NotQueued
+		q.dropEvents(q.inFlight.remove())
 	}
 	p.Location = NotQueued
+}
+
+// dropEvents drops the events before one, which no in-flight pod can have missed, or all if no pod is in flight.
+func (q *Queue) dropEvents(before uint64, inFlight bool) {
+	if !inFlight {
+		q.firstEvent += uint64(len(q.InFlightEvents))
+		q.InFlightEvents = nil
+		return
+	}
+	// Half of the events are dropped at a time at least, so that the cost of moving the others is amortized.
+	if n := int(before - q.firstEvent); n > len(q.InFlightEvents)/2 {
+		n = min(n, len(q.InFlightEvents))
+		q.InFlightEvents = slices.Delete(q.InFlightEvents, 0, n)
+		q.firstEvent += uint64(n)
+	}
+}
+
+// missedEvents are the events since an in-flight pod was popped.
+func (q *Queue) missedEvents(p *QueuedPod) []plugins.Event {
+	if p.popped <= q.firstEvent {
+		return q.InFlightEvents
+	}
+	return q.InFlightEvents[min(int(p.popped-q.firstEvent), len(q.InFlightEvents)):]
+}
+
+// inFlightPods are the pods in flight, in the order in which they were popped.
+type inFlightPods struct {
+	// popped may have entries of pods that are no longer in flight, but not at its beginning.
+	popped []inFlightPod
+	count  int
+}
+
+// inFlightPod is a pod at the time it was popped: a pod may be popped again.
+type inFlightPod struct {
+	pod    *QueuedPod
+	popped uint64
+}
+
+func (f *inFlightPods) add(p *QueuedPod) {
+	f.popped = append(f.popped, inFlightPod{p, p.popped})
+	f.count++
+}
+
+// remove removes a pod that has left, and returns the number of the first event that a pod in flight may have missed, if there is one.
+func (f *inFlightPods) remove() (firstEvent uint64, inFlight bool) {
+	f.count--
+	left := func(p inFlightPod) bool { return p.pod.Location == IsInFlight && p.pod.popped == p.popped }
+	if i := slices.IndexFunc(f.popped, left); i >= 0 {
+		f.popped = f.popped[i:]
+		return f.popped[0].popped, true
+	}
+	f.popped = nil
+	return 0, false
 }
 
 func (q *Queue) isGated(pod *corev1.Pod) bool {
@@ -265,7 +373,6 @@ func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
 		return nil, max(wait, time.Millisecond)
 	}
 	q.moveTo(p, IsInFlight, "")
-	p.firstEvent = len(q.InFlightEvents)
 	if p.Attempts++; p.Attempts == 1 {
 		p.FirstAttempt = now
 	}
@@ -305,7 +412,7 @@ func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rejectedBy 
 	p.backoffEnd = backoffEndOf(now, q.backoffOf(p))
 	var missed []plugins.Event
 	if p.Location == IsInFlight {
-		missed = slices.Clone(q.InFlightEvents[min(p.firstEvent, len(q.InFlightEvents)):])
+		missed = slices.Clone(q.missedEvents(p))
 	}
 	switch {
 	case len(rejectedBy) == 0:
@@ -382,16 +489,29 @@ func (q *Queue) Unblock(uid types.UID, now time.Time, retry bool) {
 // MoveToActiveOrBackoff requeues the unschedulable pods that an event may make schedulable. only, if set, limits which. It reports whether
 // any pod was moved.
 func (q *Queue) MoveToActiveOrBackoff(s *snapshot.Snapshot, e plugins.Event, now time.Time, only func(*corev1.Pod) bool) bool {
-	if e.Resource == "" || !q.KeepAllEvents && q.registeredEvents[e.Resource]&e.Action == 0 {
+	if e.Resource == "" || !q.KeepAllEvents && !q.interested(&e) {
 		return false
 	}
-	if q.inFlight > 0 {
+	if q.inFlight.count > 0 {
 		q.InFlightEvents = append(q.InFlightEvents, e)
 	}
+	q.events++
 	var moved []*QueuedPod
-	for _, p := range q.UnschedulablePods {
-		if !p.Gated && (only == nil || only(p.PodInfo.Pod)) && q.mayHelp(s, p, &e) {
-			moved = append(moved, p)
+	collect := func(rejected map[types.UID]*QueuedPod) {
+		for _, p := range rejected {
+			if p.lastEvent == q.events {
+				continue // rejected by another plugin too
+			}
+			p.lastEvent = q.events
+			if !p.Gated && (only == nil || only(p.PodInfo.Pod)) && q.mayHelp(s, p, &e) {
+				moved = append(moved, p)
+			}
+		}
+	}
+	collect(q.byPlugin[noHints])
+	for _, h := range q.registeredHints[e.Resource] {
+		if h.action&e.Action != 0 {
+			collect(q.byPlugin[h.plugin])
 		}
 	}
 	for _, p := range moved {
