@@ -2,7 +2,9 @@ package decision
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/snapshot"
@@ -39,6 +41,7 @@ type table struct {
 	cells          []cell
 	weightedScores []int64 // by node: weighted sum of the cell's scores
 	refusals       []*plugins.Refusal
+	codes          map[refusalKey]uint16
 	pluginOrder    []int   // by refusal code: index of the plugin in Profile.Filters
 	refused        []int32 // by refusal code: number of nodes
 	feasible       int
@@ -64,6 +67,12 @@ type boundScorer struct {
 	name   string
 	weight int64
 	score  func(int32) int64
+}
+
+// refusalKey is equal for refusals that say the same.
+type refusalKey struct {
+	plugin, text string
+	unresolvable bool
 }
 
 // normalizedScorer has raw scores that are normalized over the feasible nodes.
@@ -258,15 +267,39 @@ func (t *table) evaluate(s *snapshot.Snapshot, node int32) (c cell) {
 	return c
 }
 
-// code returns the code of a refusal, allocating one if it is new.
+// commonRefusals is how many refusals are compared by pointer: plugins have few, which they make once.
+const commonRefusals = 8
+
+// code returns the code of a refusal, allocating one if it is new. The refusals that a plugin makes for every node share one if they say
+// the same, and when there are no codes left.
 func (t *table) code(r *plugins.Refusal, order int) uint16 {
-	for i := 2; i < len(t.refusals); i++ {
-		if other := t.refusals[i]; other == r || other.Plugin == r.Plugin && other.Unresolvable == r.Unresolvable && slices.Equal(other.Reasons, r.Reasons) && other.Err == r.Err {
+	for i := 2; i < min(len(t.refusals), 2+commonRefusals); i++ {
+		if t.refusals[i] == r {
 			return uint16(i)
 		}
 	}
-	t.refusals, t.pluginOrder, t.refused = append(t.refusals, r), append(t.pluginOrder, order), append(t.refused, 0)
-	return uint16(len(t.refusals) - 1)
+	key := refusalKey{plugin: r.Plugin, text: strings.Join(r.Reasons, "\x00"), unresolvable: r.Unresolvable}
+	if r.Err != nil {
+		key.text += "\x01" + r.Err.Error()
+	}
+	if code, ok := t.codes[key]; ok {
+		return code
+	}
+	code := uint16(len(t.refusals))
+	if len(t.refusals) > math.MaxUint16 {
+		for code = math.MaxUint16; code > 2; code-- {
+			if other := t.refusals[code]; other.Plugin == r.Plugin && (other.Err != nil) == (r.Err != nil) {
+				break
+			}
+		}
+	} else {
+		t.refusals, t.pluginOrder, t.refused = append(t.refusals, r), append(t.pluginOrder, order), append(t.refused, 0)
+	}
+	if t.codes == nil {
+		t.codes = map[refusalKey]uint16{}
+	}
+	t.codes[key] = code
+	return code
 }
 
 func (t *table) countCell(c cell, delta int32) {

@@ -1,6 +1,7 @@
 package decision
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -231,6 +232,28 @@ func TestTableCodes(t *testing.T) {
 	}
 	if len(x.refusals) != len(x.pluginOrder) || len(x.refusals) != len(x.refused) || len(x.refusals) != 8 {
 		t.Errorf("%d refusals, %d orders, %d counts", len(x.refusals), len(x.pluginOrder), len(x.refused))
+	}
+}
+
+// Plugins may make a refusal for every node. Those that say the same have one code, and with more than there are codes for, every node keeps one of
+// its plugin, with an error if it has one.
+func TestTableCodesOfManyNodes(t *testing.T) {
+	x := &table{refusals: []*plugins.Refusal{nil, nil}, pluginOrder: []int{-1, -1}, refused: []int32{0, 0}}
+	x.code(plugins.Refuse("A", false, "x"), 0)
+	for range 1000 {
+		x.code(&plugins.Refusal{Plugin: "A", Err: errors.New("failed to find storage class")}, 0)
+	}
+	if len(x.refusals) != 4 {
+		t.Errorf("%d refusals", len(x.refusals)-2)
+	}
+	for i := range 1<<16 + 100 {
+		r := &plugins.Refusal{Plugin: "A", Err: fmt.Errorf("node %d", i)}
+		if i%2 == 1 {
+			r = plugins.Refuse("B", false, fmt.Sprint(i))
+		}
+		if got := x.refusals[x.code(r, 0)]; got == nil || got.Plugin != r.Plugin || (got.Err != nil) != (r.Err != nil) {
+			t.Fatalf("refusal %d of %s is taken for %v", i, r.Plugin, got)
+		}
 	}
 }
 
