@@ -1,12 +1,16 @@
-// Package atomicfile replaces files atomically: a reader finds the old or the new content, also after a crash.
+// Package atomicfile replaces files atomically: a reader finds the old or the new content, also after a power loss. What Write has
+// acknowledged is on disk.
 package atomicfile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Write replaces the file at path. The directory must exist. A file with this content and mode is left as it is, so that a start needs no
@@ -32,10 +36,26 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
+	if err == nil {
+		err = SyncDir(filepath.Dir(path))
+	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// SyncDir writes the entries of a directory to disk, such as those that were renamed or created.
+func SyncDir(dir string) error {
+	opened, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	// A file system that cannot sync directories writes their entries with those of the files in them.
+	if err := opened.Sync(); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
+		return errors.Join(err, opened.Close())
+	}
+	return opened.Close()
 }
 
 // isWritten reports whether a regular file has the content and mode.

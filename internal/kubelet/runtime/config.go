@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/atomicfile"
 )
 
 // directories are the directories of containerd.
@@ -67,7 +69,7 @@ func (d directories) removeStateOfEarlierBoot() error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(bootFile, boot, 0o600)
+	return atomicfile.Write(bootFile, boot, 0o600)
 }
 
 // settings are the input of the configuration file.

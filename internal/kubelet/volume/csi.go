@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/atomicfile"
 	"skiff/internal/client"
 )
 
@@ -301,7 +302,7 @@ func save(dir string, data volumeData) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, dataFile), text, 0o600)
+	return atomicfile.Write(filepath.Join(dir, dataFile), text, 0o600)
 }
 
 func load(dir string) (volumeData, error) {
@@ -324,8 +325,9 @@ func (d *drivers) published() (map[string]volumeData, error) {
 	all := map[string]volumeData{}
 	for _, file := range files {
 		data, err := load(filepath.Dir(file))
-		if errors.Is(err, os.ErrNotExist) {
-			continue
+		var damaged *json.SyntaxError
+		if errors.Is(err, os.ErrNotExist) || errors.As(err, &damaged) {
+			continue // deleted since, or truncated by a power loss, after which nothing is mounted
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", file, err)

@@ -244,3 +244,30 @@ func errorText(err error) string {
 	}
 	return err.Error()
 }
+
+// TestDamagedVolumeData: data of a CSI volume that a power loss has truncated does not keep others from being unmounted.
+func TestDamagedVolumeData(t *testing.T) {
+	root := t.TempDir()
+	v := testVolumes(root, nil)
+	good, damaged := v.dir("good", csiPlugin, "pv"), v.dir("damaged", csiPlugin, "pv")
+	for _, dir := range []string{good, damaged} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := save(good, volumeData{Driver: "disk.example.com", Handle: "h", Lifecycle: "Persistent"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(damaged, dataFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if used, err := v.InUse(); err != nil || len(used) != 1 {
+		t.Errorf("in use %v, %v", used, err)
+	}
+	if err := v.Unmount(t.Context(), "damaged"); err != nil {
+		t.Error(err)
+	}
+	if exists(damaged) {
+		t.Error("the damaged volume is still there")
+	}
+}
