@@ -212,6 +212,9 @@ func (c *Collector) inUse(ctx context.Context) (map[string]bool, error) {
 		ids[container.ImageRef] = true
 		ids[container.Image] = true
 		status, err := c.Store.ContainerStatus(ctx, container.ID)
+		if cri.NotFound(err) {
+			continue // removed since it was listed
+		}
 		if err != nil {
 			return nil, fmt.Errorf("get container status: %w", err)
 		}

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,6 +25,7 @@ type store struct {
 	images     []*cri.Image
 	containers []*cri.Container
 	mounts     map[string][]string
+	vanished   string // a container that is removed between the list and its status
 	stuck      string // an image that cannot be removed
 	removed    []string
 }
@@ -59,6 +62,9 @@ func (s *store) ListContainers(context.Context, types.UID) ([]*cri.Container, er
 }
 
 func (s *store) ContainerStatus(_ context.Context, id string) (*cri.Container, error) {
+	if id == s.vanished {
+		return nil, status.Error(codes.NotFound, "no such container")
+	}
 	return &cri.Container{ID: id, MountedImages: s.mounts[id]}, nil
 }
 
@@ -83,6 +89,8 @@ func TestCollect(t *testing.T) {
 				"Investigate disk usage, as it could be used by active images, logs, volumes, or other data."},
 		{name: "never one that is mounted", store: store{images: images("a", "b"), containers: []*cri.Container{container("x")},
 			mounts: map[string][]string{"c-x": {"b"}}}, free: 15, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
+		{name: "a container that vanishes does not keep the others' images", store: store{images: images("a", "b"), containers: []*cri.Container{container("x"), container("b")},
+			vanished: "c-x"}, free: 15, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
 		{name: "never one that is pinned", store: store{images: images("a", "pinned")}, free: 0, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
 		{name: "never one that is new", store: store{images: images("a", "b")}, free: 15, age: time.Minute, err: "Insufficient"},
 		{name: "one that cannot be removed does not keep the others", store: store{images: images("a", "b"), stuck: "a"}, free: 15, age: time.Hour, removed: []string{"b"},

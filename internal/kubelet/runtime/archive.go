@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"archive/tar"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,14 +60,15 @@ func readArchive(file string) ([]archived, error) {
 		return readIndex(documents)
 	}
 	if _, ok := documents["manifest.json"]; ok {
-		return readManifests(documents["manifest.json"])
+		return readManifests(documents)
 	}
 	return nil, errUnknownForm
 }
 
-// mayBeDocument reports whether an entry is the index, the manifest list or a blob small enough to be a manifest.
+// mayBeDocument reports whether an entry is the index, the manifest list, a configuration of a docker archive, or a blob small enough to be a
+// manifest.
 func mayBeDocument(name string, size int64) bool {
-	return name == "index.json" || name == "manifest.json" || strings.HasPrefix(name, "blobs/") && size < 64<<10
+	return strings.HasSuffix(name, ".json") || strings.HasPrefix(name, "blobs/") && size < 64<<10
 }
 
 // readIndex reads the images of an OCI archive.
@@ -116,17 +118,21 @@ func importedName(annotations map[string]string) string {
 }
 
 // readManifests reads the images of a docker archive.
-func readManifests(data []byte) ([]archived, error) {
+func readManifests(documents map[string][]byte) ([]archived, error) {
 	var manifests []struct {
 		Config   string
 		RepoTags []string
 	}
-	if err := json.Unmarshal(data, &manifests); err != nil {
+	if err := json.Unmarshal(documents["manifest.json"], &manifests); err != nil {
 		return nil, fmt.Errorf("read manifest.json: %w", err)
 	}
 	var images []archived
 	for _, m := range manifests {
+		// The configuration is usually named after its digest, but it need not be.
 		id := "sha256:" + strings.TrimSuffix(path.Base(m.Config), ".json")
+		if config, ok := documents[path.Clean(m.Config)]; ok {
+			id = fmt.Sprintf("sha256:%x", sha256.Sum256(config))
+		}
 		for _, tag := range m.RepoTags {
 			name, err := reference.ParseDockerRef(tag)
 			if err != nil {

@@ -131,6 +131,9 @@ func TestReadArchive(t *testing.T) {
 			[]archived{{"docker.io/library/busybox:1", "sha256:abc"}, {"quay.io/x/y:2", "sha256:abc"}}, nil},
 		{"docker, blobs by digest", map[string]string{"manifest.json": `[{"Config":"blobs/sha256/abc","RepoTags":["a:1"]}]`},
 			[]archived{{"docker.io/library/a:1", "sha256:abc"}}, nil},
+		{"docker, files with ./ and a configuration without its digest", map[string]string{
+			"./manifest.json": `[{"Config":"config.json","RepoTags":["a:1"]}]`, "./config.json": "{}"},
+			[]archived{{"docker.io/library/a:1", "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}, nil},
 		{"something else", map[string]string{"file": ""}, nil, errUnknownForm},
 	} {
 		t.Run(row.name, func(t *testing.T) {
