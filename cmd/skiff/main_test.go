@@ -67,6 +67,10 @@ func TestCommandLines(t *testing.T) {
 		"why pod/x -n y -o json":                 "skiff why [pod/x] namespace=y output=json",
 		"why -n y pod/x":                         "skiff why [pod/x] namespace=y",
 		"what-if -f - --namespace y":             "skiff what-if [] filename=- namespace=y",
+		"install":                                "skiff install []",
+		"install server --data-dir /d":           "skiff install server [] data-dir=/d",
+		"install agent --data-dir /d":            "skiff install agent [] data-dir=/d",
+		"uninstall":                              "skiff uninstall []",
 		"version":                                "skiff version []",
 	} {
 		path, arguments, flags, err := capture(t, strings.Fields(line)...)
@@ -88,18 +92,21 @@ func TestCommandLines(t *testing.T) {
 
 func TestUsageErrors(t *testing.T) {
 	for line, want := range map[string]string{
-		"server --data-dr /d":        "unknown flag: --data-dr; did you mean --data-dir?\nSee 'skiff server --help' for usage.",
-		"server -data-dir /d":        "unknown shorthand flag: 'd' in -data-dir; did you mean --data-dir?",
-		"server --nothing-like-this": "unknown flag: --nothing-like-this\nSee",
-		"server extra":               `unexpected argument "extra"`,
-		"serve":                      `unknown command "serve" for "skiff"; did you mean server?`,
-		"cert sow":                   `unknown command "sow" for "skiff cert"; did you mean show?`,
-		"cert renew":                 "expected the names of the certificates to renew, or all\nSee 'skiff cert renew --help' for usage.",
-		"image import":               "expected the archives to import",
-		"token delete":               "expected the IDs of the tokens to delete",
-		"why":                        "expected one pod: skiff why pod/NAME",
-		"why pod/x -o xml":           `--output: "xml" is not table, json or yaml`,
-		"server --data-dir relative": `--data-dir: "relative" is not an absolute path`,
+		"server --data-dr /d":         "unknown flag: --data-dr; did you mean --data-dir?\nSee 'skiff server --help' for usage.",
+		"server -data-dir /d":         "unknown shorthand flag: 'd' in -data-dir; did you mean --data-dir?",
+		"server --nothing-like-this":  "unknown flag: --nothing-like-this\nSee",
+		"server extra":                `unexpected argument "extra"`,
+		"serve":                       `unknown command "serve" for "skiff"; did you mean server?`,
+		"cert sow":                    `unknown command "sow" for "skiff cert"; did you mean show?`,
+		"cert renew":                  "expected the names of the certificates to renew, or all\nSee 'skiff cert renew --help' for usage.",
+		"image import":                "expected the archives to import",
+		"token delete":                "expected the IDs of the tokens to delete",
+		"why":                         "expected one pod: skiff why pod/NAME",
+		"why pod/x -o xml":            `--output: "xml" is not table, json or yaml`,
+		"install server --data-dir d": `--data-dir: "d" is not an absolute path`,
+		"install agent --server x":    `--server: "x" is not an https URL`,
+		"install sever":               `unknown command "sever" for "skiff install"; did you mean server?`,
+		"server --data-dir relative":  `--data-dir: "relative" is not an absolute path`,
 	} {
 		if _, err := run(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that contains %q", line, err, want)

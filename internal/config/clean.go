@@ -7,6 +7,9 @@ type Clean struct {
 	DataDir string
 	// KubeletConfig is the KubeletConfiguration file the node was run with.
 	KubeletConfig string
+	// ContainerRuntimeEndpoint is the socket of the container runtime the node was run with; empty: that of the KubeletConfiguration, or skiff's
+	// own containerd.
+	ContainerRuntimeEndpoint string
 }
 
 // DefaultClean is the configuration of `skiff clean` without flags.
@@ -17,6 +20,8 @@ func (c *Clean) Flags(groups *FlagGroups) {
 	fs := groups.Common(groupGeneric)
 	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "Data directory of the node to clean.")
 	fs.StringVar(&c.KubeletConfig, "kubelet-config", c.KubeletConfig, "Path to the KubeletConfiguration file the node was run with, if any.")
+	fs.StringVar(&c.ContainerRuntimeEndpoint, "container-runtime-endpoint", c.ContainerRuntimeEndpoint,
+		"Socket of the container runtime the node was run with, if it is not skiff's own.")
 }
 
 // Validate checks the configuration; its errors name the flag at fault.

@@ -88,6 +88,7 @@ const (
 	groupNetworking     = "Networking"
 	groupNode           = "Node"
 	groupNodeLifecycle  = "Node lifecycle"
+	groupService        = "Service"
 )
 
 // dataDirFlag binds --data-dir.

@@ -16,6 +16,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/kubelet/bootstrap"
+	"skiff/internal/systemd"
 )
 
 // RunAgent joins this host to a cluster as a node, if it has not joined yet, and runs the node until ctx is done.
@@ -28,6 +29,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	if err != nil {
 		return err
 	}
+	notifier := systemd.NewNotifier()
 	unlock, err := openDataDir(c.DataDir)
 	if err != nil {
 		return err
@@ -54,7 +56,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return err
 	}
 	o := nodeOptions{
-		Node: c.Node, dataDir: c.DataDir, root: root, clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
+		Node: c.Node, dataDir: c.DataDir, root: root, rootFlag: "data-dir", clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
 	}
 	if err := o.readCluster(ctx, remote, log); err != nil {
 		return wrap("node", err)
@@ -63,6 +65,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
 	}
 	o.enforcesPolicies = c.Runs(config.ComponentPolicy)
+	if err := notifier.Ready(); err != nil {
+		log.Warn("failed to report readiness to systemd", "error", err)
+	}
 	return runRenewedNode(ctx, remote, join.Certificate, o, log)
 }
 
@@ -98,7 +103,7 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return runRenewedNode(ctx, remote, certificate, nodeOptions{
-		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
+		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, rootFlag: "root-dir", staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
 		certificateDir: c.CertificateDir(),
 	}, log)
 }

@@ -19,6 +19,7 @@ import (
 	"skiff/internal/config"
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/shutdown"
 	"skiff/internal/network/cni"
 	"skiff/internal/network/firewall"
 	"skiff/internal/network/networkmanager"
@@ -37,29 +38,25 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if _, err := os.Stat(c.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("--data-dir: %s does not exist", c.DataDir)
 	}
-	unlock, err := lockDir(c.DataDir)
+	unlock, err := lockDirs(c.DataDir, filepath.Join(c.DataDir, "kubelet"))
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	node := config.Node{ConfigFile: c.KubeletConfig}
+	node := config.Node{ConfigFile: c.KubeletConfig, ContainerRuntimeEndpoint: c.ContainerRuntimeEndpoint}
 	settings, err := node.KubeletConfiguration()
 	if err != nil {
 		return err
 	}
-	pods, err := removePods(ctx, c.DataDir)
+	pods, err := removePods(ctx, c.DataDir, settings.ContainerRuntimeEndpoint)
 	if err != nil {
 		return fmt.Errorf("remove pods: %w", err)
 	}
-	conf := filepath.Join(c.DataDir, "cni/net.d")
-	network, configured, err := cni.Read(conf)
-	if err != nil {
+	if err := removePodNetwork(cniDirs(c.DataDir, settings.ContainerRuntimeEndpoint)); err != nil {
 		return err
 	}
-	if configured {
-		if err := errors.Join(cni.Remove(network), cni.Unconfigure(conf)); err != nil {
-			return err
-		}
+	if err := shutdown.Unconfigure(shutdown.DefaultConfigDir); err != nil {
+		return err
 	}
 	err = errors.Join(overlay.Remove(), firewall.Remove(), networkmanager.Default().Unconfigure(), nft.Remove(proxy.DefaultTable), nft.Remove(policy.DefaultTable),
 		dnsAddresses(c.DataDir).Set(nil))
@@ -73,7 +70,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err := groups.Teardown(); err != nil {
 		return err
 	}
-	mounts, err := unmountBelow(c.DataDir)
+	mounts, err := unmountVolumes(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -81,8 +78,30 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	return nil
 }
 
-// removePods stops and removes all pods.
-func removePods(ctx context.Context, dataDir string) (int, error) {
+// removePodNetwork removes the pod network of this host, and skiff's files from the directories of the container runtime.
+func removePodNetwork(binDir, confDir string) error {
+	network, configured, err := cni.Read(confDir)
+	if err != nil {
+		return err
+	}
+	if configured {
+		if err := errors.Join(cni.Remove(network), cni.Unconfigure(confDir)); err != nil {
+			return err
+		}
+	}
+	return cni.Uninstall(binDir)
+}
+
+// removePods stops and removes all pods of the node. endpoint is that of its container runtime; empty: skiff's own containerd.
+func removePods(ctx context.Context, dataDir, endpoint string) (int, error) {
+	if endpoint != "" {
+		// Others may have sandboxes there too.
+		uids, err := podDirectories(filepath.Join(dataDir, "kubelet/pods"))
+		if err != nil {
+			return 0, err
+		}
+		return removeSandboxes(ctx, endpoint, func(s *cri.Sandbox) bool { return uids[string(s.UID)] })
+	}
 	if _, err := os.Stat(filepath.Join(dataDir, "containerd")); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -102,7 +121,7 @@ func removePods(ctx context.Context, dataDir string) (int, error) {
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
-		return removeSandboxes(ctx, own.Endpoint())
+		return removeSandboxes(ctx, own.Endpoint(), func(*cri.Sandbox) bool { return true })
 	}()
 	cancel()
 	if exit := <-done; err == nil && exit != nil && !errors.Is(exit, context.Canceled) {
@@ -111,7 +130,21 @@ func removePods(ctx context.Context, dataDir string) (int, error) {
 	return removed, err
 }
 
-func removeSandboxes(ctx context.Context, endpoint string) (int, error) {
+// podDirectories are the UIDs of the pods that have a directory of the kubelet.
+func podDirectories(dir string) (map[string]bool, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	uids := map[string]bool{}
+	for _, entry := range entries {
+		uids[entry.Name()] = true
+	}
+	return uids, nil
+}
+
+// removeSandboxes stops and removes the sandboxes that are of this node.
+func removeSandboxes(ctx context.Context, endpoint string, own func(*cri.Sandbox) bool) (int, error) {
 	client, err := cri.Dial(endpoint)
 	if err != nil {
 		return 0, err
@@ -122,29 +155,47 @@ func removeSandboxes(ctx context.Context, endpoint string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	removed := 0
 	for _, s := range sandboxes {
+		if !own(s) {
+			continue
+		}
 		if err := runtime.StopPodSandbox(ctx, s.ID); err != nil {
 			return 0, fmt.Errorf("stop %s/%s: %w", s.Namespace, s.Name, err)
 		}
 		if err := runtime.RemovePodSandbox(ctx, s.ID); err != nil {
 			return 0, fmt.Errorf("remove %s/%s: %w", s.Namespace, s.Name, err)
 		}
+		removed++
 	}
-	return len(sandboxes), nil
+	return removed, nil
 }
 
-// unmountBelow unmounts everything at and below a directory, the innermost mounts first.
-func unmountBelow(dir string) (int, error) {
+// mountsBelow lists the mounts below a directory, in the order in which they were made.
+func mountsBelow(dir string) ([]*mountinfo.Info, error) {
 	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Mountpoint, dir+"/"), false })
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	return mounts, nil
+}
+
+// unmountVolumes unmounts what the node has mounted below its data directory, the innermost mounts first. File systems that an administrator
+// has mounted for the directory or a part of it are left.
+func unmountVolumes(dataDir string) (int, error) {
+	dataDir, err := filepath.EvalSymlinks(dataDir)
 	if err != nil {
 		return 0, err
 	}
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Mountpoint != dir && !strings.HasPrefix(m.Mountpoint, dir+"/"), false
-	})
+	mounts, err := mountsBelow(dataDir)
 	if err != nil {
-		return 0, fmt.Errorf("list mounts: %w", err)
+		return 0, err
 	}
+	mounts = slices.DeleteFunc(mounts, func(m *mountinfo.Info) bool { return !isNodeMount(m, dataDir) })
 	slices.Reverse(mounts)
 	for _, m := range mounts {
 		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
@@ -152,4 +203,11 @@ func unmountBelow(dir string) (int, error) {
 		}
 	}
 	return len(mounts), nil
+}
+
+// isNodeMount reports whether a mount is one of the kubelet or of containerd: below their directories, or the kubelet's directory bind-mounted
+// onto itself. The root of a file system of its own is not.
+func isNodeMount(m *mountinfo.Info, dataDir string) bool {
+	kubelet, containerd := filepath.Join(dataDir, "kubelet"), filepath.Join(dataDir, "containerd")
+	return strings.HasPrefix(m.Mountpoint, kubelet+"/") || strings.HasPrefix(m.Mountpoint, containerd+"/") || m.Mountpoint == kubelet && m.Root != "/"
 }

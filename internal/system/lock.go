@@ -3,32 +3,58 @@ package system
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
 
+// lockFile is the file in a directory by whose lock the directory is locked.
+const lockFile = "lock"
+
 // openDataDir creates the data directory, if it does not exist, and locks it.
 func openDataDir(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create data directory: %w", err)
 	}
-	return lockDir(dir)
+	return lockDir(dir, "data-dir")
 }
 
-// lockDir locks a data directory, which only one skiff may use at a time.
-func lockDir(dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+// lockDirs locks those directories of one data directory that exist.
+func lockDirs(dirs ...string) (unlock func(), err error) {
+	var unlocks []func()
+	unlock = func() {
+		for _, unlock := range unlocks {
+			unlock()
+		}
+	}
+	for _, dir := range dirs {
+		one, err := lockDir(dir, "data-dir")
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		unlocks = append(unlocks, one)
+	}
+	return unlock, nil
+}
+
+// lockDir locks a directory, which only one skiff may use at a time. flag is the one that names another directory.
+func lockDir(dir, flag string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock data directory: %w", err)
+		return nil, fmt.Errorf("lock directory: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("data directory %s is used by another skiff; stop it or choose another --data-dir", dir)
+			return nil, fmt.Errorf("directory %s is used by another skiff: stop it, or choose another --%s", dir, flag)
 		}
-		return nil, fmt.Errorf("lock data directory: %w", err)
+		return nil, fmt.Errorf("lock directory: %w", err)
 	}
 	return func() { f.Close() }, nil
 }

@@ -54,6 +54,8 @@ type nodeOptions struct {
 	config.Node
 	// dataDir holds the state of containerd and of the pod network, root the kubelet's.
 	dataDir, root string
+	// rootFlag is the flag that root is set with.
+	rootFlag string
 	// staticPods is the directory of static pods, if the configuration file names none.
 	staticPods string
 	// backend is how the pods of other nodes are reached; empty: not by this process.
@@ -112,7 +114,7 @@ func (s *server) runNode(ctx context.Context) error {
 // nodeOptions are the options of the node inside `skiff server`.
 func (s *server) nodeOptions() (o nodeOptions, err error) {
 	c := s.config
-	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
+	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), rootFlag: "data-dir", clusterDomain: c.ClusterDomain}
 	o.identity = func(name string, addresses []string) (*nodeIdentity, error) {
 		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
 	}
@@ -141,6 +143,11 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 	if err != nil {
 		return err
 	}
+	unlock, err := lockDir(n.root, n.rootFlag)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	runtime, err := n.containerRuntime()
 	if err != nil {
 		return err
@@ -197,22 +204,28 @@ type containerRuntime struct {
 	cniBinDir, cniConfDir string
 }
 
+// cniDirs are the directories of CNI plugins and their configuration of a container runtime; without an endpoint, of skiff's own containerd.
+func cniDirs(dataDir, endpoint string) (bin, conf string) {
+	if endpoint != "" {
+		return "/opt/cni/bin", "/etc/cni/net.d"
+	}
+	return filepath.Join(dataDir, "cni/bin"), filepath.Join(dataDir, "cni/net.d")
+}
+
 // containerRuntime is the configured runtime, or skiff's own containerd.
 func (n *nodeComponents) containerRuntime() (*containerRuntime, error) {
+	bin, conf := cniDirs(n.dataDir, n.settings.ContainerRuntimeEndpoint)
 	if endpoint := n.settings.ContainerRuntimeEndpoint; endpoint != "" {
 		ready := make(chan struct{})
 		close(ready)
-		return &containerRuntime{endpoint: endpoint, ready: ready, cniBinDir: "/opt/cni/bin", cniConfDir: "/etc/cni/net.d"}, nil
+		return &containerRuntime{endpoint: endpoint, ready: ready, cniBinDir: bin, cniConfDir: conf}, nil
 	}
 	own, err := newContainerd(n.dataDir, n.log)
 	if err != nil {
 		return nil, err
 	}
 	n.sandboxProfile = own.SandboxProfile()
-	return &containerRuntime{
-		endpoint: own.Endpoint(), run: own.Run, ready: own.Ready(),
-		cniBinDir: filepath.Join(n.dataDir, "cni/bin"), cniConfDir: filepath.Join(n.dataDir, "cni/net.d"),
-	}, nil
+	return &containerRuntime{endpoint: own.Endpoint(), run: own.Run, ready: own.Ready(), cniBinDir: bin, cniConfDir: conf}, nil
 }
 
 // nodeComponents are the components of a node.

@@ -35,6 +35,7 @@ import (
 	"skiff/internal/store"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/encryption"
+	"skiff/internal/systemd"
 	"skiff/internal/tracing"
 )
 
@@ -71,6 +72,7 @@ func runServer(ctx context.Context, s *server) error {
 		return fmt.Errorf("--log-level: %w", err)
 	}
 	s.log = newLoggerAt(s.logLevel)
+	s.notifier = systemd.NewNotifier()
 	unlock, err := openDataDir(s.config.DataDir)
 	if err != nil {
 		return err
@@ -109,6 +111,8 @@ type server struct {
 	// flags are shown by /flagz, and logLevel can be changed at /debug/flags/v.
 	flags    map[string]string
 	logLevel *slog.LevelVar
+	// notifier reports to systemd when the API server is ready.
+	notifier systemd.Notifier
 	log      *slog.Logger
 }
 
@@ -290,7 +294,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		if !s.config.NoNode {
 			start("node", s.runNode)
 		}
-		s.logReady(ctx, started)
+		s.reportReady(ctx, started)
 		return nil
 	})
 	return group.Wait()
@@ -302,11 +306,15 @@ func (s *server) runServiceRepair(ctx context.Context) error {
 	return nil
 }
 
-// logReady logs when the API server is ready.
-func (s *server) logReady(ctx context.Context, started time.Time) {
-	if s.hooks.Wait(ctx) {
-		s.log.Info("API server ready", "component", "apiserver", "address", s.listener.Addr().String(),
-			"duration", time.Since(started).Round(time.Millisecond).String(), "kubeconfig", filepath.Join(s.config.DataDir, adminKubeconfig))
+// reportReady logs when the API server is ready, and reports it to systemd.
+func (s *server) reportReady(ctx context.Context, started time.Time) {
+	if !s.hooks.Wait(ctx) {
+		return
+	}
+	s.log.Info("API server ready", "component", "apiserver", "address", s.listener.Addr().String(),
+		"duration", time.Since(started).Round(time.Millisecond).String(), "kubeconfig", filepath.Join(s.config.DataDir, adminKubeconfig))
+	if err := s.notifier.Ready(); err != nil {
+		s.log.Warn("failed to report readiness to systemd", "error", err)
 	}
 }
 

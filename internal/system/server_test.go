@@ -87,6 +87,11 @@ func TestRunAPIServer(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+	// Everything in the data directory is known, so that it can be removed.
+	var out strings.Builder
+	if err := (&installer{out: &out}).removeData(c.DataDir); err != nil || !strings.HasPrefix(out.String(), "removed ") {
+		t.Errorf("remove data directory: %v, %s", err, &out)
+	}
 }
 
 // Queries to the scheduler fail until it has started.

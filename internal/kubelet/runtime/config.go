@@ -72,6 +72,23 @@ func (d directories) removeStateOfEarlierBoot() error {
 	return atomicfile.Write(bootFile, boot, 0o600)
 }
 
+// RemoveSockets removes the directory of sockets if it is not below the data directory.
+func RemoveSockets(dataDir string) error {
+	dir, err := filepath.Abs(dataDir)
+	if err != nil {
+		return err
+	}
+	d := newDirectories(dir)
+	if strings.HasPrefix(d.sockets, d.dir+"/") {
+		return nil
+	}
+	if err := os.RemoveAll(d.sockets); err != nil {
+		return fmt.Errorf("remove sockets: %w", err)
+	}
+	_ = os.Remove(filepath.Dir(d.sockets)) // succeeds if no other skiff has sockets there
+	return nil
+}
+
 // settings are the input of the configuration file.
 type settings struct {
 	directories             directories

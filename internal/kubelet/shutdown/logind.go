@@ -3,8 +3,10 @@ package shutdown
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/godbus/dbus/v5"
@@ -23,8 +25,11 @@ const (
 	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
 	systemdManager = "org.freedesktop.systemd1.Manager"
 
-	// configFile is a drop-in of logind's configuration.
-	configFile = "99-kubelet.conf"
+	// DefaultConfigDir is logind's configuration drop-in directory.
+	DefaultConfigDir = "/etc/systemd/logind.conf.d"
+	// configFile is a drop-in of logind's configuration, configMarker its first line: upstream's kubelet writes a file of the same name.
+	configFile   = "99-kubelet.conf"
+	configMarker = "# Pods need this long to end."
 )
 
 // logind is a connection to systemd-logind.
@@ -55,7 +60,7 @@ func (l *logind) setMaxDelay(dir string, need time.Duration) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("create logind configuration directory: %w", err)
 	}
-	text := fmt.Sprintf("# Pods need this long to end.\n[Login]\nInhibitDelayMaxSec=%.0f\n", need.Seconds())
+	text := fmt.Sprintf(configMarker+"\n[Login]\nInhibitDelayMaxSec=%.0f\n", need.Seconds())
 	if err := atomicfile.Write(filepath.Join(dir, configFile), []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write logind configuration: %w", err)
 	}
@@ -73,6 +78,23 @@ func (l *logind) setMaxDelay(dir string, need time.Duration) error {
 		}
 		time.Sleep(wait)
 	}
+}
+
+// Unconfigure removes the drop-in that raised logind's maximum delay, if skiff wrote it. The delay is logind's own again after it has restarted.
+func Unconfigure(dir string) error {
+	path := filepath.Join(dir, configFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !strings.HasPrefix(string(text), configMarker) {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return fmt.Errorf("remove logind configuration: %w", err)
+	}
+	_ = os.Remove(dir) // succeeds if it is empty
+	return nil
 }
 
 // subscribe delivers logind's signals to the channel signals, which is closed with the connection.

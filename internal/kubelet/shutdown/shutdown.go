@@ -154,7 +154,7 @@ func New(o Options) *Shutdown {
 	if o.Connect == nil {
 		o.Connect = func() (*dbus.Conn, error) { return dbus.ConnectSystemBus() }
 	}
-	o.ConfigDir = cmp.Or(o.ConfigDir, "/etc/systemd/logind.conf.d")
+	o.ConfigDir = cmp.Or(o.ConfigDir, DefaultConfigDir)
 	s := &Shutdown{Options: o}
 	if text, err := os.ReadFile(o.StateFile); err == nil {
 		_ = json.Unmarshal(text, &s.times) // only used for metrics

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -304,6 +305,33 @@ func TestInstall(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
 		t.Errorf("%v, %v", entries, err)
+	}
+	if err := Uninstall(dir); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("left after uninstall: %v, %v", entries, err)
+	}
+}
+
+// A loopback plugin of another owner is neither replaced nor removed; a link of another version of skiff is both.
+func TestInstallKeepsOthersPlugin(t *testing.T) {
+	dir := t.TempDir()
+	loopback := filepath.Join(dir, loopbackName)
+	if err := os.WriteFile(loopback, []byte("theirs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Install(dir), Uninstall(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(loopback); err != nil || string(text) != "theirs" {
+		t.Errorf("the plugin of another owner is %q, %v", text, err)
+	}
+	if err := errors.Join(os.Remove(loopback), os.Symlink("/opt/old/bin/skiff-cni", loopback), Install(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if target, err := os.Readlink(loopback); err != nil || target == "/opt/old/bin/skiff-cni" {
+		t.Errorf("the link of another version leads to %s, %v", target, err)
 	}
 }
 

@@ -134,16 +134,31 @@ func Configure(dir string, s Settings) error {
 	return atomicfile.Write(path, text, 0o600)
 }
 
-// Install links the plugin into the runtime's plugin directory: to the program of that name in the directory of this one, or to this one. It
-// also links the loopback plugin, which some runtimes need.
-func Install(dir string) error {
+// pluginProgram is what the links in a plugin directory lead to: the program of the plugin's name in the directory of this one, or this one.
+func pluginProgram() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("install network plugin: %w", err)
+		return "", err
 	}
-	program := filepath.Join(filepath.Dir(self), Name)
-	if _, err := os.Stat(program); err != nil {
-		program = self
+	plugin := filepath.Join(filepath.Dir(self), Name)
+	if _, err := os.Stat(plugin); err != nil {
+		return self, nil
+	}
+	return plugin, nil
+}
+
+// isOwn reports whether a path in a plugin directory is skiff's: a link to this program, or to one of another version of skiff.
+func isOwn(path, program string) bool {
+	target, err := os.Readlink(path)
+	return err == nil && (target == program || slices.Contains([]string{Name, "skiff"}, filepath.Base(target)))
+}
+
+// Install links the plugin into the runtime's plugin directory. It also links the loopback plugin, which some runtimes need, unless there is
+// another one.
+func Install(dir string) error {
+	program, err := pluginProgram()
+	if err != nil {
+		return fmt.Errorf("install network plugin: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("install network plugin: %w", err)
@@ -153,13 +168,34 @@ func Install(dir string) error {
 		if at, err := os.Readlink(path); err == nil && at == program {
 			continue
 		}
-		// Atomically, because a runtime may be running the plugin. Existing files are replaced too: the directory is skiff's.
+		if _, err := os.Lstat(path); err == nil && name == loopbackName && !isOwn(path, program) {
+			continue
+		}
+		// Atomically, because a runtime may be running the plugin.
 		_ = os.Remove(path + ".new") // of an interrupted attempt
 		if err := os.Symlink(program, path+".new"); err != nil {
 			return fmt.Errorf("install network plugin: %w", err)
 		}
 		if err := os.Rename(path+".new", path); err != nil {
 			return fmt.Errorf("install network plugin: %w", err)
+		}
+	}
+	return nil
+}
+
+// Uninstall removes the links that Install made.
+func Uninstall(dir string) error {
+	program, err := pluginProgram()
+	if err != nil {
+		return fmt.Errorf("remove network plugin: %w", err)
+	}
+	for _, name := range []string{Name, loopbackName} {
+		path := filepath.Join(dir, name)
+		if !isOwn(path, program) {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove network plugin: %w", err)
 		}
 	}
 	return nil

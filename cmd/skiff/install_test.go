@@ -1,0 +1,69 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"skiff/internal/config"
+)
+
+// The service runs with the flags of its installation.
+func TestServiceArguments(t *testing.T) {
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := installServerCommand()
+	if err := cmd.ParseFlags(strings.Fields("--no-start --data-dir /d --kubelet-config=k.yaml --without proxy,scheduler --service-account-issuer a --service-account-issuer b,c --tls-cipher-suites X,Y --audit-log-path - --no-node=false --tls-curve-preferences=1,2 --requestheader-group-headers=")); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"--audit-log-path=-", "--data-dir=/d", "--kubelet-config=" + filepath.Join(dir, "k.yaml"), "--no-node=false", "--requestheader-group-headers=",
+		"--service-account-issuer=a", "--service-account-issuer=b,c", "--tls-cipher-suites=X", "--tls-cipher-suites=Y", "--tls-curve-preferences=1",
+		"--tls-curve-preferences=2", "--without=proxy,scheduler",
+	}
+	got := serviceArguments(cmd.Flags(), &config.Install{})
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("arguments %q, want %q", got, want)
+	}
+	again := serverCommand()
+	if err := again.ParseFlags(got); err != nil {
+		t.Fatal(err)
+	}
+	again.Flags().VisitAll(func(f *pflag.Flag) {
+		installed := cmd.Flags().Lookup(f.Name)
+		if f.Name != "kubelet-config" && f.Value.String() != installed.Value.String() {
+			t.Errorf("--%s is %s in the service, %s was given", f.Name, f.Value, installed.Value)
+		}
+	})
+}
+
+// A token is not in the arguments: they can be read by everyone.
+func TestServiceArgumentsWithoutToken(t *testing.T) {
+	cmd := installAgentCommand()
+	if err := cmd.ParseFlags([]string{"--server=https://a:6443", "--token=secret"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := serviceArguments(cmd.Flags(), &config.Install{}, "token"); !slices.Equal(got, []string{"--server=https://a:6443"}) {
+		t.Errorf("arguments %q", got)
+	}
+}
+
+// Flags with the name of a file or directory are recognized by their help.
+func TestPathFlags(t *testing.T) {
+	path := regexp.MustCompile(`(file|-dir|kubeconfig|-config|-path)$`)
+	for _, cmd := range []*pflag.FlagSet{installServerCommand().Flags(), installAgentCommand().Flags()} {
+		cmd.VisitAll(func(f *pflag.Flag) {
+			if f.Value.Type() != "bool" && path.MatchString(f.Name) && f.Name != "runtime-config" && !isPath(f) {
+				t.Errorf("--%s is not recognized as a path: %s", f.Name, f.Usage)
+			}
+		})
+	}
+}

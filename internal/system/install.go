@@ -1,0 +1,244 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"skiff/internal/atomicfile"
+	"skiff/internal/config"
+	"skiff/internal/kubelet/runtime"
+	"skiff/internal/systemd"
+)
+
+const (
+	unitName = "skiff.service"
+	unitDir  = "/etc/systemd/system"
+	// The commands that a service can run.
+	commandServer, commandAgent = "server", "agent"
+	// tokenFile has the join token of an installed agent, below its data directory: arguments can be read by everyone.
+	tokenFile = "join-token"
+	// startTimeout bounds how long an installation waits for the service. It goes on starting afterwards.
+	startTimeout = 5 * time.Minute
+)
+
+// installer installs and uninstalls the service.
+type installer struct {
+	unitDir string
+	systemd *systemd.Manager
+	// clean removes what the node leaves on its host.
+	clean func(context.Context, config.Clean, io.Writer) error
+	out   io.Writer
+}
+
+func newInstaller(out io.Writer) (*installer, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("only root can install and uninstall services")
+	}
+	if !systemd.IsRunning() {
+		return nil, errors.New("this host does not run systemd; start skiff with its own init system")
+	}
+	return &installer{unitDir: unitDir, systemd: &systemd.Manager{}, clean: Clean, out: out}, nil
+}
+
+// InstallServer installs `skiff server` as a service of this host. arguments are its flags.
+func InstallServer(ctx context.Context, c config.InstallServer, arguments []string, out io.Writer) error {
+	i, err := newInstaller(out)
+	if err != nil {
+		return err
+	}
+	defer i.systemd.Close()
+	settings, err := c.Server.Node.KubeletConfiguration()
+	if err != nil {
+		return err
+	}
+	u := unit{command: commandServer, arguments: arguments, foreignRuntime: settings.ContainerRuntimeEndpoint != ""}
+	if err := i.install(ctx, u, c.Install); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "The admin kubeconfig is %s.\n", filepath.Join(c.DataDir, adminKubeconfig))
+	return nil
+}
+
+// InstallAgent installs `skiff agent` as a service of this host. arguments are its flags without --token: the token is written to a file that
+// only root can read.
+func InstallAgent(ctx context.Context, c config.InstallAgent, arguments []string, out io.Writer) error {
+	i, err := newInstaller(out)
+	if err != nil {
+		return err
+	}
+	defer i.systemd.Close()
+	settings, err := c.Agent.Node.KubeletConfiguration()
+	if err != nil {
+		return err
+	}
+	if c.Token != "" {
+		path, err := writeToken(c.DataDir, c.Token)
+		if err != nil {
+			return err
+		}
+		arguments = append(arguments, "--token-file="+path)
+	}
+	u := unit{command: commandAgent, arguments: arguments, foreignRuntime: settings.ContainerRuntimeEndpoint != ""}
+	return i.install(ctx, u, c.Install)
+}
+
+// writeToken writes the join token below the data directory and returns its path.
+func writeToken(dataDir, token string) (string, error) {
+	if err := os.MkdirAll(dataDir, 0o700); err != nil {
+		return "", fmt.Errorf("create data directory: %w", err)
+	}
+	path := filepath.Join(dataDir, tokenFile)
+	return path, atomicfile.Write(path, []byte(token+"\n"), 0o600)
+}
+
+// install writes the unit, enables it and starts it. An installed service is replaced and restarted.
+func (i *installer) install(ctx context.Context, u unit, c config.Install) error {
+	program, err := os.Executable()
+	if err == nil {
+		program, err = filepath.EvalSymlinks(program)
+	}
+	if err != nil {
+		return fmt.Errorf("find the program of skiff: %w", err)
+	}
+	u.program = program
+	path := filepath.Join(i.unitDir, unitName)
+	if old, err := os.ReadFile(path); err == nil && !strings.HasPrefix(string(old), unitMarker) {
+		return fmt.Errorf("%s was not written by skiff install: remove it first", path)
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read unit: %w", err)
+	}
+	// Only root can read it: flags may be secret.
+	if err := atomicfile.Write(path, []byte(u.text()), 0o600); err != nil {
+		return fmt.Errorf("write unit: %w", err)
+	}
+	if err := i.systemd.Reload(ctx); err != nil {
+		return err
+	}
+	if err := i.systemd.Enable(ctx, path); err != nil {
+		return err
+	}
+	if c.NoStart {
+		fmt.Fprintf(i.out, "%s is installed; start it with: systemctl start %s\n", unitName, unitName)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := i.systemd.Restart(ctx, unitName); err != nil {
+		return fmt.Errorf("%w; its log: journalctl -u %s", err, unitName)
+	}
+	fmt.Fprintf(i.out, "%s is installed and running; its log: journalctl -u %s\n", unitName, unitName)
+	return nil
+}
+
+// Uninstall stops the service of this host and removes it with its pods, its network and its data.
+func Uninstall(ctx context.Context, c config.Uninstall, out io.Writer) error {
+	i, err := newInstaller(out)
+	if err != nil {
+		return err
+	}
+	defer i.systemd.Close()
+	return i.uninstall(ctx, c)
+}
+
+// uninstall removes the unit last, so that it can be repeated after a failure.
+func (i *installer) uninstall(ctx context.Context, c config.Uninstall) error {
+	path := filepath.Join(i.unitDir, unitName)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("skiff is not installed: %s does not exist", path)
+	}
+	if err != nil {
+		return fmt.Errorf("read unit: %w", err)
+	}
+	u, err := parseUnit(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	service, err := u.installed()
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if err := i.systemd.Stop(ctx, unitName); err != nil {
+		return err
+	}
+	if err := i.removeNodeAndData(ctx, service, c.KeepData); err != nil {
+		return err
+	}
+	if err := i.systemd.Disable(ctx, unitName); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("remove unit: %w", err)
+	}
+	if err := errors.Join(i.systemd.Reload(ctx), i.systemd.ResetFailed(ctx, unitName)); err != nil {
+		return err
+	}
+	fmt.Fprintf(i.out, "removed %s\n", unitName)
+	return nil
+}
+
+// removeNodeAndData removes what the service left on the host.
+func (i *installer) removeNodeAndData(ctx context.Context, service installed, keepData bool) error {
+	if _, err := os.Stat(service.dataDir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if service.node != nil {
+		c := config.Clean{DataDir: service.dataDir, KubeletConfig: service.node.ConfigFile, ContainerRuntimeEndpoint: service.node.ContainerRuntimeEndpoint}
+		if err := i.clean(ctx, c, i.out); err != nil {
+			return err
+		}
+	}
+	if keepData {
+		return nil
+	}
+	if service.kubeconfig != "" {
+		if err := os.Remove(service.kubeconfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove kubeconfig: %w", err)
+		}
+	}
+	return i.removeData(service.dataDir)
+}
+
+// dataEntries are what skiff has in its data directory.
+var dataEntries = []string{adminKubeconfig, "cni", "containerd", "dns", "etcd", "images", "kubelet", lockFile, "network", "pki", "registries", tokenFile, "volumes"}
+
+// removeData removes a data directory. Files that are not skiff's are kept, and the directory with them: it may be one that others use too.
+func (i *installer) removeData(dir string) error {
+	// A directory that is still mounted belongs to a volume; removing its files would remove the volume's data.
+	if mounts, err := mountsBelow(dir); err != nil {
+		return err
+	} else if len(mounts) > 0 {
+		return fmt.Errorf("data directory %s is not removed, because %s is mounted: unmount it, or use --keep-data", dir, mounts[0].Mountpoint)
+	}
+	if err := runtime.RemoveSockets(dir); err != nil {
+		return err
+	}
+	for _, entry := range dataEntries {
+		if err := os.RemoveAll(filepath.Join(dir, entry)); err != nil {
+			return fmt.Errorf("remove data directory: %w", err)
+		}
+	}
+	others, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("remove data directory: %w", err)
+	}
+	if len(others) > 0 {
+		fmt.Fprintf(i.out, "kept %s: %s is not of skiff\n", dir, others[0].Name())
+		return nil
+	}
+	// The directory may be the mount point of a file system of its own.
+	if err := os.Remove(dir); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("remove data directory: %w", err)
+	}
+	fmt.Fprintf(i.out, "removed %s\n", dir)
+	return nil
+}

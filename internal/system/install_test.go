@@ -1,0 +1,263 @@
+package system
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"skiff/internal/config"
+	"skiff/internal/systemd"
+	fake "skiff/test/systemd"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+func TestUnitFile(t *testing.T) {
+	for name, u := range map[string]unit{
+		"server": {program: "/usr/local/bin/skiff", command: "server", arguments: []string{"--data-dir=/srv/my cluster", "--node-labels=price=5$,share=50%"}},
+		"agent": {
+			program: "/opt/skiff/bin/skiff", command: "agent", foreignRuntime: true,
+			arguments: []string{"--server=https://10.0.0.1:6443", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock", "--token-file=/var/lib/skiff/join-token"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			golden := filepath.Join("testdata", "unit-"+name+".txt")
+			if *update {
+				if err := os.WriteFile(golden, []byte(u.text()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if u.text() != string(want) {
+				t.Errorf("unit file differs from %s (rewrite it with -update):\n%s", golden, u.text())
+			}
+			read, err := parseUnit(u.text())
+			if err != nil || read.program != u.program || read.command != u.command || !slices.Equal(read.arguments, u.arguments) {
+				t.Errorf("read back %+v, %v", read, err)
+			}
+		})
+	}
+}
+
+func TestParseUnitErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"[Service]\nExecStart=/bin/skiff server\n":                   "not written by skiff",
+		unitMarker + "\n[Service]\n":                                 "no ExecStart",
+		unitMarker + "\nExecStart=/bin/skiff\n":                      "not a command of skiff",
+		unitMarker + "\nExecStart=/bin/skiff server \"--data-dir\n":  "unclosed quote",
+		unitMarker + "\nExecStart=/bin/skiff server --data-dir=\\\n": "ends within",
+		unitMarker + "\nExecStart=/bin/skiff server $HOME\n":         "unknown escape sequence",
+	} {
+		if _, err := parseUnit(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want one that contains %q", text, err, want)
+		}
+	}
+}
+
+func FuzzWords(f *testing.F) {
+	f.Add("plain", "with space", `quote"back\slash`, "$HOME %n\n\t;")
+	f.Add("", "é", "'", "a=b")
+	f.Fuzz(func(t *testing.T, a, b, c, d string) {
+		words := []string{a, b, c, d}
+		var quoted []string
+		for _, word := range words {
+			quoted = append(quoted, quoteWord(word))
+		}
+		line := strings.Join(quoted, " ")
+		if got, err := splitWords(line); err != nil || !slices.Equal(got, words) {
+			t.Errorf("%q as %s is read as %q, %v", words, line, got, err)
+		}
+		if strings.Contains(line, "\n") {
+			t.Errorf("%s has a line break", line)
+		}
+	})
+}
+
+// newTestInstaller is an installer with a fake systemd. cleaned receives what is cleaned.
+func newTestInstaller(t *testing.T) (i *installer, host *fake.Systemd, out *bytes.Buffer, cleaned *[]config.Clean) {
+	t.Helper()
+	// The path of a socket is limited; that of t.TempDir may be too long.
+	dir, err := os.MkdirTemp("", "install")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if host, err = fake.Start(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(host.Stop)
+	out, cleaned = &bytes.Buffer{}, new([]config.Clean)
+	i = &installer{unitDir: dir, systemd: &systemd.Manager{Address: host.Address}, out: out}
+	i.clean = func(_ context.Context, c config.Clean, _ io.Writer) error {
+		*cleaned = append(*cleaned, c)
+		return nil
+	}
+	t.Cleanup(i.systemd.Close)
+	return i, host, out, cleaned
+}
+
+// What install makes uninstall removes, and nothing else.
+func TestInstallAndUninstall(t *testing.T) {
+	i, host, out, cleaned := newTestInstaller(t)
+	data, path := filepath.Join(t.TempDir(), "data"), filepath.Join(i.unitDir, unitName)
+	for _, dir := range []string{"etcd/member", "kubelet/pods", "images"} {
+		if err := os.MkdirAll(filepath.Join(data, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(kubeconfig, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u := unit{command: commandServer, arguments: []string{
+		"--data-dir=" + data, "--kubelet-config=/etc/kubelet.yaml", "--container-runtime-endpoint=unix:///run/x.sock", "--write-kubeconfig=" + kubeconfig,
+	}}
+	if err := i.install(t.Context(), u, config.Install{}); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), " server --data-dir="+data) {
+		t.Fatalf("unit file %s, %v", text, err)
+	}
+	if err := i.uninstall(t.Context(), config.Uninstall{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, removed := range []string{path, data, kubeconfig} {
+		if _, err := os.Lstat(removed); err == nil {
+			t.Errorf("%s was not removed; output:\n%s", removed, out)
+		}
+	}
+	if want := (config.Clean{DataDir: data, KubeletConfig: "/etc/kubelet.yaml", ContainerRuntimeEndpoint: "unix:///run/x.sock"}); !slices.Equal(*cleaned, []config.Clean{want}) {
+		t.Errorf("cleaned %+v", *cleaned)
+	}
+	want := []string{
+		"Reload", fmt.Sprintf("EnableUnitFiles [%s] false true", path), "RestartUnit skiff.service replace",
+		"StopUnit skiff.service replace", "DisableUnitFiles [skiff.service] false", "Reload", "ResetFailedUnit skiff.service",
+	}
+	if got := host.Calls(); !slices.Equal(got, want) {
+		t.Errorf("calls of systemd: %q, want %q", got, want)
+	}
+	if err := i.uninstall(t.Context(), config.Uninstall{}); err == nil || !strings.Contains(err.Error(), "skiff is not installed") {
+		t.Errorf("second uninstall: %v", err)
+	}
+}
+
+// Files of others are kept: a unit of that name, and what else is in the data directory.
+func TestUninstallKeepsOthersFiles(t *testing.T) {
+	i, _, out, cleaned := newTestInstaller(t)
+	path := filepath.Join(i.unitDir, unitName)
+	if err := os.WriteFile(path, []byte("[Service]\nExecStart=/usr/bin/skiff server\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.install(t.Context(), unit{command: commandServer}, config.Install{}); err == nil || !strings.Contains(err.Error(), "not written by skiff install") {
+		t.Errorf("install: %v", err)
+	}
+	if err := i.uninstall(t.Context(), config.Uninstall{}); err == nil || !strings.Contains(err.Error(), "not written by skiff install") {
+		t.Errorf("uninstall: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	data := t.TempDir()
+	for _, name := range []string{"pki", "photos"} {
+		if err := os.Mkdir(filepath.Join(data, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := i.install(t.Context(), unit{command: commandServer, arguments: []string{"--no-node", "--data-dir=" + data}}, config.Install{NoStart: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.uninstall(t.Context(), config.Uninstall{}); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(data)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "photos" {
+		t.Errorf("the data directory has %v, %v", entries, err)
+	}
+	if !strings.Contains(out.String(), "photos is not of skiff") {
+		t.Errorf("output %q", out)
+	}
+	if len(*cleaned) != 0 {
+		t.Errorf("a node was cleaned although there was none: %v", *cleaned)
+	}
+}
+
+// After a failure, uninstall can be repeated.
+func TestUninstallAgainAfterFailure(t *testing.T) {
+	i, _, _, _ := newTestInstaller(t)
+	data := t.TempDir()
+	if err := i.install(t.Context(), unit{command: commandAgent, arguments: []string{"--server=https://a:6443", "--data-dir=" + data}}, config.Install{}); err != nil {
+		t.Fatal(err)
+	}
+	clean, failure := i.clean, errors.New("a pod does not stop")
+	i.clean = func(context.Context, config.Clean, io.Writer) error { return failure }
+	if err := i.uninstall(t.Context(), config.Uninstall{}); !errors.Is(err, failure) {
+		t.Fatal(err)
+	}
+	i.clean = clean
+	if err := i.uninstall(t.Context(), config.Uninstall{KeepData: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(data); err != nil {
+		t.Error("--keep-data did not keep the data directory")
+	}
+}
+
+// A service that does not start is reported with where to read why. The installation stays, so that it can be corrected.
+func TestInstallReportsFailedStart(t *testing.T) {
+	i, host, _, _ := newTestInstaller(t)
+	host.Call = func(member string, _ []any) (string, error) {
+		if member == "RestartUnit" {
+			return "failed", nil
+		}
+		return "done", nil
+	}
+	if err := i.install(t.Context(), unit{command: commandServer}, config.Install{}); err == nil || !strings.Contains(err.Error(), "journalctl -u skiff.service") {
+		t.Error(err)
+	}
+}
+
+func TestWriteToken(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	path, err := writeToken(data, "secret")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	agent := config.Agent{TokenFile: path}
+	if token, err := agent.ReadToken(); err != nil || token != "secret" {
+		t.Errorf("token %q, %v", token, err)
+	}
+}
+
+// A directory is locked for one skiff, by whichever command.
+func TestLockNamesTheFlag(t *testing.T) {
+	dir := t.TempDir()
+	unlock, err := lockDir(dir, "root-dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = lockDirs(filepath.Join(dir, "absent"), dir)
+	if want := "directory " + dir + " is used by another skiff: stop it, or choose another --data-dir"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %q", err, want)
+	}
+	unlock()
+	unlock, err = lockDirs(filepath.Join(dir, "absent"), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}

@@ -1,0 +1,195 @@
+package system
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"skiff/internal/config"
+)
+
+// unitMarker is the first line of the unit file: a file without it was not written by skiff.
+const unitMarker = "# Written by skiff install, and removed by skiff uninstall."
+
+// unit is the systemd unit of an installed skiff.
+type unit struct {
+	// program is the absolute path of skiff, command what it runs: server or agent.
+	program, command string
+	arguments        []string
+	// foreignRuntime is set if the container runtime is a service of its own.
+	foreignRuntime bool
+}
+
+// text is the unit file.
+func (u unit) text() string {
+	// Firewalls that are set up after skiff would remove its rules from their tables.
+	after := []string{"network-online.target", "firewalld.service", "nftables.service", "ufw.service"}
+	if u.foreignRuntime {
+		after = append(after, "containerd.service", "crio.service", "cri-docker.service")
+	}
+	words := []string{quoteWord(u.program), u.command}
+	for _, argument := range u.arguments {
+		words = append(words, quoteWord(argument))
+	}
+	return unitMarker + `
+# Settings of your own belong in a drop-in: systemctl edit ` + unitName + `
+[Unit]
+Description=skiff ` + u.command + `: Kubernetes in one program
+Wants=network-online.target
+After=` + strings.Join(after, " ") + `
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+ExecStart=` + strings.Join(words, " ") + `
+Restart=always
+RestartSec=2
+# An agent may wait for its server, and a server for its disk.
+TimeoutStartSec=infinity
+TimeoutStopSec=120
+# Pods keep running while skiff is stopped or restarted.
+KillMode=process
+# The cgroups below the service's are skiff's own.
+Delegate=yes
+# The last process to be OOM-killed; and if a child of skiff is, skiff goes on.
+OOMScoreAdjust=-999
+OOMPolicy=continue
+LimitNOFILE=1048576
+LimitNPROC=infinity
+LimitCORE=infinity
+TasksMax=infinity
+
+[Install]
+WantedBy=multi-user.target
+`
+}
+
+// parseUnit reads the command of a unit file that text wrote. Lines that an administrator has added are ignored.
+func parseUnit(text string) (unit, error) {
+	if !strings.HasPrefix(text, unitMarker) {
+		return unit{}, errors.New("it was not written by skiff install")
+	}
+	for line := range strings.Lines(text) {
+		command, ok := strings.CutPrefix(strings.TrimSpace(line), "ExecStart=")
+		if !ok {
+			continue
+		}
+		words, err := splitWords(command)
+		if err != nil {
+			return unit{}, fmt.Errorf("ExecStart: %w", err)
+		}
+		if len(words) < 2 {
+			return unit{}, fmt.Errorf("ExecStart: %q is not a command of skiff", command)
+		}
+		return unit{program: words[0], command: words[1], arguments: words[2:]}, nil
+	}
+	return unit{}, errors.New("it has no ExecStart")
+}
+
+// installed is what `skiff uninstall` has to know of the command of an installed service.
+type installed struct {
+	node    *config.Node // nil: it runs no node
+	dataDir string
+	// kubeconfig is a file that the service wrote outside of its data directory; empty: none.
+	kubeconfig string
+}
+
+// installed reads the flags of the service's command.
+func (u unit) installed() (i installed, err error) {
+	parse := func(c interface{ Flags(*config.FlagGroups) }) error {
+		var groups config.FlagGroups
+		c.Flags(&groups)
+		fs := pflag.NewFlagSet(u.command, pflag.ContinueOnError)
+		groups.AddTo(fs)
+		return fs.Parse(u.arguments)
+	}
+	switch u.command {
+	case commandServer:
+		c := config.DefaultServer()
+		err = parse(&c)
+		i.dataDir, i.kubeconfig = c.DataDir, c.WriteKubeconfig
+		if !c.NoNode {
+			i.node = &c.Node
+		}
+	case commandAgent:
+		c := config.DefaultAgent()
+		err = parse(&c)
+		i.dataDir, i.node = c.DataDir, &c.Node
+	default:
+		err = fmt.Errorf("unknown command %q", u.command)
+	}
+	if err != nil {
+		return i, fmt.Errorf("read ExecStart: %w", err)
+	}
+	return i, nil
+}
+
+// quoteWord quotes a word of a command line in a unit file: systemd expands $ and %, and splits at spaces.
+func quoteWord(word string) string {
+	quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\t", `\t`, "%", "%%", "$", "$$").Replace(word)
+	isPlain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("%$_-./,:=+@", r)
+	}
+	if quoted != "" && !slices.ContainsFunc([]rune(quoted), func(r rune) bool { return !isPlain(r) }) {
+		return quoted
+	}
+	return `"` + quoted + `"`
+}
+
+// splitWords splits a command line that was made with quoteWord.
+func splitWords(line string) ([]string, error) {
+	var words []string
+	var word strings.Builder
+	inWord, inQuotes := false, false
+	for i := 0; i < len(line); i++ {
+		c := line[i]
+		switch {
+		case c == ' ' && !inQuotes:
+			if inWord {
+				words = append(words, word.String())
+			}
+			word.Reset()
+			inWord = false
+			continue
+		case c == '"':
+			inQuotes, inWord = !inQuotes, true
+			continue
+		case c == '\\' || c == '%' || c == '$':
+			i++
+			if i == len(line) {
+				return nil, fmt.Errorf("%q ends within an escape sequence", line)
+			}
+			unescaped, ok := unescape(c, line[i])
+			if !ok {
+				return nil, fmt.Errorf("unknown escape sequence %q", line[i-1:i+1])
+			}
+			c = unescaped
+		}
+		word.WriteByte(c)
+		inWord = true
+	}
+	if inQuotes {
+		return nil, fmt.Errorf("%q has an unclosed quote", line)
+	}
+	if inWord {
+		words = append(words, word.String())
+	}
+	return words, nil
+}
+
+// unescape is the character of an escape sequence: of the escape character and the one after it.
+func unescape(escape, next byte) (byte, bool) {
+	switch {
+	case escape != '\\':
+		return escape, next == escape
+	case next == 'n':
+		return '\n', true
+	case next == 't':
+		return '\t', true
+	default:
+		return next, next == '\\' || next == '"'
+	}
+}
