@@ -165,6 +165,9 @@ func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
 	text(&s.Address, "0.0.0.0")
 	text(&s.HealthzBindAddress, "127.0.0.1")
 	text(&s.CgroupRoot, "/")
+	if s.MemoryReservationPolicy == "" {
+		s.MemoryReservationPolicy = kubeletconfig.NoneMemoryReservationPolicy
+	}
 	if s.CrashLoopBackOff.MaxContainerRestartPeriod == nil {
 		s.CrashLoopBackOff.MaxContainerRestartPeriod = &metav1.Duration{Duration: 5 * time.Minute}
 	}
@@ -216,6 +219,7 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 	if b := s.MemorySwap.SwapBehavior; b != "" && b != "NoSwap" && b != "LimitedSwap" {
 		errs = append(errs, fmt.Errorf("memorySwap.swapBehavior: %q is not NoSwap or LimitedSwap", b))
 	}
+	errs = append(errs, validateCgroups(s)...)
 	if s.PodLogsDir != "" && (!filepath.IsAbs(s.PodLogsDir) || filepath.Clean(s.PodLogsDir) != s.PodLogsDir) {
 		errs = append(errs, fmt.Errorf("podLogsDir: %q is not a normalized absolute path", s.PodLogsDir))
 	}
@@ -223,6 +227,24 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 		return fmt.Errorf("KubeletConfiguration: %w", err)
 	}
 	return nil
+}
+
+// validateCgroups checks the settings of the cgroups of pods.
+func validateCgroups(s *kubeletconfig.KubeletConfiguration) (errs []error) {
+	switch s.CgroupDriver {
+	case "", "cgroupfs", "systemd":
+	default:
+		errs = append(errs, fmt.Errorf("cgroupDriver: %q is not cgroupfs or systemd", s.CgroupDriver))
+	}
+	if f := s.MemoryThrottlingFactor; f != nil && (*f <= 0 || *f > 1) {
+		errs = append(errs, fmt.Errorf("memoryThrottlingFactor: %v must be greater than 0 and less than or equal to 1.0", *f))
+	}
+	switch s.MemoryReservationPolicy {
+	case kubeletconfig.NoneMemoryReservationPolicy, kubeletconfig.TieredReservationMemoryReservationPolicy:
+	default:
+		errs = append(errs, fmt.Errorf("memoryReservationPolicy: %q is not None or TieredReservation", s.MemoryReservationPolicy))
+	}
+	return errs
 }
 
 // validateBounds checks numbers and durations against upstream's bounds.

@@ -20,6 +20,7 @@ import (
 
 // kubeletValues are valid values of fields for which setDistinct makes an invalid one.
 var kubeletValues = map[string]any{
+	"cgroupDriver": "systemd", "memoryReservationPolicy": "TieredReservation",
 	"address": "192.0.2.1", "healthzBindAddress": "192.0.2.1", "clusterDNS": []string{"192.0.2.1"}, "containerLogMaxSize": "7Mi",
 	"crashLoopBackOff":       map[string]string{"maxContainerRestartPeriod": "7s"},
 	"enforceNodeAllocatable": []string{"none"}, "kubeReserved": map[string]string{"cpu": "7m"}, "systemReserved": map[string]string{"cpu": "7m"},
@@ -172,7 +173,7 @@ func checkSet(t *testing.T, file, got any) {
 func TestKubeletUnusedAccepted(t *testing.T) {
 	const text = `{"authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": true, "cacheTTL": "0s"}},
 		"authorization": {"mode": "Webhook", "webhook": {"cacheAuthorizedTTL": "0s", "cacheUnauthorizedTTL": "0s"}},
-		"cgroupDriver": "cgroupfs", "cpuManagerReconcilePeriod": "0s", "enableDebuggingHandlers": true, "featureGates": {}, "runtimeRequestTimeout": "2m",
+		"cpuManagerReconcilePeriod": "0s", "enableDebuggingHandlers": true, "featureGates": {}, "runtimeRequestTimeout": "2m",
 		"memoryManagerPolicy": "None", "topologyManagerPolicy": "none", "readOnlyPort": 0}`
 	fields := map[string]any{}
 	if err := json.Unmarshal([]byte(text), &fields); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/config"
 	"skiff/internal/kubelet/cgroup"
@@ -27,6 +28,7 @@ import (
 	"skiff/internal/network/overlay"
 	"skiff/internal/network/policy"
 	"skiff/internal/network/proxy"
+	"skiff/internal/systemd"
 )
 
 // cleanTimeout is how long the container runtime may take to stop all pods.
@@ -48,11 +50,8 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	pods, err := removePods(ctx, c.DataDir, settings.ContainerRuntimeEndpoint)
+	pods, err := cleanRuntime(ctx, c.DataDir, settings)
 	if err != nil {
-		return fmt.Errorf("remove pods: %w", err)
-	}
-	if err := removePodNetwork(cniDirs(c.DataDir, settings.ContainerRuntimeEndpoint)); err != nil {
 		return err
 	}
 	if err := shutdown.Unconfigure(shutdown.DefaultConfigDir); err != nil {
@@ -63,11 +62,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	groups, err := cgroup.New(cgroup.Settings{Root: settings.CgroupRoot})
-	if err != nil {
-		return err
-	}
-	if err := groups.Teardown(); err != nil {
+	if err := removeCgroups(settings.CgroupRoot); err != nil {
 		return err
 	}
 	mounts, err := unmountVolumes(c.DataDir)
@@ -92,20 +87,73 @@ func removePodNetwork(binDir, confDir string) error {
 	return cni.Uninstall(binDir)
 }
 
-// removePods stops and removes all pods of the node. endpoint is that of its container runtime; empty: skiff's own containerd.
-func removePods(ctx context.Context, dataDir, endpoint string) (int, error) {
-	if endpoint != "" {
-		// Others may have sandboxes there too.
-		uids, err := podDirectories(filepath.Join(dataDir, "kubelet/pods"))
-		if err != nil {
-			return 0, err
-		}
-		return removeSandboxes(ctx, endpoint, func(s *cri.Sandbox) bool { return uids[string(s.UID)] })
+// removeCgroups removes the cgroups of pods, of whichever driver they are.
+func removeCgroups(root string) error {
+	drivers := []string{cgroup.Cgroupfs}
+	if systemd.IsRunning() {
+		drivers = append(drivers, cgroup.Systemd)
 	}
+	for _, driver := range drivers {
+		groups, err := cgroup.New(cgroup.Settings{Root: root, Driver: driver})
+		if err != nil {
+			return err
+		}
+		if err := groups.Teardown(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cleanRuntime removes the pods of the node from its container runtime, and then the pod network. It returns the number of pods.
+func cleanRuntime(ctx context.Context, dataDir string, settings *kubeletconfig.KubeletConfiguration) (int, error) {
+	if settings.ContainerRuntimeEndpoint != "" {
+		return cleanForeignRuntime(ctx, dataDir, settings.ContainerRuntimeEndpoint)
+	}
+	pods, err := removePods(ctx, dataDir, settings)
+	if err != nil {
+		return 0, fmt.Errorf("remove pods: %w", err)
+	}
+	return pods, removePodNetwork(ownCNIDirs(dataDir))
+}
+
+// cleanForeignRuntime is cleanRuntime for a container runtime that skiff does not run. Others may have sandboxes there too: the pods of this node
+// are those with a directory of the kubelet.
+func cleanForeignRuntime(ctx context.Context, dataDir, endpoint string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
+	defer cancel()
+	uids, err := podDirectories(filepath.Join(dataDir, "kubelet/pods"))
+	if err != nil {
+		return 0, err
+	}
+	client, err := cri.Dial(endpoint)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	runtime := cri.New(client)
+	configuration, err := runtime.Configuration(ctx)
+	if err != nil {
+		return 0, err
+	}
+	pods, err := removeSandboxes(ctx, runtime, func(s *cri.Sandbox) bool { return uids[string(s.UID)] })
+	if err != nil {
+		return 0, fmt.Errorf("remove pods: %w", err)
+	}
+	bin, conf := foreignCNIDirs(configuration)
+	if err := removePodNetwork(bin, conf); err != nil {
+		return 0, err
+	}
+	_ = os.Remove(bin) // succeeds if it is empty
+	return pods, nil
+}
+
+// removePods stops and removes all pods of skiff's own containerd.
+func removePods(ctx context.Context, dataDir string, settings *kubeletconfig.KubeletConfiguration) (int, error) {
 	if _, err := os.Stat(filepath.Join(dataDir, "containerd")); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
-	own, err := newContainerd(dataDir, slog.New(slog.DiscardHandler))
+	own, err := newContainerd(dataDir, settings, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return 0, err
 	}
@@ -121,7 +169,12 @@ func removePods(ctx context.Context, dataDir, endpoint string) (int, error) {
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
-		return removeSandboxes(ctx, own.Endpoint(), func(*cri.Sandbox) bool { return true })
+		client, err := cri.Dial(own.Endpoint())
+		if err != nil {
+			return 0, err
+		}
+		defer client.Close()
+		return removeSandboxes(ctx, cri.New(client), func(*cri.Sandbox) bool { return true })
 	}()
 	cancel()
 	if exit := <-done; err == nil && exit != nil && !errors.Is(exit, context.Canceled) {
@@ -144,13 +197,7 @@ func podDirectories(dir string) (map[string]bool, error) {
 }
 
 // removeSandboxes stops and removes the sandboxes that are of this node.
-func removeSandboxes(ctx context.Context, endpoint string, own func(*cri.Sandbox) bool) (int, error) {
-	client, err := cri.Dial(endpoint)
-	if err != nil {
-		return 0, err
-	}
-	defer client.Close()
-	runtime := cri.New(client)
+func removeSandboxes(ctx context.Context, runtime *cri.Runtime, own func(*cri.Sandbox) bool) (int, error) {
 	sandboxes, err := runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
 		return 0, err

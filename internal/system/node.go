@@ -36,7 +36,6 @@ import (
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/objects"
 	"skiff/internal/kubelet/podresources"
-	"skiff/internal/kubelet/runtime"
 	"skiff/internal/kubelet/shutdown"
 	"skiff/internal/kubelet/status"
 	"skiff/internal/kubelet/usage"
@@ -158,6 +157,11 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 	}
 	defer connection.Close()
 	n.runtime = cri.New(connection)
+	if runtime.run == nil {
+		if err := n.adaptToRuntime(ctx, runtime); err != nil {
+			return err
+		}
+	}
 	n.cniBinDir, n.cniConfDir = runtime.cniBinDir, runtime.cniConfDir
 	if err := n.build(); err != nil {
 		return err
@@ -191,41 +195,6 @@ func (n *nodeComponents) runKubelet(ctx context.Context, runtime *containerRunti
 		n.log.Warn("failed to remove the network of pods that no longer exist", "error", err)
 	}
 	return n.kubelet.Run(ctx)
-}
-
-// containerRuntime is the container runtime of a node.
-type containerRuntime struct {
-	endpoint string
-	// run runs the runtime until its context is done; nil: it is run by something else.
-	run func(context.Context) error
-	// ready is closed when the runtime serves and has the images in the data directory.
-	ready <-chan struct{}
-	// cniBinDir and cniConfDir are where the runtime looks for CNI plugins and their configuration.
-	cniBinDir, cniConfDir string
-}
-
-// cniDirs are the directories of CNI plugins and their configuration of a container runtime; without an endpoint, of skiff's own containerd.
-func cniDirs(dataDir, endpoint string) (bin, conf string) {
-	if endpoint != "" {
-		return "/opt/cni/bin", "/etc/cni/net.d"
-	}
-	return filepath.Join(dataDir, "cni/bin"), filepath.Join(dataDir, "cni/net.d")
-}
-
-// containerRuntime is the configured runtime, or skiff's own containerd.
-func (n *nodeComponents) containerRuntime() (*containerRuntime, error) {
-	bin, conf := cniDirs(n.dataDir, n.settings.ContainerRuntimeEndpoint)
-	if endpoint := n.settings.ContainerRuntimeEndpoint; endpoint != "" {
-		ready := make(chan struct{})
-		close(ready)
-		return &containerRuntime{endpoint: endpoint, ready: ready, cniBinDir: bin, cniConfDir: conf}, nil
-	}
-	own, err := newContainerd(n.dataDir, n.log)
-	if err != nil {
-		return nil, err
-	}
-	n.sandboxProfile = own.SandboxProfile()
-	return &containerRuntime{endpoint: own.Endpoint(), run: own.Run, ready: own.Ready(), cniBinDir: bin, cniConfDir: conf}, nil
 }
 
 // nodeComponents are the components of a node.
@@ -263,6 +232,8 @@ type nodeComponents struct {
 	network *nodeNetwork
 	// cniBinDir and cniConfDir are those of the container runtime.
 	cniBinDir, cniConfDir string
+	// cniVersion is the version of the CNI specification that the container runtime is given; empty means the plugin's own.
+	cniVersion string
 	// runs are what runs besides the kubelet, by name of the component.
 	runs map[string]func(context.Context) error
 }
@@ -326,7 +297,7 @@ func (n *nodeComponents) build() error {
 	n.objects = objects.New(n.client, func(uid types.UID) { n.kubelet.Changed(uid) }, n.log.With("component", "objects"))
 	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
 	for _, step := range []func() error{
-		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
+		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.setUpCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
 		n.buildProxy, n.buildNetwork, n.buildPolicy,
 	} {
 		if err := step(); err != nil {
@@ -334,7 +305,7 @@ func (n *nodeComponents) build() error {
 		}
 	}
 	// Before the first pod mounts or starts anything.
-	return errors.Join(n.volumes.Prepare(), n.setUpCgroups())
+	return n.volumes.Prepare()
 }
 
 // buildCgroups makes the cgroups of pods and what reads their usage.
@@ -344,12 +315,15 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	n.host.SeccompDefault, n.host.SandboxSeccomp = *n.settings.SeccompDefault, n.sandboxProfile
 	n.host.SingleProcessOOMKill = *n.settings.SingleProcessOOMKill
 	n.host.LimitedSwap = n.settings.MemorySwap.SwapBehavior == "LimitedSwap"
+	n.setMemoryQoS()
 	n.cgroups, err = cgroup.New(cgroup.Settings{
 		Root: n.settings.CgroupRoot, PodPids: *n.settings.PodPidsLimit, NoCPUQuota: !n.host.CPUQuota, CPUPeriod: n.settings.CPUCFSQuotaPeriod.Duration,
+		Driver: n.settings.CgroupDriver, TieredReservation: n.host.TieredReservation, MemoryThrottlingFactor: n.host.MemoryThrottlingFactor,
 	})
 	if err != nil {
 		return err
 	}
+	n.log.Info("cgroups of pods", "version", n.cgroups.Version(), "driver", n.settings.CgroupDriver)
 	if n.cgroups.Version() == 1 && *n.settings.FailCgroupV1 {
 		return errors.New("failCgroupV1: this host has cgroup version 1")
 	}
@@ -371,6 +345,22 @@ func (n *nodeComponents) volumesInUse() ([]corev1.UniqueVolumeName, bool) {
 		n.log.Warn("failed to read the volumes in use", "error", err)
 	}
 	return names, err == nil
+}
+
+// setMemoryQoS sets how the memory of containers is protected and throttled. That needs cgroup version 2.
+func (n *nodeComponents) setMemoryQoS() {
+	tiered, factor := n.settings.MemoryReservationPolicy == kubeletconfig.TieredReservationMemoryReservationPolicy, n.settings.MemoryThrottlingFactor
+	if !n.host.CgroupV2 {
+		if tiered || factor != nil {
+			n.log.Warn("ignored a field of the KubeletConfiguration", "warning", "memoryReservationPolicy and memoryThrottlingFactor need cgroup version 2")
+		}
+		return
+	}
+	n.host.TieredReservation = tiered
+	if factor != nil {
+		n.host.MemoryThrottlingFactor = *factor
+		n.host.AllocatableMemory = func() int64 { return n.node.Node().Status.Allocatable.Memory().Value() }
+	}
 }
 
 // buildVolumes makes what mounts the volumes of pods.
@@ -550,18 +540,10 @@ func (n *nodeComponents) setUpCgroups() error {
 		n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", fmt.Sprintf("Failed to update Node Allocatable Limits %q: %v", n.settings.CgroupRoot, err))
 		return err
 	}
-	if missing := n.cgroups.Missing(); len(missing) > 0 {
+	n.host.MissingControllers = n.cgroups.Missing()
+	if missing := n.host.MissingControllers; len(missing) > 0 {
 		n.log.Warn("cgroup controllers are missing on this host, their limits are not enforced", "missing", missing)
 	}
 	n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
 	return nil
-}
-
-// newContainerd is the containerd in the directory of this program.
-func newContainerd(dataDir string, log *slog.Logger) (*runtime.Containerd, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	return runtime.New(runtime.Options{DataDir: dataDir, Programs: filepath.Dir(program), Log: log.With("component", "containerd")})
 }

@@ -144,7 +144,7 @@ func (n *nodeComponents) setUpPodNetwork(cidrs []string) error {
 	if len(cidrs) == 0 {
 		return nil
 	}
-	settings := cni.Settings{DataDir: cniStateDir(n.dataDir), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
+	settings := cni.Settings{DataDir: cniStateDir(n.dataDir), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs, ConfigVersion: n.cniVersion}
 	for _, text := range cidrs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {

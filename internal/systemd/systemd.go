@@ -165,8 +165,14 @@ func resultOf(signal *dbus.Signal, job dbus.ObjectPath) (result error, ended boo
 // explain turns the D-Bus errors that callers distinguish into Go's.
 func explain(err error) error {
 	var failed dbus.Error
-	if errors.As(err, &failed) && failed.Name == "org.freedesktop.systemd1.NoSuchUnit" {
-		return fmt.Errorf("%w: %s", ErrNoUnit, failed.Error())
+	if !errors.As(err, &failed) {
+		return err
+	}
+	switch failed.Name {
+	case "org.freedesktop.systemd1.NoSuchUnit":
+		return fmt.Errorf("%w: %w", ErrNoUnit, err)
+	case "org.freedesktop.systemd1.UnitExists":
+		return fmt.Errorf("%w: %w", ErrUnitExists, err)
 	}
 	return err
 }

@@ -2,6 +2,7 @@
 package systemd
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -58,13 +59,20 @@ func (s *Systemd) Calls() []string {
 	return append([]string(nil), s.calls...)
 }
 
-// noSuchUnit is an error that a Call returns for a unit that does not exist.
-type noSuchUnit string
+// unitError is an error that a Call returns, with the name it has on D-Bus.
+type unitError struct{ name, message string }
+
+func (e unitError) Error() string { return e.message }
 
 // NoSuchUnit is the error of calls for a unit that does not exist.
-func NoSuchUnit(unit string) error { return noSuchUnit(unit) }
+func NoSuchUnit(unit string) error {
+	return unitError{"org.freedesktop.systemd1.NoSuchUnit", "Unit " + unit + " not loaded."}
+}
 
-func (u noSuchUnit) Error() string { return "Unit " + string(u) + " not loaded." }
+// UnitExists is the error of a call that would make a unit that exists.
+func UnitExists(unit string) error {
+	return unitError{"org.freedesktop.systemd1.UnitExists", "Unit " + unit + " was already loaded or has a fragment file."}
+}
 
 func (s *Systemd) handle(member string, call *dbus.Message) bus.Reply {
 	s.mu.Lock()
@@ -78,8 +86,8 @@ func (s *Systemd) handle(member string, call *dbus.Message) bus.Reply {
 		var err error
 		if result, err = s.Call(member, call.Body); err != nil {
 			name := "org.freedesktop.DBus.Error.Failed"
-			if _, ok := err.(noSuchUnit); ok {
-				name = "org.freedesktop.systemd1.NoSuchUnit"
+			if known, ok := errors.AsType[unitError](err); ok {
+				name = known.name
 			}
 			return bus.Reply{Error: name, Body: []any{err.Error()}}
 		}

@@ -2,20 +2,18 @@
 //
 // The cgroup kubepods, below the root cgroup, limits all pods together. Guaranteed pods are directly in it, the others in its children
 // burstable and besteffort: <root>/kubepods[/burstable|/besteffort]/pod<uid>. The runtime creates a cgroup for each container below its
-// pod's.
+// pod's. On hosts with systemd they are slices, which systemd creates (driver.go).
 //
 // Both cgroup versions are supported. Version 2 has one hierarchy; in version 1 each controller has its own, and the same path is created
-// in all of them. The files and values of limits are computed by pure functions (limits.go). Controllers that the host does not have are
-// ignored and reported by Missing.
+// in all of them. The files and values of limits are computed by pure functions (limits.go). Controllers that the host does not have, or that
+// cannot be delegated to the cgroups of pods (delegate.go), are ignored and reported by Missing.
 package cgroup
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -27,9 +25,9 @@ import (
 	"github.com/moby/sys/mountinfo"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	resourcehelper "k8s.io/component-helpers/resource"
 
 	"skiff/internal/api/podspec"
+	"skiff/internal/systemd"
 )
 
 const (
@@ -53,6 +51,15 @@ type Settings struct {
 	// NoCPUQuota disables the enforcement of CPU limits. CPUPeriod is the CFS period; zero means 100 ms.
 	NoCPUQuota bool
 	CPUPeriod  time.Duration
+	// Driver is Cgroupfs or Systemd; empty means Cgroupfs.
+	Driver string
+	// SystemdAddress is the D-Bus address of systemd; empty means that of the host.
+	SystemdAddress string
+	// TieredReservation protects the memory that pods request: that of guaranteed pods with memory.min, that of burstable ones with memory.low.
+	TieredReservation bool
+	// MemoryThrottlingFactor is the part of the memory between request and limit above which a pod with resources of its own is throttled; 0
+	// means never. Both need version 2.
+	MemoryThrottlingFactor float64
 	// MountInfo is the mountinfo file to find cgroups with; empty means /proc/self/mountinfo.
 	MountInfo string
 }
@@ -66,12 +73,13 @@ type Groups struct {
 	hierarchies      map[string]string
 	otherHierarchies []string
 	missing          []string
+	systemd          *systemd.Manager // nil: the driver is Cgroupfs
 	pageSizes        []int64
 	write            func(path, value string) error
 
 	mu sync.Mutex
-	// burstableShares is the cpu.shares last set for the burstable QoS class.
-	burstableShares uint64
+	// classes are the limits last set for the cgroups of QoS classes.
+	classes map[string]Limits
 }
 
 // controllers are the controllers in use.
@@ -86,7 +94,10 @@ func New(s Settings) (*Groups, error) {
 		s.CPUPeriod = 100 * time.Millisecond
 	}
 	s.Root = filepath.Join("/", s.Root)
-	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: HugePageSizes()}
+	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: HugePageSizes(), classes: map[string]Limits{}}
+	if s.Driver == Systemd {
+		g.systemd = &systemd.Manager{Address: s.SystemdAddress}
+	}
 	if err := g.findHierarchies(); err != nil {
 		return nil, fmt.Errorf("find cgroup hierarchies: %w", err)
 	}
@@ -164,11 +175,11 @@ func (g *Groups) findHierarchies() error {
 func (g *Groups) dirs(group string, all bool) []string {
 	var dirs []string
 	for _, hierarchy := range g.hierarchies {
-		dirs = append(dirs, filepath.Join(hierarchy, g.settings.Root, group))
+		dirs = append(dirs, filepath.Join(hierarchy, g.path(group)))
 	}
 	if all {
 		for _, hierarchy := range g.otherHierarchies {
-			dirs = append(dirs, filepath.Join(hierarchy, g.settings.Root, group))
+			dirs = append(dirs, filepath.Join(hierarchy, g.path(group)))
 		}
 	}
 	slices.Sort(dirs)
@@ -178,20 +189,24 @@ func (g *Groups) dirs(group string, all bool) []string {
 // Setup creates kubepods and the cgroups of the QoS classes. all limits all pods together: the node's allocatable resources if they are
 // enforced, otherwise its capacity, because the default weight of a new cgroup would starve the pods. The resource "pid" limits processes.
 func (g *Groups) Setup(all corev1.ResourceList) error {
+	if err := g.delegateToPods(); err != nil {
+		return err
+	}
 	limits := NodeLimits(all)
 	unlimited := Limits{HugePages: g.hugePageLimits(1 << 62)}
 	minimal := unlimited
 	minimal.Shares = new(uint64(minShares))
+	if g.version == 2 {
+		// An earlier run may have protected memory.
+		limits.MemoryMin, limits.MemoryLow, unlimited.MemoryLow = new(int64(0)), new(int64(0)), new(int64(0))
+	}
 	for _, step := range []struct {
 		group  string
 		limits Limits
 	}{
 		{podsCgroup, limits}, {qosCgroups[corev1.PodQOSBurstable], unlimited}, {qosCgroups[corev1.PodQOSBestEffort], minimal},
 	} {
-		if err := g.create(step.group); err != nil {
-			return err
-		}
-		if err := g.apply(step.group, step.limits); err != nil {
+		if err := g.create(step.group, step.limits); err != nil {
 			return err
 		}
 	}
@@ -207,9 +222,12 @@ func (g *Groups) hugePageLimits(limit int64) map[int64]int64 {
 	return pages
 }
 
-// Path is the path of a pod's cgroup below the mount points, as the runtime expects it.
-func (g *Groups) Path(pod *corev1.Pod) string {
-	return filepath.Join(g.settings.Root, podCgroup(pod))
+// parent is a pod's cgroup as the runtime expects it: the path below the mount points, or the name of the slice.
+func (g *Groups) parent(pod *corev1.Pod) string {
+	if g.systemd != nil {
+		return g.slice(podCgroup(pod))
+	}
+	return g.path(podCgroup(pod))
 }
 
 // podCgroup is the path of a pod's cgroup below Root.
@@ -217,25 +235,30 @@ func podCgroup(pod *corev1.Pod) string {
 	return filepath.Join(qosCgroups[podspec.QOSClass(pod)], podPrefix+string(pod.UID))
 }
 
-// Ensure creates a pod's cgroup if it does not exist, and returns its path.
+// Ensure creates a pod's cgroup if it does not exist, and returns the cgroup parent for the runtime.
 func (g *Groups) Ensure(pod *corev1.Pod) (string, error) {
 	group := podCgroup(pod)
 	if g.exists(group) {
-		return g.Path(pod), nil
+		return g.parent(pod), nil
 	}
-	if err := g.create(group); err != nil {
-		return "", err
-	}
-	return g.Path(pod), g.apply(group, g.podLimits(pod))
+	return g.parent(pod), g.create(group, g.podLimits(pod))
 }
 
 func (g *Groups) podLimits(pod *corev1.Pod) Limits { return PodLimits(pod, g.settings, g.pageSizes) }
 
-func (g *Groups) exists(group string) bool {
-	return !slices.ContainsFunc(g.dirs(group, false), func(dir string) bool {
-		_, err := os.Stat(dir)
-		return err != nil
-	})
+func (g *Groups) exists(group string) bool { return g.existsPath(g.path(group)) }
+
+// existsPath reports whether there is a cgroup at a path below the mount points of all controllers in use.
+func (g *Groups) existsPath(path string) bool {
+	for _, hierarchy := range g.hierarchies {
+		if _, err := os.Stat(filepath.Join(hierarchy, path)); err != nil {
+			return false
+		}
+		if g.version == 2 {
+			break // all controllers have the same
+		}
+	}
+	return true
 }
 
 // Grow raises the limits of a pod's cgroup to those of the pod, and lowers none. A resize calls it before the containers are changed, and
@@ -252,104 +275,44 @@ func (g *Groups) Grow(pod *corev1.Pod) error {
 // Update sets the limits of a pod's cgroup to those of the pod.
 func (g *Groups) Update(pod *corev1.Pod) error { return g.apply(podCgroup(pod), g.podLimits(pod)) }
 
-// classUpdateInterval is the time between two updates of the weight of the burstable QoS class.
-const classUpdateInterval = 10 * time.Second
-
-// RunClasses keeps the weight of the burstable QoS class at the sum of its pods' CPU requests until ctx is done. pods returns all active
-// pods.
-func (g *Groups) RunClasses(ctx context.Context, pods func() []*corev1.Pod, log *slog.Logger) error {
-	ticker := time.NewTicker(classUpdateInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-		if err := g.updateClasses(pods()); err != nil {
-			log.Warn("failed to set the CPU weight of burstable pods", "error", err)
+// create creates a cgroup with limits in all hierarchies.
+func (g *Groups) create(group string, l Limits) error {
+	if g.systemd != nil {
+		if err := g.startSlice(group, l); err != nil {
+			return fmt.Errorf("create cgroup %s: %w", group, err)
 		}
 	}
-}
-
-// updateClasses sets the weight of the burstable QoS class to the sum of its pods' CPU requests. pods are all active pods.
-func (g *Groups) updateClasses(pods []*corev1.Pod) error {
-	var milli int64
-	for _, pod := range pods {
-		if podCgroup(pod) == filepath.Join(qosCgroups[corev1.PodQOSBurstable], podPrefix+string(pod.UID)) {
-			requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
-			milli += requests.Cpu().MilliValue()
-		}
-	}
-	shares := uint64(SharesOf(milli))
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if shares == g.burstableShares {
-		return nil
-	}
-	if err := g.apply(qosCgroups[corev1.PodQOSBurstable], Limits{Shares: &shares}); err != nil {
-		return err
-	}
-	g.burstableShares = shares
-	return nil
-}
-
-// create creates a cgroup in all hierarchies.
-func (g *Groups) create(group string) error {
 	for _, dir := range g.dirs(group, false) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("create cgroup %s: %w", group, err)
 		}
 	}
 	if g.version == 2 {
-		return g.delegate(group)
-	}
-	return nil
-}
-
-// delegate enables the controllers in cgroup.subtree_control of a cgroup and its ancestors (version 2).
-func (g *Groups) delegate(group string) error {
-	var wanted []string
-	for _, c := range slices.Sorted(maps.Keys(g.hierarchies)) {
-		wanted = append(wanted, "+"+c)
-	}
-	if len(wanted) == 0 {
-		return nil
-	}
-	hierarchy := g.hierarchies[strings.TrimPrefix(wanted[0], "+")]
-	at := hierarchy
-	for _, step := range append([]string{""}, strings.Split(strings.Trim(filepath.Join(g.settings.Root, group), "/"), "/")...) {
-		at = filepath.Join(at, step)
-		file := filepath.Join(at, "cgroup.subtree_control")
-		content, err := os.ReadFile(file)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("read cgroup.subtree_control: %w", err)
-		}
-		enabled := strings.Fields(string(content))
-		var missing []string
-		for _, c := range wanted {
-			if !slices.Contains(enabled, c[1:]) {
-				missing = append(missing, c)
-			}
-		}
-		if len(missing) == 0 {
-			continue
-		}
-		if err := g.write(file, strings.Join(missing, " ")); err != nil {
-			return fmt.Errorf("enable controllers for cgroup %s: %w", group, err)
+		if err := g.delegate(group); err != nil {
+			return err
 		}
 	}
-	return nil
+	return g.writeLimits(group, l)
 }
 
 // apply sets the limits of a cgroup.
 func (g *Groups) apply(group string, l Limits) error {
+	if g.systemd != nil {
+		if err := g.setProperties(group, l); err != nil {
+			return fmt.Errorf("set limits of cgroup %s: %w", group, err)
+		}
+	}
+	return g.writeLimits(group, l)
+}
+
+// writeLimits writes the limits of a cgroup to its files.
+func (g *Groups) writeLimits(group string, l Limits) error {
 	for _, s := range l.settings(g.version) {
 		hierarchy, ok := g.hierarchies[s.controller]
 		if !ok {
 			continue
 		}
-		path := filepath.Join(hierarchy, g.settings.Root, group, s.file)
+		path := filepath.Join(hierarchy, g.path(group), s.file)
 		if err := g.write(path, s.value); err != nil {
 			if s.optional && errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -385,8 +348,8 @@ func (g *Groups) Pods() ([]types.UID, error) {
 				return nil, fmt.Errorf("list cgroups of pods: %w", err)
 			}
 			for _, entry := range entries {
-				if uid, ok := strings.CutPrefix(entry.Name(), podPrefix); ok && entry.IsDir() && uid != "" {
-					found[types.UID(uid)] = true
+				if uid, ok := g.uidOf(entry.Name()); ok && entry.IsDir() {
+					found[uid] = true
 				}
 			}
 		}

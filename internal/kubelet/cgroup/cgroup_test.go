@@ -219,6 +219,18 @@ func TestGroupOfAClass(t *testing.T) {
 	}
 }
 
+// writePlain writes a file of a plain directory, where files do not exist before they are written and enabled controllers are not added up.
+func writePlain(path, value string) error {
+	if controller, ok := strings.CutPrefix(value, "+"); ok {
+		enabled, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		value = strings.TrimSpace(string(enabled) + " " + controller)
+	}
+	return os.WriteFile(path, []byte(value), 0o600)
+}
+
 // standIn is a directory that plays a tree of version 2.
 func standIn(t *testing.T, available string) *Groups {
 	t.Helper()
@@ -238,13 +250,7 @@ func standIn(t *testing.T, available string) *Groups {
 		t.Fatal(err)
 	}
 	g.pageSizes = nil
-	// In a plain directory files are not there before they are written, and what is switched on is not added up.
-	g.write = func(path, value string) error {
-		if strings.HasSuffix(path, "subtree_control") {
-			value = strings.ReplaceAll(value, "+", "")
-		}
-		return os.WriteFile(path, []byte(value), 0o600)
-	}
+	g.write = writePlain
 	return g
 }
 
@@ -365,7 +371,7 @@ func TestRunClasses(t *testing.T) {
 		}
 		pods.Store(&[]*corev1.Pod{podOf("1", ctr("cpu=500m", "")), podOf("2", ctr("cpu=500m", "")), podOf("3", ctr("", ""))})
 		failing.Store(true)
-		if got := weight(); got != "1" || strings.Count(logged.String(), "failed to set the CPU weight of burstable pods") != 1 {
+		if got := weight(); got != "1" || strings.Count(logged.String(), "failed to update the cgroups of QoS classes") != 1 {
 			t.Errorf("after a failed write: %q, %s", got, logged.String())
 		}
 		failing.Store(false)

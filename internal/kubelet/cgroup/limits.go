@@ -35,7 +35,9 @@ type Limits struct {
 	Quota  *int64
 	Period int64
 	Memory *int64
-	Pids   *int64
+	// MemoryMin and MemoryLow protect memory from being reclaimed, MemoryHigh throttles above it (version 2).
+	MemoryMin, MemoryLow, MemoryHigh *int64
+	Pids                             *int64
 	// HugePages are limits in bytes by page size.
 	HugePages map[int64]int64
 }
@@ -92,6 +94,7 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 	if s.PodPids > 0 {
 		l.Pids = &s.PodPids
 	}
+	l.setMemoryQoS(pod, s, requests.Memory().Value(), limits.Memory().Value(), memoryLimited)
 	unlimited := int64(Unlimited)
 	l.Shares, l.Quota, l.Memory = new(uint64(SharesOf(requests.Cpu().MilliValue()))), &unlimited, &unlimited
 	if podspec.ComputeQOSClass(pod) == corev1.PodQOSBestEffort {
@@ -109,6 +112,39 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 		}
 	}
 	return l
+}
+
+// setMemoryQoS sets what protects a pod's memory and what throttles it, if that is configured.
+func (l *Limits) setMemoryQoS(pod *corev1.Pod, s Settings, request, limit int64, limited bool) {
+	if s.TieredReservation {
+		l.MemoryMin, l.MemoryLow = new(int64(0)), new(int64(0))
+		if podspec.ComputeQOSClass(pod) == corev1.PodQOSGuaranteed {
+			l.MemoryMin = &request
+		} else {
+			l.MemoryLow = &request
+		}
+	}
+	if s.MemoryThrottlingFactor > 0 {
+		l.MemoryHigh = new(int64(Unlimited))
+		// Without resources of the pod its containers are throttled one by one.
+		if limited && resourcehelper.IsPodLevelResourcesSet(pod) {
+			l.MemoryHigh = new(MemoryHigh(request, limit, s.MemoryThrottlingFactor))
+		}
+	}
+}
+
+// MemoryHigh is the amount of memory above which a cgroup is throttled, rounded down to pages; Unlimited for a cgroup that is given what it may
+// use anyway.
+func MemoryHigh(request, limit int64, factor float64) int64 {
+	if limit == 0 || request == limit {
+		return Unlimited
+	}
+	page := int64(os.Getpagesize())
+	high := int64(float64(request)+(float64(limit)-float64(request))*factor) / page * page
+	if high <= request {
+		return Unlimited
+	}
+	return high
 }
 
 // NodeLimits are the limits of all pods together.
@@ -167,6 +203,15 @@ func (l Limits) settings(version int) []setting {
 		}
 		if l.Memory != nil {
 			add("memory", "memory.max", number(*l.Memory, "max"))
+		}
+		if l.MemoryMin != nil {
+			add("memory", "memory.min", number(*l.MemoryMin, "max"))
+		}
+		if l.MemoryLow != nil {
+			add("memory", "memory.low", number(*l.MemoryLow, "max"))
+		}
+		if l.MemoryHigh != nil {
+			add("memory", "memory.high", number(*l.MemoryHigh, "max"))
 		}
 		if l.Pids != nil {
 			add("pids", "pids.max", number(*l.Pids, "max"))
@@ -232,7 +277,7 @@ func (g *Groups) read(group string) (Limits, error) {
 		if !ok {
 			return "", false, nil
 		}
-		text, err := os.ReadFile(filepath.Join(hierarchy, g.settings.Root, group, file))
+		text, err := os.ReadFile(filepath.Join(hierarchy, g.path(group), file))
 		if err != nil {
 			return "", false, fmt.Errorf("read limits of cgroup %s: %w", group, err)
 		}

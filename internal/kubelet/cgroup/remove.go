@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,11 +19,29 @@ import (
 func (g *Groups) Remove(uid types.UID) error {
 	var problems []error
 	for _, class := range qosCgroups {
-		for _, dir := range g.dirs(filepath.Join(class, podPrefix+string(uid)), true) {
-			if err := removeCgroup(dir); err != nil {
-				problems = append(problems, fmt.Errorf("remove cgroup of pod %s: %w", uid, err))
-			}
+		if err := g.remove(filepath.Join(class, podPrefix+string(uid))); err != nil {
+			problems = append(problems, fmt.Errorf("remove cgroup of pod %s: %w", uid, err))
 		}
+	}
+	return errors.Join(problems...)
+}
+
+// remove removes a cgroup and its children from all hierarchies and kills the processes in them.
+func (g *Groups) remove(group string) error {
+	var problems []error
+	dirs := slices.DeleteFunc(g.dirs(group, true), func(dir string) bool {
+		_, err := os.Stat(dir)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	if g.systemd != nil && len(dirs) > 0 {
+		// systemd would give the processes of the scopes in the slice time to exit.
+		for _, dir := range dirs {
+			kill(dir)
+		}
+		problems = append(problems, g.stopSlice(group))
+	}
+	for _, dir := range dirs {
+		problems = append(problems, removeCgroup(dir))
 	}
 	return errors.Join(problems...)
 }
@@ -30,11 +49,11 @@ func (g *Groups) Remove(uid types.UID) error {
 // Teardown removes all cgroups of this node and kills the processes in them.
 func (g *Groups) Teardown() error {
 	var problems []error
+	if err := g.remove(podsCgroup); err != nil {
+		problems = append(problems, fmt.Errorf("remove cgroups of pods: %w", err))
+	}
 	for _, dir := range g.dirs(podsCgroup, true) {
-		if err := removeCgroup(dir); err != nil {
-			problems = append(problems, fmt.Errorf("remove cgroups of pods: %w", err))
-		}
-		if g.settings.Root == "/" {
+		if g.settings.Root == "/" || g.systemd != nil {
 			continue
 		}
 		// The root is removed too if nothing else is in it.

@@ -45,7 +45,7 @@ func (g *Groups) PodStats(uid types.UID) (Stats, error) {
 	for _, class := range qosCgroups {
 		group := filepath.Join(class, podPrefix+string(uid))
 		if g.exists(group) {
-			return g.stats(filepath.Join(g.settings.Root, group)), nil
+			return g.stats(g.path(group)), nil
 		}
 	}
 	return Stats{}, fmt.Errorf("cgroup of pod %s: %w", uid, fs.ErrNotExist)
@@ -54,9 +54,14 @@ func (g *Groups) PodStats(uid types.UID) (Stats, error) {
 // ContainerStats reads the usage of a container's cgroup, which the runtime created below its pod's. id is the container's ID.
 func (g *Groups) ContainerStats(uid types.UID, id string) (Stats, error) {
 	for _, class := range qosCgroups {
-		group := filepath.Join(class, podPrefix+string(uid), id)
-		if g.exists(group) {
-			return g.stats(filepath.Join(g.settings.Root, group)), nil
+		pod := filepath.Join(class, podPrefix+string(uid))
+		if !g.exists(pod) {
+			continue
+		}
+		for _, name := range containerNames(id) {
+			if path := filepath.Join(g.path(pod), name); g.existsPath(path) {
+				return g.stats(path), nil
+			}
 		}
 	}
 	return Stats{}, fmt.Errorf("cgroup of container %s: %w", id, fs.ErrNotExist)
@@ -67,7 +72,7 @@ func (g *Groups) PodsStats() (Stats, error) {
 	if !g.exists(podsCgroup) {
 		return Stats{}, fmt.Errorf("cgroup of all pods: %w", fs.ErrNotExist)
 	}
-	return g.stats(filepath.Join(g.settings.Root, podsCgroup)), nil
+	return g.stats(g.path(podsCgroup)), nil
 }
 
 // NodeStats reads the usage of the whole node.

@@ -19,6 +19,8 @@ var ImageVolumeMountFailed = crierrors.ErrImageVolumeMountFailed.Error()
 type API interface {
 	Version(ctx context.Context, apiVersion string) (*runtimeapi.VersionResponse, error)
 	Status(ctx context.Context, verbose bool) (*runtimeapi.StatusResponse, error)
+	// RuntimeConfig returns what kubelet and runtime must agree on. Older runtimes do not implement it.
+	RuntimeConfig(ctx context.Context) (*runtimeapi.RuntimeConfigResponse, error)
 
 	RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, runtimeHandler string) (id string, err error)
 	StopPodSandbox(ctx context.Context, id string) error

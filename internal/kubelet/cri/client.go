@@ -133,6 +133,11 @@ func (c *Client) Status(ctx context.Context, verbose bool) (*runtimeapi.StatusRe
 	return call(ctx, c.runtime.Status, &runtimeapi.StatusRequest{Verbose: verbose})
 }
 
+// RuntimeConfig returns the cgroup driver.
+func (c *Client) RuntimeConfig(ctx context.Context) (*runtimeapi.RuntimeConfigResponse, error) {
+	return call(ctx, c.runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
+}
+
 // RunPodSandbox creates and starts the sandbox of a pod.
 func (c *Client) RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, runtimeHandler string) (string, error) {
 	// Twice the default: the runtime calls the CNI plugins within this call.

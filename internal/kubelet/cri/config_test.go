@@ -280,6 +280,9 @@ func TestContainerResources(t *testing.T) {
 	v2.CgroupV2 = true
 	limited := v2
 	limited.LimitedSwap = true
+	bare, tiered := v2, v2
+	bare.MissingControllers = []string{"cpu", "memory"}
+	tiered.TieredReservation, tiered.MemoryThrottlingFactor, tiered.AllocatableMemory = true, 0.9, func() int64 { return 1000 << 20 }
 	needs := func(requests, limits corev1.ResourceList) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: requests, Limits: limits}
@@ -306,6 +309,21 @@ func TestContainerResources(t *testing.T) {
 		}, v1, &runtimeapi.LinuxContainerResources{CpuShares: 1024, CpuPeriod: 100000, CpuQuota: 100000, MemoryLimitInBytes: 300 << 20, MemorySwapLimitInBytes: 300 << 20, OomScoreAdj: 900}},
 		"cgroup v2": {needs(list("memory", "100Mi"), list("memory", "200Mi")), v2,
 			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 200 << 20, OomScoreAdj: 900, Unified: map[string]string{"memory.oom.group": "1", "memory.swap.max": "0", "memory.high": "max"}}},
+		"cgroup v2 without controllers": {needs(list("cpu", "1", "memory", "100Mi"), list("cpu", "1", "memory", "200Mi")), bare,
+			&runtimeapi.LinuxContainerResources{OomScoreAdj: 900}},
+		"memory that is protected and throttled": {needs(list("memory", "100Mi"), list("memory", "200Mi")), tiered,
+			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 200 << 20, OomScoreAdj: 900, Unified: map[string]string{
+				"memory.oom.group": "1", "memory.swap.max": "0", "memory.high": "199229440", "memory.min": "0", "memory.low": "104857600"}}},
+		"guaranteed memory": {needs(list("cpu", "1", "memory", "100Mi"), list("cpu", "1", "memory", "100Mi")), tiered,
+			&runtimeapi.LinuxContainerResources{CpuShares: 1024, CpuPeriod: 100000, CpuQuota: 100000, MemoryLimitInBytes: 100 << 20, OomScoreAdj: -997, Unified: map[string]string{
+				"memory.oom.group": "1", "memory.swap.max": "0", "memory.high": "max", "memory.min": "104857600", "memory.low": "0"}}},
+		"throttled below the node's memory": {nil, tiered,
+			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, OomScoreAdj: 1000, Unified: map[string]string{
+				"memory.oom.group": "1", "memory.swap.max": "0", "memory.high": "943718400", "memory.min": "0", "memory.low": "0"}}},
+		"throttled with the pod": {func(p *corev1.Pod) {
+			p.Spec.Resources = &corev1.ResourceRequirements{Limits: list("memory", "300Mi")}
+		}, tiered, &runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 300 << 20, OomScoreAdj: 999, Unified: map[string]string{
+			"memory.oom.group": "1", "memory.swap.max": "0", "memory.high": "max", "memory.min": "0", "memory.low": "0"}}},
 		"limited swap": {needs(list("memory", "100Mi"), list("memory", "200Mi")), limited,
 			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 200 << 20, OomScoreAdj: 900, Unified: map[string]string{"memory.oom.group": "1", "memory.swap.max": "10485760", "memory.high": "max"}}},
 	} {

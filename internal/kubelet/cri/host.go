@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"skiff/internal/kubelet/cgroup"
 )
 
@@ -19,8 +17,7 @@ func DetectHost(seccompRoot string) Host {
 		h.HugePageSizes = append(h.HugePageSizes, cgroup.HugePageName(size))
 	}
 	h.MemoryCapacity, h.SwapCapacity = memory()
-	var fs unix.Statfs_t
-	h.CgroupV2 = unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
+	h.CgroupV2 = cgroup.IsUnified()
 	_, err := os.Stat(swapLimitFile(h.CgroupV2))
 	h.SwapController = err == nil
 	h.AppArmor = appArmorEnabled("/sys")

@@ -29,10 +29,18 @@ type Host struct {
 	CPUPeriod int64
 	// CgroupV2 reports the host's cgroup version, SwapController whether swap can be limited.
 	CgroupV2, SwapController bool
+	// MissingControllers are the cgroup controllers that pods cannot use. A runtime refuses limits of these.
+	MissingControllers []string
 	// LimitedSwap lets burstable pods swap in proportion to their memory requests.
 	LimitedSwap bool
 	// SingleProcessOOMKill kills only one process of a container that is out of memory, not all (cgroup v2 only).
 	SingleProcessOOMKill bool
+	// TieredReservation protects the memory that containers request from being reclaimed, and MemoryThrottlingFactor is the part of the memory
+	// between request and limit above which a container is throttled, 0 for never (cgroup v2 only).
+	TieredReservation      bool
+	MemoryThrottlingFactor float64
+	// AllocatableMemory returns what a container without a limit can use at most. It is set if MemoryThrottlingFactor is.
+	AllocatableMemory func() int64
 	// HugePageSizes are the page sizes of the host, such as "2MB".
 	HugePageSizes []string
 	// AppArmor reports whether AppArmor is enabled on the host.
@@ -52,7 +60,22 @@ func (h Host) limits(cpuRequest, cpuLimit, memory *resource.Quantity) *runtimeap
 	if h.CgroupV2 && !h.SingleProcessOOMKill {
 		r.Unified = map[string]string{"memory.oom.group": "1"}
 	}
+	h.dropMissing(r)
 	return r
+}
+
+// dropMissing removes the limits of controllers that pods cannot use.
+func (h Host) dropMissing(r *runtimeapi.LinuxContainerResources) {
+	for _, controller := range h.MissingControllers {
+		switch controller {
+		case "cpu":
+			r.CpuShares, r.CpuQuota, r.CpuPeriod = 0, 0, 0
+		case "memory":
+			r.MemoryLimitInBytes, r.MemorySwapLimitInBytes, r.Unified = 0, 0, nil
+		case "hugetlb":
+			r.HugepageLimits = nil
+		}
+	}
 }
 
 // LinuxResources are the cgroup limits of a container, opaque outside this package.
@@ -87,9 +110,36 @@ func containerResources(pod *corev1.Pod, c *corev1.Container, h Host) *runtimeap
 		if r.Unified == nil {
 			r.Unified = map[string]string{}
 		}
-		r.Unified["memory.high"] = "max" // no throttling below the limit
+		h.setMemoryQoS(r, pod, c)
 	}
+	h.dropMissing(r)
 	return r
+}
+
+// setMemoryQoS protects the memory that a container requests, and throttles a container before it reaches its limit.
+func (h Host) setMemoryQoS(r *runtimeapi.LinuxContainerResources, pod *corev1.Pod, c *corev1.Container) {
+	request, limit := c.Resources.Requests.Memory().Value(), c.Resources.Limits.Memory().Value()
+	if h.TieredReservation {
+		r.Unified["memory.min"], r.Unified["memory.low"] = "0", "0"
+		file := "memory.low"
+		if podspec.QOSClass(pod) == corev1.PodQOSGuaranteed {
+			file = "memory.min"
+		}
+		r.Unified[file] = strconv.FormatInt(request, 10)
+	}
+	r.Unified["memory.high"] = "max"
+	if h.MemoryThrottlingFactor == 0 {
+		return
+	}
+	if limit == 0 {
+		if resourcehelper.IsPodLevelResourcesSet(pod) && !pod.Spec.Resources.Limits.Memory().IsZero() {
+			return // the pod is throttled as a whole
+		}
+		limit = h.AllocatableMemory()
+	}
+	if high := cgroup.MemoryHigh(request, limit, h.MemoryThrottlingFactor); high != cgroup.Unlimited {
+		r.Unified["memory.high"] = strconv.FormatInt(high, 10)
+	}
 }
 
 // limitSwap sets the swap limit of a container. With cgroup v1 the limit is on the sum of memory and swap.

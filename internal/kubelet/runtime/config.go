@@ -94,6 +94,8 @@ type settings struct {
 	directories             directories
 	shim, runc              string
 	networkBin, networkConf string
+	// systemdCgroup has runc create the cgroups of containers through systemd.
+	systemdCgroup bool
 	// privileged is set if oom_score_adj can be lowered, which needs CAP_SYS_RESOURCE.
 	privileged bool
 }
@@ -154,7 +156,7 @@ func (s settings) text() string {
 	line("    [plugins.'%s'.containerd.runtimes.runc.options]", runtime)
 	line("      BinaryName = %s", quote(s.runc))
 	line("      Root = %s", quote(filepath.Join(s.directories.state(), "runc")))
-	line("      SystemdCgroup = false")
+	line("      SystemdCgroup = %t", s.systemdCgroup)
 	return b.String()
 }
 

@@ -51,7 +51,9 @@ type Options struct {
 	// NetworkBin and NetworkConf are the directories of CNI plugins and their configuration. The default is cni/bin and
 	// cni/net.d below DataDir.
 	NetworkBin, NetworkConf string
-	Log                     *slog.Logger
+	// SystemdCgroup has the cgroups of containers created by systemd, as the kubelet's of pods must be then.
+	SystemdCgroup bool
+	Log           *slog.Logger
 }
 
 // Containerd is the runtime of one node.
@@ -84,7 +86,7 @@ func New(o Options) (*Containerd, error) {
 		o.Log = slog.Default()
 	}
 	c := &Containerd{options: o, directories: newDirectories(dir), pause: filepath.Join(o.Programs, "pause.tar"), log: o.Log, ready: make(chan struct{})}
-	p := settings{directories: c.directories, networkBin: o.NetworkBin, networkConf: o.NetworkConf, privileged: mayLowerOOMScore()}
+	p := settings{directories: c.directories, networkBin: o.NetworkBin, networkConf: o.NetworkConf, systemdCgroup: o.SystemdCgroup, privileged: mayLowerOOMScore()}
 	for name, path := range map[string]*string{"containerd": &c.program, "containerd-shim-runc-v2": &p.shim, "runc": &p.runc} {
 		if *path, err = find(o.Programs, name); err != nil {
 			return nil, err

@@ -13,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/vishvananda/netlink"
+
 	"skiff/internal/network/nft"
 )
 
@@ -311,6 +314,62 @@ func TestInstall(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("left after uninstall: %v, %v", entries, err)
+	}
+}
+
+// What Podman, nerdctl and CRI-O left for single containers is not the network of pods; a cluster's network plugin is.
+func TestOthers(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		fileName:                     `{"name":"skiff","plugins":[{"type":"skiff-cni"}]}`,
+		"87-podman-bridge.conflist":  `{"cniVersion":"0.4.0","name":"podman","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
+		"nerdctl-bridge.conflist":    `{"cniVersion":"1.0.0","name":"bridge","nerdctlID":"17f29b","plugins":[{"type":"bridge"}]}`,
+		"100-crio-bridge.conflist":   `{"name":"crio","plugins":[{"type":"bridge"}]}`,
+		"99-loopback.conf":           `{"name":"lo","type":"loopback"}`,
+		"10-flannel.conflist":        `{"name":"cbr0","plugins":[{"type":"flannel"},{"type":"portmap"}]}`,
+		"05-cilium.conf":             `{"name":"cilium","type":"cilium-cni"}`,
+		"50-broken.conf":             `{`,
+		"87-podman-bridge.conf.bak1": `{}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	others, err := Others(dir)
+	if want := []string{"05-cilium.conf", "10-flannel.conflist", "50-broken.conf"}; err != nil || !slices.Equal(others, want) {
+		t.Errorf("%v, %v, want %v", others, err, want)
+	}
+}
+
+// A runtime gets a result of the version it knows, from the first versions on.
+func TestResultVersions(t *testing.T) {
+	s := Settings{DataDir: "/data", PodCIDRs: prefixes("10.42.0.0/24", "fd00::/64")}.WithDefaults()
+	plan := planPod(s, "eth0", []netip.Addr{netip.MustParseAddr("10.42.0.5"), netip.MustParseAddr("fd00::5")})
+	result := plan.result(s, &skel.CmdArgs{ContainerID: "c", IfName: "eth0", Netns: "/ns"}, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{MTU: 1400}})
+	for _, v := range []string{"0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		converted, err := result.GetAsVersion(v)
+		if err != nil {
+			t.Errorf("version %s: %v", v, err)
+			continue
+		}
+		text, err := json.Marshal(converted)
+		if err != nil || converted.Version() != v || !strings.Contains(string(text), "10.42.0.5/32") || !strings.Contains(string(text), "fd00::5/128") {
+			t.Errorf("version %s: %s, %v", v, text, err)
+		}
+	}
+}
+
+// The runtime's configuration has the version that the runtime knows, and the plugin does not receive it twice.
+func TestConfigurationVersion(t *testing.T) {
+	for version, want := range map[string]string{"": Version, CompatibleVersion: "1.0.0"} {
+		dir := t.TempDir()
+		if err := Configure(dir, Settings{DataDir: "/data", PodCIDRs: prefixes("10.42.0.0/24"), ConfigVersion: version}); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, fileName))
+		if err != nil || !strings.Contains(string(text), `"cniVersion": "`+want+`"`) || strings.Contains(string(text), "ConfigVersion") {
+			t.Errorf("version %q: %s, %v", version, text, err)
+		}
 	}
 }
 

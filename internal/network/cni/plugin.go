@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netlink"
 
 	"skiff/internal/network/hostnet"
 )
@@ -99,16 +100,21 @@ func add(args *skel.CmdArgs) error {
 		return fmt.Errorf("add pod to network: %w", err)
 	}
 	plan := planPod(c.Settings, args.IfName, made.Addresses)
+	return types.PrintResult(plan.result(c.Settings, args, bridge), c.CNIVersion)
+}
+
+// result is what the runtime is told about an attached pod.
+func (p podPlan) result(s Settings, args *skel.CmdArgs, bridge netlink.Link) *current.Result {
 	result := &current.Result{CNIVersion: current.ImplementedSpecVersion, Interfaces: []*current.Interface{
-		{Name: c.Bridge, Mac: bridge.Attrs().HardwareAddr.String()},
+		{Name: s.Bridge, Mac: bridge.Attrs().HardwareAddr.String()},
 		{Name: vethName(args.ContainerID, args.IfName)},
-		{Name: args.IfName, Mac: plan.mac.String(), Sandbox: args.Netns, Mtu: bridge.Attrs().MTU},
+		{Name: args.IfName, Mac: p.mac.String(), Sandbox: args.Netns, Mtu: bridge.Attrs().MTU},
 	}}
-	for i, a := range plan.addresses {
-		result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(2), Address: *hostnet.IPNet(a), Gateway: plan.gateways[i].AsSlice()})
-		result.Routes = append(result.Routes, &types.Route{Dst: *defaultNet(plan.gateways[i]), GW: plan.gateways[i].AsSlice()})
+	for i, a := range p.addresses {
+		result.IPs = append(result.IPs, &current.IPConfig{Interface: current.Int(2), Address: *hostnet.IPNet(a), Gateway: p.gateways[i].AsSlice()})
+		result.Routes = append(result.Routes, &types.Route{Dst: *defaultNet(p.gateways[i]), GW: p.gateways[i].AsSlice()})
 	}
-	return types.PrintResult(result, c.CNIVersion)
+	return result
 }
 
 // addLoopback sets the loopback interface up; the kernel adds its addresses.

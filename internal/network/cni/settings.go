@@ -27,8 +27,10 @@ import (
 const (
 	// Name is the name of the plugin: of its program, and the type in the configuration.
 	Name = "skiff-cni"
-	// Version is the version of the CNI specification the configuration is written for.
-	Version = "1.1.0"
+	// Version is the version of the CNI specification the configuration is written for. CompatibleVersion is one that every runtime with version
+	// 1 of the CRI knows; containerd before 2.0 does not know a later one.
+	Version           = "1.1.0"
+	CompatibleVersion = "1.0.0"
 	// NetworkName is the network's name towards the runtime.
 	NetworkName = "skiff"
 	// fileName sorts before the usual names of other configurations; a runtime uses the first one.
@@ -37,6 +39,9 @@ const (
 
 // Settings describe the pod network of one node.
 type Settings struct {
+	// ConfigVersion is the version of the CNI specification of the runtime's configuration; empty means Version. It is not a part of what the
+	// plugin receives.
+	ConfigVersion string `json:"-"`
 	// Bridge is the name of the bridge the pods are joined to, Table that of the nftables table. Two nodes that share a network
 	// namespace need different ones.
 	Bridge string `json:"bridge,omitempty"`
@@ -61,6 +66,9 @@ type Settings struct {
 func (s Settings) WithDefaults() Settings {
 	if s.Bridge == "" {
 		s.Bridge = "skiff0"
+	}
+	if s.ConfigVersion == "" {
+		s.ConfigVersion = Version
 	}
 	if s.Table == "" {
 		s.Table = "skiff-cni"
@@ -118,7 +126,7 @@ func Configure(dir string, s Settings) error {
 		Settings
 	}
 	text, err := json.MarshalIndent(map[string]any{
-		"cniVersion": Version, "name": NetworkName,
+		"cniVersion": s.ConfigVersion, "name": NetworkName,
 		"plugins": []plugin{{Type: Name, Capabilities: map[string]bool{"portMappings": true, "bandwidth": true}, Settings: s}},
 	}, "", "  ")
 	if err != nil {
@@ -227,12 +235,46 @@ func Unconfigure(dir string) error {
 
 // Preceding lists the network configurations in dir that a runtime uses instead of skiff's.
 func Preceding(dir string) ([]string, error) {
-	others, err := Others(dir)
-	return slices.DeleteFunc(others, func(name string) bool { return name > fileName }), err
+	names, err := configurations(dir)
+	return slices.DeleteFunc(names, func(name string) bool { return name > fileName }), err
 }
 
-// Others lists the network configurations in dir that are not skiff's.
+// Others lists the network configurations in dir that are not skiff's. If there is one, its owner runs the pod network. Those of programs that
+// run single containers, such as Podman, are not: pods are not meant to be in their networks.
 func Others(dir string) ([]string, error) {
+	names, err := configurations(dir)
+	return slices.DeleteFunc(names, func(name string) bool { return isOfContainerTool(filepath.Join(dir, name)) }), err
+}
+
+// isOfContainerTool reports whether a network configuration was written by Podman, nerdctl or CRI-O for containers outside of pods, or sets up
+// nothing but the loopback interface.
+func isOfContainerTool(path string) bool {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	var network struct {
+		Name      string
+		Type      string
+		Plugins   []struct{ Type string }
+		NerdctlID json.RawMessage `json:"nerdctlID"`
+	}
+	if json.Unmarshal(text, &network) != nil {
+		return false
+	}
+	types := []string{network.Type}
+	if len(network.Plugins) > 0 {
+		types = nil
+		for _, p := range network.Plugins {
+			types = append(types, p.Type)
+		}
+	}
+	onlyLoopback := !slices.ContainsFunc(types, func(name string) bool { return name != loopbackName })
+	return onlyLoopback || network.NerdctlID != nil || slices.Contains([]string{"podman", "crio"}, network.Name)
+}
+
+// configurations lists the files in dir that a runtime takes for network configurations, except skiff's.
+func configurations(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil

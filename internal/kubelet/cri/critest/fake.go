@@ -176,6 +176,11 @@ func (f *Fake) Status(context.Context, bool) (*runtimeapi.StatusResponse, error)
 	}}}, nil
 }
 
+// RuntimeConfig implements cri.API.
+func (f *Fake) RuntimeConfig(context.Context) (*runtimeapi.RuntimeConfigResponse, error) {
+	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_CGROUPFS}}, nil
+}
+
 // RunPodSandbox implements cri.API.
 func (f *Fake) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	f.mu.Lock()
