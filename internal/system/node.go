@@ -163,6 +163,9 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 		}
 	}
 	n.cniBinDir, n.cniConfDir = runtime.cniBinDir, runtime.cniConfDir
+	if err := n.checkCIDRs(); err != nil {
+		return err
+	}
 	if err := n.build(); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"skiff/internal/kubelet/node"
 	"skiff/internal/network/cni"
+	"skiff/internal/network/conflict"
 	"skiff/internal/network/firewall"
 	"skiff/internal/network/hostnet"
 	"skiff/internal/network/networkmanager"
@@ -38,6 +39,29 @@ type nodeNetwork struct {
 	// configured is whether the pod network of this node is set up, err why it could not be.
 	configured bool
 	err        error
+}
+
+// checkCIDRs refuses CIDRs of the cluster that overlap with networks of the host: it could not reach them any more. The network of pods is
+// checked unless another plugin sets it up.
+func (n *nodeComponents) checkCIDRs() error {
+	others, err := cni.Others(n.cniConfDir)
+	if err != nil {
+		return err
+	}
+	var ranges []conflict.Range
+	for _, p := range n.serviceCIDRs {
+		ranges = append(ranges, conflict.Range{CIDR: p, Flag: "service-cidr"})
+	}
+	if n.backend != overlay.None && (n.backend != "" || len(others) == 0) {
+		for _, p := range n.clusterCIDRs {
+			ranges = append(ranges, conflict.Range{CIDR: p, Flag: "cluster-cidr"})
+		}
+	}
+	networks, err := conflict.HostNetworks(cni.RouteProtocol, overlay.RouteProtocol)
+	if err != nil {
+		return err
+	}
+	return conflict.Check(ranges, networks)
 }
 
 // buildNetwork makes what sets up the pod network, unless another network plugin is to do that.

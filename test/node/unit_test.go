@@ -14,7 +14,7 @@ func TestPrivilegedUnitTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, pkg := range []string{"./internal/kubelet/cgroup", "./internal/kubelet/volume", "./internal/network/cni"} {
+	for _, pkg := range []string{"./internal/kubelet/cgroup", "./internal/kubelet/volume", "./internal/network/cni", "./internal/network/conflict"} {
 		t.Run(pkg, func(t *testing.T) {
 			cmd := exec.Command("go", "test", "-count=1", "-tags=root", pkg)
 			cmd.Dir = root

@@ -164,7 +164,7 @@ func keepRouterAdvertisements(plan hostPlan) error {
 func ownRoutes() ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
@@ -191,7 +191,7 @@ func setupRoutes(plan hostPlan, bridge netlink.Link) error {
 		}
 	}
 	for _, w := range plan.routes {
-		r := netlink.Route{Dst: hostnet.IPNet(w.to), Priority: routeMetric, Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
+		r := netlink.Route{Dst: hostnet.IPNet(w.to), Priority: routeMetric, Protocol: RouteProtocol, Table: unix.RT_TABLE_MAIN}
 		if w.unreachable {
 			r.Type = unix.RTN_UNREACHABLE
 		} else {

@@ -18,8 +18,8 @@ import (
 // routeMetric gives skiff's routes the lowest preference, so that all other routes take precedence.
 const routeMetric = 1 << 20
 
-// routeProtocol marks skiff's routes, so that obsolete ones can be found.
-const routeProtocol = 83
+// RouteProtocol marks skiff's routes, so that obsolete ones can be found.
+const RouteProtocol = 83
 
 // route is a route of the host.
 type route struct {

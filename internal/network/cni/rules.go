@@ -43,7 +43,8 @@ func planRules(s Settings) nft.Part {
 	}
 	var rejected, toPorts []nft.Rule
 	for _, p := range s.ServiceCIDRs {
-		rejected = append(rejected, nft.NewRule(nft.Destination(p), nft.RejectHost()))
+		// Only what is routed to the bridge: a network of the host in the CIDR has a route of its own, and stays reachable.
+		rejected = append(rejected, nft.NewRule(nft.Destination(p), nft.ToInterface(s.Bridge), nft.RejectHost()))
 		// The host has the address of the cluster's DNS. It is no address for host ports.
 		toPorts = append(toPorts, nft.NewRule(nft.Destination(p), nft.Accept()))
 	}

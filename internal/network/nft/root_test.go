@@ -80,7 +80,7 @@ func every(is4 bool) Part {
 				NewRule(Return()),
 			}},
 			{Name: "filter" + family, Hook: &Hook{"filter", "forward", 0}, Rules: []Rule{
-				NewRule(StateNew(), Destination(prefix), Reject()), NewRule(StateEstablished(), Accept()), NewRule(Source(prefix), RejectHost()),
+				NewRule(StateNew(), Destination(prefix), ToInterface("x"), Reject()), NewRule(StateEstablished(), Accept()), NewRule(Source(prefix), RejectHost()),
 				NewRule(NotFirstTCP(), In(set.Name, SourceAddr(is4)), ResetTCP()), NewRule(NotFirstSCTP(), In(set.Name, SourceAddr(is4)), Drop()),
 				NewRule(NotIn(ranges.Name, SourceAddr(is4)), Drop()), NewRule(In(pairs.Name, SourceAddr(is4), DestinationAddr(is4), Protocol(), DestinationPort()), Drop()),
 			}},

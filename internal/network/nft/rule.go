@@ -116,6 +116,15 @@ func FromInterface(name string) Clause {
 	return interfaceClause(name, "iifname "+name, expr.CmpOpEq, 16)
 }
 
+// ToInterface matches packets that leave through an interface.
+func ToInterface(name string) Clause {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	return Clause{"oifname " + name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: firstRegister}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: data},
+	}}
+}
+
 // NotFromInterface matches packets that did not arrive through an interface.
 func NotFromInterface(name string) Clause {
 	return interfaceClause(name, "iifname != "+name, expr.CmpOpNeq, 16)

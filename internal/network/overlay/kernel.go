@@ -14,8 +14,8 @@ import (
 	"skiff/internal/network/hostnet"
 )
 
-// routeProtocol marks the routes between nodes. The routes of the pod network itself have another number.
-const routeProtocol = 84
+// RouteProtocol marks the routes between nodes. The routes of the pod network itself have another number.
+const RouteProtocol = 84
 
 // ownLinks are the names of all links that this package makes.
 var ownLinks = []string{vxlanLink, wireguardLink}
@@ -133,7 +133,7 @@ func readRoutes(s *State, names map[int]string) error {
 
 func ownRoutes() (all []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
@@ -145,7 +145,7 @@ func ownRoutes() (all []netlink.Route, err error) {
 // Apply implements Kernel. The order is such that a route exists only while everything it needs does.
 func (k HostKernel) Apply(c Changes) error {
 	for p := range c.RemovedRoutes {
-		if err := netlink.RouteDel(&netlink.Route{Dst: hostnet.IPNet(p), Protocol: routeProtocol}); err != nil && !errors.Is(err, unix.ESRCH) {
+		if err := netlink.RouteDel(&netlink.Route{Dst: hostnet.IPNet(p), Protocol: RouteProtocol}); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("remove route to %s: %w", p, err)
 		}
 	}
@@ -362,7 +362,7 @@ func isGone(err error) bool {
 }
 
 func setRoute(p netip.Prefix, route Route, index int) error {
-	r := netlink.Route{Dst: hostnet.IPNet(p), LinkIndex: index, Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
+	r := netlink.Route{Dst: hostnet.IPNet(p), LinkIndex: index, Protocol: RouteProtocol, Table: unix.RT_TABLE_MAIN}
 	if route.Gateway.IsValid() {
 		r.Gw = route.Gateway.AsSlice()
 	} else {

@@ -335,7 +335,7 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 			if !open {
 				return nil
 			}
-			if update.Type == unix.RTM_DELROUTE && update.Protocol == routeProtocol && update.Dst != nil && o.isWantedRoute(hostnet.PrefixOf(update.Dst)) {
+			if update.Type == unix.RTM_DELROUTE && update.Protocol == RouteProtocol && update.Dst != nil && o.isWantedRoute(hostnet.PrefixOf(update.Dst)) {
 				o.forgetKernel()
 				o.signal()
 			}

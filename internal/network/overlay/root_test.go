@@ -263,7 +263,7 @@ func TestStartAgain(t *testing.T) {
 			if backend == VXLAN {
 				return removeLink(vxlanLink)
 			}
-			return netlink.RouteDel(&netlink.Route{Dst: hostnet.IPNet(all[1].node.PodCIDRs[0]), Protocol: routeProtocol})
+			return netlink.RouteDel(&netlink.Route{Dst: hostnet.IPNet(all[1].node.PodCIDRs[0]), Protocol: RouteProtocol})
 		})
 		if err != nil {
 			t.Fatal(err)
