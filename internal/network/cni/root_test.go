@@ -565,6 +565,25 @@ func TestUnownedAddresses(t *testing.T) {
 	}
 }
 
+// A network of the host that lies in the service CIDR stays reachable, from the host and from pods: a host may get such an address later.
+func TestHostNetworkInServiceCIDR(t *testing.T) {
+	w := newWorld(t, func(s *Settings) { s.ServiceCIDRs = prefixes("192.168.0.0/16", "fd77::/48") })
+	other, host, address := w.outside()
+	p := w.pod("p")
+	serve(t, other, "tcp", "80")
+	w.mustSee("", "tcp", address, "80", host)
+	// Whether the server listens for IPv6 depends on the namespace in which Go has tried that first.
+	if _, err := ask("", "tcp", "fd77::2", "80"); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("fd77::2 is not reached: %v", err)
+	}
+	w.mustSee(p.ns, "tcp", address, "80", host)
+	for _, to := range []string{"192.168.200.1", "fd77:0:0:9::1"} {
+		if seen, err := ask("", "tcp", to, "80"); err == nil {
+			t.Errorf("%s is reached as %q", to, seen)
+		}
+	}
+}
+
 // TestServiceAddress translates a service's address as a service proxy would, from the host and from a pod: routes and rejections must
 // not be in its way, and a pod sees the caller's own address.
 func TestServiceAddress(t *testing.T) { bridged(t, testServiceAddress) }
