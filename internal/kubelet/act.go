@@ -153,7 +153,9 @@ func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *cri.Sa
 		return err
 	}
 	defer release()
-	if _, err := w.k.Runtime.RunPodSandbox(context.WithoutCancel(ctx), config, handler); err != nil {
+	_, err = w.k.Runtime.RunPodSandbox(context.WithoutCancel(ctx), config, handler)
+	w.k.sandboxCheck.record(err)
+	if err != nil {
 		return w.sandboxFailed(pod, err)
 	}
 	return nil

@@ -90,7 +90,8 @@ type Kubelet struct {
 	// killing has the IDs of containers for which a Killing event was recorded.
 	killing sync.Map
 
-	sandboxes sandboxSemaphore
+	sandboxes    sandboxSemaphore
+	sandboxCheck *sandboxCheck
 	// admission serializes admission and resizes, so that each check counts the resources of the pods admitted before.
 	admission sync.Mutex
 
@@ -109,7 +110,7 @@ type Kubelet struct {
 func New(c Config) *Kubelet {
 	k := &Kubelet{
 		Config: c, writer: status.NewWriter(c.Client, c.Log), workers: map[types.UID]*worker{}, mirrors: map[types.NamespacedName]*corev1.Pod{},
-		sandboxes: newSandboxSemaphore(), runtimeError: errors.New("container runtime status check may not have completed yet"),
+		sandboxes: newSandboxSemaphore(), sandboxCheck: newSandboxCheck(), runtimeError: errors.New("container runtime status check may not have completed yet"),
 	}
 	k.userNamespaces = cri.NewUserNamespaces(k.podsDir())
 	k.probes = probe.New(probe.Options{
@@ -137,7 +138,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	k.mu.Unlock()
 	watcher := &cri.Watcher{Runtime: k.Runtime, Changed: k.Changed, Healthy: k.runtimeHealth, Relisted: k.Metrics.Relisted, Log: k.Log}
 	for _, run := range []func(context.Context) error{
-		k.writer.Run, watcher.Run, k.watchPods, k.watchStatic, k.housekeep, k.rotateLogs,
+		k.writer.Run, watcher.Run, k.watchPods, k.watchStatic, k.housekeep, k.rotateLogs, k.checkSandboxes,
 	} {
 		group.Go(func() error { return run(ctx) })
 	}
@@ -173,11 +174,15 @@ func (k *Kubelet) runtimeHealth(err error) {
 	}
 }
 
-// RuntimeError is the error of the last listing of the runtime's containers.
+// RuntimeError is why the runtime cannot run pods: the error of the last listing of its containers, or of starting a sandbox.
 func (k *Kubelet) RuntimeError() error {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.runtimeError
+	listing := k.runtimeError
+	k.mu.Unlock()
+	if listing != nil {
+		return listing
+	}
+	return k.sandboxCheck.error()
 }
 
 func (k *Kubelet) podsDir() string             { return filepath.Join(k.Root, "pods") }

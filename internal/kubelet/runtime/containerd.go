@@ -33,8 +33,8 @@ import (
 const (
 	// SandboxImage is the pause image of every pod. It is built from skiff's source and imported, never pulled.
 	SandboxImage = "localhost/skiff/pause:1"
-	// readyTimeout bounds a start; with many images on a slow disk it is slow.
-	readyTimeout = time.Minute
+	// readyTimeout bounds a start; with many images, or on a slow host, it is slow. A containerd that exits is noticed at once.
+	readyTimeout = 5 * time.Minute
 	// stopTimeout is how long containerd may take to stop before it is killed.
 	stopTimeout = 10 * time.Second
 	// The bounds of the backoff of restarts.
