@@ -23,8 +23,9 @@ const (
 	privateSocket = "unix:path=/run/systemd/private"
 	// signalBuffer is the number of signals that may wait for one caller; more of them wait in goroutines of the D-Bus library.
 	signalBuffer = 64
-	// replyTimeout bounds the time until systemd has accepted a call. Jobs are bounded by their callers.
-	replyTimeout = 30 * time.Second
+	// replyTimeout bounds the time until systemd has carried out a call; to read all unit files takes long on a slow host. Jobs are bounded by
+	// their callers.
+	replyTimeout = 2 * time.Minute
 )
 
 // ErrNoUnit means that a unit is not loaded.

@@ -332,6 +332,23 @@ func TestVersion2(t *testing.T) {
 	if stats != want {
 		t.Errorf("got  %+v\nwant %+v", stats, want)
 	}
+	for name, text := range map[string]string{
+		"cpu.pressure": "some avg10=1.50 avg60=2.00 avg300=0.25 total=1234\nfull avg10=0.00 avg60=0.50 avg300=0.00 total=56\n",
+		"io.pressure":  "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
+	} {
+		if err := os.WriteFile(filepath.Join(g.hierarchies["cpu"], parent, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if stats, err = g.PodStats("1-2"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := stats.Pressures.CPU, (Pressure{Stall{1234, 1.5, 2, 0.25}, Stall{56, 0, 0.5, 0}}); got == nil || *got != want {
+		t.Errorf("CPU pressure %+v, want %+v", got, want)
+	}
+	if got := stats.Pressures; got.Memory != nil || got.IO == nil || got.IO.Some.Total != 7 {
+		t.Errorf("pressures %+v", got)
+	}
 	if _, err := g.PodStats("none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}

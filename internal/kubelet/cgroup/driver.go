@@ -26,7 +26,7 @@ const (
 const (
 	sliceSuffix = ".slice"
 	// unitTimeout bounds the time in which systemd starts or stops a slice.
-	unitTimeout = 30 * time.Second
+	unitTimeout = 2 * time.Minute
 	// defaultPeriod is the CFS period in microseconds that systemd uses unless it is given another one.
 	defaultPeriod = 100_000
 	// quotaStep is the precision of systemd's CPU quota, one percent of a CPU, in microseconds per second.

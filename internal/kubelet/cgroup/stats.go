@@ -22,6 +22,7 @@ type Stats struct {
 	Memory MemoryStats
 	// Processes is the number of tasks, and ProcessLimit the maximum, 0 for no limit.
 	Processes, ProcessLimit uint64
+	Pressures               Pressures
 }
 
 // CPUStats are totals since the cgroup was created.
@@ -101,6 +102,9 @@ func (g *Groups) stats(path string) Stats {
 	file := func(controller, name string) string { return filepath.Join(g.hierarchies[controller], path, name) }
 	if g.version == 2 {
 		g.readV2(&s, file)
+		dir := filepath.Join(g.unified(), path)
+		s.Pressures.CPU, s.Pressures.Memory = readPressure(filepath.Join(dir, "cpu.pressure")), readPressure(filepath.Join(dir, "memory.pressure"))
+		s.Pressures.IO = readPressure(filepath.Join(dir, "io.pressure"))
 	} else {
 		g.readV1(&s, file)
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"skiff/internal/kubelet/cgroup"
 )
 
 // containerID removes the runtime's prefix from an ID.
@@ -119,6 +121,17 @@ func (m CadvisorMetrics) Collect(to chan<- prometheus.Metric) {
 				counter("container_memory_failcnt", "Number of memory usage hits limits", s.Memory.LimitHits, 1)
 				counter("container_oom_events_total", "Count of out of memory events observed for the container", s.Memory.Kills, 1)
 				gauge("container_spec_memory_limit_bytes", "Memory limit for the container.", s.Memory.Limit)
+				pressure := func(resource, congestion string, p *cgroup.Pressure) {
+					if p == nil {
+						return
+					}
+					const microseconds = 1e6
+					counter("container_pressure_"+resource+"_stalled_seconds_total", "Total time duration no tasks in the container could make progress due to "+congestion+" congestion.", p.Full.Total, microseconds)
+					counter("container_pressure_"+resource+"_waiting_seconds_total", "Total time duration tasks in the container have waited due to "+congestion+" congestion.", p.Some.Total, microseconds)
+				}
+				pressure("cpu", "CPU", s.Pressures.CPU)
+				pressure("memory", "memory", s.Pressures.Memory)
+				pressure("io", "IO", s.Pressures.IO)
 				gauge("container_processes", "Number of processes running inside the container.", s.Processes)
 				gauge("container_start_time_seconds", "Start time of the container since unix epoch in seconds.", uint64(status.State.Running.StartedAt.Unix()))
 			}

@@ -151,10 +151,10 @@ func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summ
 	if err != nil {
 		return nil, fmt.Errorf("read node statistics: %w", err)
 	}
-	summary.Node.CPU, summary.Node.Memory = u.cpu("node", node), memory(node)
+	summary.Node.CPU, summary.Node.Memory, summary.Node.IO = u.cpu("node", node), memory(node), ioStats(node)
 	if pods, err := u.Cgroups.PodsStats(); err == nil {
 		summary.Node.SystemContainers = []statsapi.ContainerStats{{
-			Name: statsapi.SystemContainerPods, StartTime: metav1.NewTime(u.Started), CPU: u.cpu("pods", pods), Memory: memory(pods),
+			Name: statsapi.SystemContainerPods, StartTime: metav1.NewTime(u.Started), CPU: u.cpu("pods", pods), Memory: memory(pods), IO: ioStats(pods),
 		}}
 	}
 	layers := map[string]*cri.FilesystemUsage{}
@@ -193,7 +193,7 @@ func (u *Usage) pod(pod *corev1.Pod, layers map[string]*cri.FilesystemUsage) (st
 	}
 	stats := statsapi.PodStats{
 		PodRef: statsapi.PodReference{Name: pod.Name, Namespace: pod.Namespace, UID: string(pod.UID)},
-		CPU:    u.cpu(string(pod.UID), group), Memory: memory(group), Containers: []statsapi.ContainerStats{},
+		CPU:    u.cpu(string(pod.UID), group), Memory: memory(group), IO: ioStats(group), Containers: []statsapi.ContainerStats{},
 		ProcessStats: &statsapi.ProcessStats{ProcessCount: &group.Processes},
 	}
 	if pod.Status.StartTime != nil {
@@ -218,7 +218,7 @@ func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layer
 	if err != nil {
 		return statsapi.ContainerStats{}, false // it has exited meanwhile
 	}
-	stats := statsapi.ContainerStats{Name: status.Name, StartTime: status.State.Running.StartedAt, CPU: u.cpu(id, group), Memory: memory(group)}
+	stats := statsapi.ContainerStats{Name: status.Name, StartTime: status.State.Running.StartedAt, CPU: u.cpu(id, group), Memory: memory(group), IO: ioStats(group)}
 	if layer := layers[id]; layer != nil {
 		stats.Rootfs = &statsapi.FsStats{
 			Time: metav1.NewTime(layer.Time), UsedBytes: &layer.UsedBytes, InodesUsed: &layer.InodesUsed,
@@ -228,13 +228,34 @@ func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layer
 }
 
 func (u *Usage) cpu(name string, s cgroup.Stats) *statsapi.CPUStats {
-	return &statsapi.CPUStats{Time: metav1.NewTime(s.Time), UsageCoreNanoSeconds: &s.CPU.Usage, UsageNanoCores: u.cpuRate(name, s)}
+	return &statsapi.CPUStats{
+		Time: metav1.NewTime(s.Time), UsageCoreNanoSeconds: &s.CPU.Usage, UsageNanoCores: u.cpuRate(name, s), PSI: psiStats(s.Pressures.CPU),
+	}
+}
+
+// ioStats is the pressure on I/O; nil on hosts without pressure stall information.
+func ioStats(s cgroup.Stats) *statsapi.IOStats {
+	if s.Pressures.IO == nil {
+		return nil
+	}
+	return &statsapi.IOStats{Time: metav1.NewTime(s.Time), PSI: psiStats(s.Pressures.IO)}
+}
+
+// psiStats is the pressure on a resource. Totals are in microseconds, as upstream reports them.
+func psiStats(p *cgroup.Pressure) *statsapi.PSIStats {
+	if p == nil {
+		return nil
+	}
+	data := func(s cgroup.Stall) statsapi.PSIData {
+		return statsapi.PSIData{Total: s.Total, Avg10: s.Avg10, Avg60: s.Avg60, Avg300: s.Avg300}
+	}
+	return &statsapi.PSIStats{Full: data(p.Full), Some: data(p.Some)}
 }
 
 func memory(s cgroup.Stats) *statsapi.MemoryStats {
 	m := &statsapi.MemoryStats{
 		Time: metav1.NewTime(s.Time), UsageBytes: &s.Memory.Usage, WorkingSetBytes: &s.Memory.WorkingSet, RSSBytes: &s.Memory.RSS,
-		PageFaults: &s.Memory.PageFaults, MajorPageFaults: &s.Memory.MajorPageFaults,
+		PageFaults: &s.Memory.PageFaults, MajorPageFaults: &s.Memory.MajorPageFaults, PSI: psiStats(s.Pressures.Memory),
 	}
 	if s.Memory.Limit > 0 {
 		available := uint64(0)

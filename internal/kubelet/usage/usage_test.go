@@ -40,6 +40,8 @@ func (c *fakeCgroups) stats() (cgroup.Stats, error) {
 	s := cgroup.Stats{Time: c.at, Processes: 4}
 	s.CPU.Usage = uint64(c.used)
 	s.Memory = cgroup.MemoryStats{Usage: 300, WorkingSet: 200, RSS: 100, Limit: 1000}
+	stalls := &cgroup.Pressure{Some: cgroup.Stall{Total: 2_500_000, Avg10: 1.5}, Full: cgroup.Stall{Total: 500_000, Avg300: 0.5}}
+	s.Pressures = cgroup.Pressures{CPU: stalls, IO: stalls}
 	return s, nil
 }
 
@@ -94,6 +96,10 @@ func TestSummary(t *testing.T) {
 	c := s.Pods[0].Containers[0]
 	if *c.Memory.WorkingSetBytes != 200 || *c.Memory.AvailableBytes != 800 || *c.Rootfs.UsedBytes != 77 || *c.CPU.UsageCoreNanoSeconds != uint64(time.Minute) {
 		t.Errorf("container: %+v %+v %+v", c.Memory, c.Rootfs, c.CPU)
+	}
+	// Without pressure stall information of a resource there is nothing to report.
+	if c.CPU.PSI == nil || c.CPU.PSI.Some.Total != 2_500_000 || c.CPU.PSI.Some.Avg10 != 1.5 || c.CPU.PSI.Full.Avg300 != 0.5 || c.IO.PSI.Full.Total != 500_000 || c.Memory.PSI != nil || s.Node.IO == nil {
+		t.Errorf("pressure: %+v %+v %+v", c.CPU.PSI, c.IO, c.Memory.PSI)
 	}
 	if s.Node.Fs == nil || *s.Node.Fs.CapacityBytes == 0 || s.Node.NodeName != "n" || *s.Pods[0].ProcessStats.ProcessCount != 4 {
 		t.Errorf("node: %+v", s.Node)
@@ -198,5 +204,8 @@ resource_scrape_error 0
 	advisor.MustRegister(CadvisorMetrics{u})
 	if n, err := testutil.GatherAndCount(advisor, "container_cpu_usage_seconds_total", "container_memory_rss", "container_spec_memory_limit_bytes"); err != nil || n != 3 {
 		t.Errorf("%d series, %v", n, err)
+	}
+	if n, err := testutil.GatherAndCount(advisor, "container_pressure_cpu_waiting_seconds_total", "container_pressure_io_stalled_seconds_total", "container_pressure_memory_waiting_seconds_total"); err != nil || n != 2 {
+		t.Errorf("%d series of pressure, %v, want those of CPU and IO", n, err)
 	}
 }

@@ -43,7 +43,7 @@ snapshot() {
 		find /sys/fs/cgroup -maxdepth 1 -name '*kubepods*' | sed 's/^/cgroup /'
 		systemctl list-units --all --plain --no-legend '*skiff*' 'kubepods*' 'cri-containerd*' | awk '{print "unit", $1}'
 		ls /etc/systemd/system /etc/systemd/logind.conf.d /opt/cni/bin /usr/lib/cni /etc/cni/net.d /run/skiff /var/lib/skiff 2>/dev/null | sed 's/^/file /'
-		pgrep -l 'skiff|containerd-shim' | awk '{print "process", $2}'
+		ps -eo comm= | grep -E '^(skiff|containerd-shim)' | sed 's/^/process /'
 	} | sort -u >"$1"
 }
 
