@@ -13,8 +13,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
 
-# Everything is compiled with the same flags, so that programs, tests and comparisons share one build cache.
-export GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS)) -trimpath
+# Everything is compiled with the same flags, so that programs, tests and comparisons share one build cache. Debugging information takes
+# the compiler a seventh of its time, and nothing here keeps it: programs are linked with -s -w, and go test strips its own.
+BUILDFLAGS := -trimpath -gcflags=all=-dwarf=false
+export GOFLAGS := $(filter-out $(BUILDFLAGS),$(shell go env GOFLAGS)) $(BUILDFLAGS)
 
 # The version is the newest tag's; a tree without tags is a development version.
 VERSION := $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null || echo v0.1.0-dev)
@@ -33,10 +35,14 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down prepare test test-cold unit race e2e attack lint vuln generate bench conformance fuzz differential openapi h2spec clean
+.PHONY: build skiff kubectl runtime demo images up down prepare programs test test-cold unit race race-compile e2e attack lint vuln generate bench conformance fuzz \
+	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
 step := @scripts/step
+# background is for what runs beside tests that wait: it takes the time that they leave. Compilers are faster when they collect less garbage.
+background := nice -n 19
+compile := $(background) env GOGC=400
 
 build: skiff kubectl runtime
 
@@ -73,54 +79,66 @@ up: build demo
 down:
 	@scripts/down
 
-# What tests download and build, once, before the first of them runs.
+# What tests download, and skiff's packages, which most of them are compiled from.
 prepare:
-	$(step) 'prepare: modules, upstream programs, images' test/prepare
+	$(step) 'prepare: modules, skiff' test/prepare modules
 
-test: prepare lint unit race
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=10s
-	@$(MAKE) --no-print-directory e2e attack openapi h2spec vuln
-	@$(MAKE) --no-print-directory differential CLUSTERS=150
+# What tests start: upstream's programs, images, the container runtime and kubectl.
+programs:
+	$(step) 'upstream programs, images' $(compile) test/prepare programs
+	@$(compile) $(MAKE) --no-print-directory build demo
+
+# Two steps at a time: tests, which often wait, and beside them what only computes. Nothing runs beside fuzz targets and attacks.
+test: prepare
+	@$(MAKE) --no-print-directory -j2 unit programs
+	@$(MAKE) --no-print-directory -j2 e2e race-compile
+	@$(MAKE) --no-print-directory -j2 race differential CLUSTERS=150
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=5s
+	@$(MAKE) --no-print-directory attack openapi h2spec vuln
 
 test-cold:
 	$(step) 'test with empty caches' scripts/test-cold
 
 unit:
-	$(step) 'unit tests' go test ./internal/... ./cmd/...
+	$(step) 'unit tests' go test -vet=off ./internal/... ./cmd/...
 
 # Attacks on a running server, the last of them random clients beside a normal load for DURATION. Nothing else runs meanwhile: it measures latency.
 DURATION ?= 3m
 attack: build
-	$(step) 'attacks' env SKIFF_HOSTILE_DURATION=$(DURATION) go test -count=1 -timeout 90m ./test/attack
+	$(step) 'attacks' env SKIFF_HOSTILE_DURATION=$(DURATION) go test -vet=off -count=1 -timeout 90m ./test/attack
 
 # What runs concurrently, under the race detector.
 RACE := store/... apiserver/... http2 controller scheduler/... kubelet/... client
 race:
-	$(step) 'unit tests under the race detector' go test -race -short -timeout 20m $(RACE:%=./internal/%)
+	$(step) 'unit tests under the race detector' go test -vet=off -race -short -timeout 20m $(RACE:%=./internal/%)
+
+# Compiles what race tests. It waits for lint, so that beside tests only one of them runs.
+race-compile: lint
+	$(step) 'compile for the race detector' $(compile) scripts/compile -race $(RACE:%=./internal/%)
 
 # Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run).
 e2e: build demo
-	$(step) 'end-to-end tests' go test -timeout 30m $$(go list ./test/... | grep -v /attack)
+	$(step) 'end-to-end tests' go test -vet=off -timeout 30m $$(go list ./test/... | grep -v /attack)
 
 # The scheduler's decisions beside those of upstream's own code, on random clusters; schemas and validation of custom resources.
 CLUSTERS ?= 1000
 differential:
-	$(step) 'scheduling decisions beside upstream' go -C test/differential test -mod=mod -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
-	$(step) 'custom resources beside upstream' go -C test/differential test -mod=mod -count=1 ./customresources
+	$(step) 'scheduling decisions beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
+	$(step) 'custom resources beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 ./customresources
 
 # The OpenAPI definitions beside those of upstream.
 openapi:
-	$(step) 'OpenAPI documents beside upstream' go -C test/upstream test ./...
+	$(step) 'OpenAPI documents beside upstream' go -C test/upstream test -vet=off ./...
 
 # The conformance suite of HTTP/2 servers against internal/http2.
 h2spec:
-	$(step) 'HTTP/2 conformance (h2spec)' go -C test/h2spec test -mod=mod -count=1 ./...
+	$(step) 'HTTP/2 conformance (h2spec)' go -C test/h2spec test -mod=mod -vet=off -count=1 ./...
 
-# Unit tests that need root have the build tag root; test/node runs them.
+# The tests' own go test commands vet nothing again. Unit tests that need root have the build tag root; test/node runs them.
 lint:
 	@unformatted=$$(gofmt -l cmd internal test tools runtime); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
-	$(step) 'go vet' go vet -tags root ./...
-	$(step) 'staticcheck' go tool -modfile=tools/lint/go.mod staticcheck -tags root ./...
+	$(step) 'go vet' $(compile) scripts/vet
+	$(step) 'staticcheck' $(compile) go tool -modfile=tools/lint/go.mod staticcheck -tags root ./...
 
 # Known vulnerabilities in what is linked; without access to the database it says so and passes.
 vuln:
