@@ -285,7 +285,7 @@ spec:
 `, "IMAGE", busybox), "apply", "-f", "-")
 	kubectl(t, c, "", "wait", "pod/glutton", "--for=jsonpath={.status.phase}=Failed", "--timeout=60s")
 	glutton := podNow(t, c, "glutton")
-	message := regexp.MustCompile(`^The node was low on resource: ephemeral-storage\. Threshold quantity: \d+, available: (0|\d{1,3}Ki)\. (Container c was using \d+Ki, request is 0, has larger consumption of ephemeral-storage\. )?$`)
+	message := regexp.MustCompile(`^The node was low on resource: ephemeral-storage\. Threshold quantity: \d+, available: (0|\d{1,5}Ki)\. (Container c was using \d+Ki, request is 0, has larger consumption of ephemeral-storage\. )?$`)
 	if glutton.Status.Reason != "Evicted" || !message.MatchString(glutton.Status.Message) {
 		t.Errorf("reason %q, message %q", glutton.Status.Reason, glutton.Status.Message)
 	}

@@ -245,7 +245,7 @@ func (p podPlan) check(ifname string) error {
 	if eth.Attrs().Flags&net.FlagUp == 0 {
 		return fmt.Errorf("%s is down", ifname)
 	}
-	have, err := netlink.AddrList(eth, netlink.FAMILY_ALL)
+	have, err := hostnet.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(eth, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -254,7 +254,7 @@ func (p podPlan) check(ifname string) error {
 			return fmt.Errorf("%s is missing address %s", ifname, want)
 		}
 	}
-	routes, err := netlink.RouteList(eth, netlink.FAMILY_ALL)
+	routes, err := hostnet.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(eth, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
@@ -300,7 +300,7 @@ func Collect(s Settings, live []Identity) ([]Attachment, error) {
 
 // removePorts deletes the veth links of a bridge that skiff created, except those to keep.
 func removePorts(bridge netlink.Link, keep []string) error {
-	links, err := netlink.LinkList()
+	links, err := hostnet.Dump(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}

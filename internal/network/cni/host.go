@@ -107,7 +107,7 @@ func setupBridge(plan hostPlan) (netlink.Link, error) {
 
 // setupAddresses adds the bridge's addresses and removes those of former pod CIDRs.
 func setupAddresses(plan hostPlan, bridge netlink.Link) error {
-	have, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
+	have, err := hostnet.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(bridge, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -164,7 +164,9 @@ func keepRouterAdvertisements(plan hostPlan) error {
 func ownRoutes() ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := hostnet.Dump(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"skiff/internal/atomicfile"
+	"skiff/internal/network/hostnet"
 )
 
 // HostAddresses gives the host addresses on its loopback interface. The file remembers them, so that they can be removed after a crash.
@@ -76,7 +77,7 @@ func hostAddress(ip netip.Addr) *netlink.Addr {
 
 // addressesOf are the addresses of an interface that have no network.
 func addressesOf(link netlink.Link) ([]netip.Addr, error) {
-	list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	list, err := hostnet.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of the loopback interface: %w", err)
 	}

@@ -19,6 +19,9 @@ import (
 // UsualMTU is assumed where no interface tells.
 const UsualMTU = 1500
 
+// dumpTries limits how often a table is read that changes all the time.
+const dumpTries = 20
+
 // PrefixOf converts a network of netlink.
 func PrefixOf(n *net.IPNet) netip.Prefix {
 	address, _ := netip.AddrFromSlice(n.IP)
@@ -46,6 +49,16 @@ func SetSysctl(name, value string) error {
 	return nil
 }
 
+// Dump calls list until the kernel's table did not change meanwhile: what netlink returns of a table that changes may be incomplete.
+func Dump[T any](list func() ([]T, error)) ([]T, error) {
+	for try := 1; ; try++ {
+		got, err := list()
+		if try == dumpTries || !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return got, err
+		}
+	}
+}
+
 // AddAddress adds an address to a link, without duplicate address detection. The link may have it already.
 func AddAddress(link netlink.Link, p netip.Prefix) error {
 	address := &netlink.Addr{IPNet: IPNet(p)}
@@ -61,7 +74,9 @@ func AddAddress(link netlink.Link, p netip.Prefix) error {
 // UplinkMTU is the MTU of the interface with the default route.
 func UplinkMTU() int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		routes, err := Dump(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			continue
 		}
@@ -87,11 +102,11 @@ type Network struct {
 
 // Networks lists the networks of the host's interfaces, except loopback ones, in the order of the kernel.
 func Networks() ([]Network, error) {
-	links, err := netlink.LinkList()
+	links, err := Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	addresses, err := Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

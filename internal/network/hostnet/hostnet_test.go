@@ -5,7 +5,30 @@ import (
 	"net/netip"
 	"os"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
+
+// A table that changed while it was read is read again, but not for ever.
+func TestDump(t *testing.T) {
+	for _, interruptions := range []int{0, 1, dumpTries - 1, dumpTries} {
+		calls := 0
+		got, err := Dump(func() ([]int, error) {
+			calls++
+			if calls <= interruptions {
+				return nil, netlink.ErrDumpInterrupted
+			}
+			return []int{calls}, nil
+		})
+		if interruptions == dumpTries {
+			if err == nil || calls != dumpTries {
+				t.Errorf("%d interruptions: %v after %d calls", interruptions, err, calls)
+			}
+		} else if err != nil || len(got) != 1 || got[0] != interruptions+1 {
+			t.Errorf("%d interruptions: %v, %v", interruptions, got, err)
+		}
+	}
+}
 
 func TestPrefixes(t *testing.T) {
 	for _, text := range []string{"10.42.1.0/24", "0.0.0.0/0", "10.42.1.2/32", "fd42::/64", "::/0"} {

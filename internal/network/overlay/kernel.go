@@ -31,7 +31,7 @@ func (k HostKernel) Read(desired State) (State, error) {
 	s := NewState()
 	wanted, _, _ := desired.link()
 	names := map[int]string{}
-	links, err := netlink.LinkList()
+	links, err := hostnet.Dump(netlink.LinkList)
 	if err != nil {
 		return s, fmt.Errorf("list links: %w", err)
 	}
@@ -63,7 +63,7 @@ func (k HostKernel) readLink(l netlink.Link, isWanted bool, s *State) (Link, err
 	if !isWanted {
 		return link, nil
 	}
-	addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	addresses, err := hostnet.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return link, fmt.Errorf("list addresses of %s: %w", attrs.Name, err)
 	}
@@ -88,7 +88,7 @@ func (k HostKernel) readLink(l netlink.Link, isWanted bool, s *State) (Link, err
 // readNeighbors reads the permanent neighbor and forwarding entries of a VXLAN link.
 func readNeighbors(s *State, index int) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		entries, err := netlink.NeighList(index, family)
+		entries, err := hostnet.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(index, family) })
 		if err != nil {
 			return fmt.Errorf("list neighbors: %w", err)
 		}
@@ -99,7 +99,7 @@ func readNeighbors(s *State, index int) error {
 			}
 		}
 	}
-	entries, err := netlink.NeighList(index, unix.AF_BRIDGE)
+	entries, err := hostnet.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(index, unix.AF_BRIDGE) })
 	if err != nil {
 		return fmt.Errorf("list forwarding entries: %w", err)
 	}
@@ -133,7 +133,9 @@ func readRoutes(s *State, names map[int]string) error {
 
 func ownRoutes() (all []netlink.Route, err error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := hostnet.Dump(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
