@@ -69,7 +69,7 @@ func isOwnLink(name string) bool {
 // HostNetworks lists the networks of the host: those of its interfaces, and those it has routes to in the main table. What skiff itself has set
 // up is left out; ownProtocols are those of its routes.
 func HostNetworks(ownProtocols ...int) ([]Network, error) {
-	links, err := netlink.LinkList()
+	links, err := hostnet.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -79,7 +79,7 @@ func HostNetworks(ownProtocols ...int) ([]Network, error) {
 			names[a.Index] = a.Name
 		}
 	}
-	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	addresses, err := hostnet.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -90,7 +90,9 @@ func HostNetworks(ownProtocols ...int) ([]Network, error) {
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		routes, err := hostnet.Dump(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
