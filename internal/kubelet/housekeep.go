@@ -53,7 +53,11 @@ func (k *Kubelet) allSourcesListed() bool {
 	return k.apiListed && k.staticListed
 }
 
+// has reports whether a pod is one of this node.
 func (k *Kubelet) has(uid types.UID) bool {
+	if _, ok := k.sandboxCheck.podWithUID(uid); ok {
+		return true
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.workers[uid] != nil

@@ -242,7 +242,7 @@ func (k *Kubelet) PodWithUID(uid types.UID) (*corev1.Pod, bool) {
 	w := k.workers[uid]
 	k.mu.Unlock()
 	if w == nil {
-		return nil, false
+		return k.sandboxCheck.podWithUID(uid)
 	}
 	return k.withStatus(w.current()), true
 }

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"skiff/internal/kubelet/cri"
@@ -27,6 +28,8 @@ type sandboxCheck struct {
 
 	mu  sync.Mutex
 	err error
+	// pod is the pod of the check that is being made; nil: none is.
+	pod *corev1.Pod
 }
 
 func newSandboxCheck() *sandboxCheck {
@@ -47,6 +50,23 @@ func (c *sandboxCheck) setError(err error) (changed bool) {
 	changed = (c.err == nil) != (err == nil)
 	c.err = err
 	return changed
+}
+
+// setPod records the pod of a check that begins, or nil when it has ended.
+func (c *sandboxCheck) setPod(pod *corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pod = pod
+}
+
+// podWithUID returns the pod of the check that is being made if it has the UID. No worker has it, but it is a pod of this node.
+func (c *sandboxCheck) podWithUID(uid types.UID) (*corev1.Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pod == nil || c.pod.UID != uid {
+		return nil, false
+	}
+	return c.pod, true
 }
 
 // record records the result of starting the sandbox of a pod.
@@ -98,11 +118,15 @@ func (k *Kubelet) checkSandboxes(ctx context.Context) error {
 // startCheckSandbox starts a sandbox that asks for nothing, and removes it.
 func (k *Kubelet) startCheckSandbox(ctx context.Context) (err error) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "sandbox-check", Namespace: metav1.NamespaceSystem, UID: uuid.NewUUID()}}
+	pod.Spec.NodeName = k.NodeName
 	release, err := k.sandboxes.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
+	// The network policies wait for a pod that the kubelet has, and housekeeping removes those that it has not.
+	k.sandboxCheck.setPod(pod)
+	defer k.sandboxCheck.setPod(nil)
 	parent, err := k.Cgroups.Ensure(pod)
 	if err != nil {
 		return fmt.Errorf("create the cgroup of a pod: %w", err)

@@ -10,28 +10,49 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/cri/critest"
 )
+
+// recordingCgroups remembers the pod whose cgroup was made last.
+type recordingCgroups struct {
+	fakeCgroups
+	ensured types.UID
+}
+
+func (c *recordingCgroups) Ensure(pod *corev1.Pod) (string, error) {
+	c.ensured = pod.UID
+	return c.fakeCgroups.Ensure(pod)
+}
 
 // A node is not ready if its runtime cannot start any sandbox, and says why; a pod whose own sandbox fails does not make it so.
 func TestSandboxCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		runtime, fakes := critest.NewFake(), &fakeDependencies{}
 		var broken atomic.Bool
+		var k *Kubelet
+		cgroups := &recordingCgroups{fakeCgroups: fakeCgroups{fakes}}
 		var checks, changes atomic.Int32
 		runtime.Fail = func(call, object string) error {
 			if call != "RunPodSandbox" || object != "sandbox-check" {
 				return nil
 			}
 			checks.Add(1)
+			// The network policies let only pods pass that the kubelet has, and others are removed as orphans.
+			uid := cgroups.ensured
+			if pod, ok := k.PodWithUID(uid); !ok || pod.Spec.NodeName != "node-1" || !k.has(uid) {
+				t.Errorf("the kubelet does not have the pod of a check: %v, %t", pod, ok)
+			}
 			if broken.Load() {
 				return errors.New("expected cgroupsPath to be of format slice:prefix:name")
 			}
 			return nil
 		}
-		k := &Kubelet{sandboxes: newSandboxSemaphore(), sandboxCheck: newSandboxCheck(), Config: Config{
-			Root: t.TempDir(), Runtime: cri.New(runtime), Cgroups: fakeCgroups{fakes}, RuntimeChanged: func() { changes.Add(1) }, Log: slog.New(slog.DiscardHandler),
+		k = &Kubelet{sandboxes: newSandboxSemaphore(), sandboxCheck: newSandboxCheck(), Config: Config{
+			NodeName: "node-1", Root: t.TempDir(), Runtime: cri.New(runtime), Cgroups: cgroups, RuntimeChanged: func() { changes.Add(1) }, Log: slog.New(slog.DiscardHandler),
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -72,6 +93,9 @@ func TestSandboxCheck(t *testing.T) {
 		synctest.Wait()
 		if err := k.RuntimeError(); err != nil || changes.Load() != 2 {
 			t.Errorf("with a repaired runtime: error %v, %d changes", err, changes.Load())
+		}
+		if k.has(cgroups.ensured) {
+			t.Error("the kubelet has the pod of a check that has ended")
 		}
 		cancel()
 		if err := <-done; err != nil {
