@@ -1,8 +1,8 @@
 package policy
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -44,8 +44,10 @@ type allowedBlock struct {
 	ports portSet
 }
 
-// newIntervals computes the ports that blocks allow together, for the addresses of one family. At most as many blocks contain an address as there are
-// prefix lengths, times the exceptions of blocks with the same CIDR.
+// maxIntervalWork bounds what intervals cost, in ranges of ports: a policy of a megabyte can describe gigabytes of them.
+const maxIntervalWork = 1 << 20
+
+// newIntervals computes the ports that blocks allow together, for the addresses of one family. Blocks that cost more than maxIntervalWork allow nothing.
 func newIntervals(blocks []allowedBlock, is4 bool) intervals {
 	var parts []interval
 	for _, b := range mergeBlocks(blocks) {
@@ -53,43 +55,90 @@ func newIntervals(blocks []allowedBlock, is4 bool) intervals {
 			parts = append(parts, b.withoutExceptions()...)
 		}
 	}
-	// An address at which a part begins, or the first one after its end.
-	type boundary struct {
-		address netip.Addr
-		part    int
-		begins  bool
-	}
-	var boundaries []boundary
-	for i, part := range parts {
-		boundaries = append(boundaries, boundary{part.first, i, true})
-		// The last address of the family has no next one.
-		if after := part.last.Next(); after.IsValid() {
-			boundaries = append(boundaries, boundary{after, i, false})
-		}
-	}
-	slices.SortFunc(boundaries, func(a, b boundary) int { return cmp.Or(a.address.Compare(b.address), cmp.Compare(a.part, b.part)) })
+	boundaries := boundariesOf(parts)
 	var list intervals
-	active := map[int]bool{}
+	around := partsAround{count: map[string]int{}, sets: map[string]portSet{}}
 	for i := 0; i < len(boundaries); {
 		first := boundaries[i].address
 		for ; i < len(boundaries) && boundaries[i].address == first; i++ {
-			if boundaries[i].begins {
-				active[boundaries[i].part] = true
-			} else {
-				delete(active, boundaries[i].part)
-			}
+			around.pass(boundaries[i])
 		}
 		last := lastAddress(everything(is4))
 		if i < len(boundaries) {
 			last = boundaries[i].address.Prev()
 		}
-		var sets []portSet
-		for part := range active {
-			sets = append(sets, parts[part].ports)
+		ports, ok := around.ports()
+		if !ok {
+			return nil
 		}
-		list = list.add(interval{first, last, unionPorts(sets)})
+		list = list.add(interval{first, last, ports})
 	}
 	return list
+}
+
+// boundary is an address at which a part begins, or the first one after its end.
+type boundary struct {
+	address netip.Addr
+	begins  bool
+	ports   portSet
+	// id is the text of the ports.
+	id string
+}
+
+// boundariesOf returns the boundaries of intervals by address.
+func boundariesOf(parts []interval) (boundaries []boundary) {
+	for _, part := range parts {
+		id := part.ports.String()
+		boundaries = append(boundaries, boundary{part.first, true, part.ports, id})
+		// The last address of the family has no next one.
+		if after := part.last.Next(); after.IsValid() {
+			boundaries = append(boundaries, boundary{after, false, part.ports, id})
+		}
+	}
+	slices.SortStableFunc(boundaries, func(a, b boundary) int { return a.address.Compare(b.address) })
+	return boundaries
+}
+
+// partsAround are the parts that contain an address, counted by their ports.
+type partsAround struct {
+	count map[string]int
+	sets  map[string]portSet
+	// union is what the sets allow together; nil: it has to be computed.
+	union *portSet
+	// work is what the unions have cost, in ranges of ports.
+	work int
+}
+
+// pass is called for each boundary, in their order.
+func (p *partsAround) pass(b boundary) {
+	if b.begins {
+		p.count[b.id]++
+	} else {
+		p.count[b.id]--
+	}
+	switch {
+	case p.count[b.id] == 0:
+		delete(p.sets, b.id)
+		p.union = nil
+	case b.begins && p.count[b.id] == 1:
+		p.sets[b.id] = b.ports
+		p.union = nil
+	}
+}
+
+// ports are those that the parts allow together. It returns false when they have cost too much.
+func (p *partsAround) ports() (portSet, bool) {
+	if p.union == nil {
+		for _, set := range p.sets {
+			p.work += 1 + len(set.ranges)
+		}
+		if p.work > maxIntervalWork {
+			return portSet{}, false
+		}
+		union := unionPorts(slices.Collect(maps.Values(p.sets)))
+		p.union = &union
+	}
+	return *p.union, true
 }
 
 // add appends an interval, or extends the last one if it is adjacent and has the same ports.

@@ -165,6 +165,12 @@ func TestNewPod(t *testing.T) {
 	if pod, ok := NewPod(p, thisNode, announced); !ok || !pod.Announced || pod.Addresses[0] != announced[0] {
 		t.Errorf("%+v, %v", pod, ok)
 	}
+	// The event of the binding may arrive later than the plugin's announcement.
+	unbound := p.DeepCopy()
+	unbound.Spec.NodeName = ""
+	if pod, ok := NewPod(unbound, thisNode, announced); !ok || !pod.Local {
+		t.Errorf("%+v, %v", pod, ok)
+	}
 	p.Status.Phase = corev1.PodFailed
 	if _, ok := NewPod(p, thisNode, announced); ok {
 		t.Error("a pod that has failed")

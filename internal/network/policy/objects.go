@@ -57,9 +57,11 @@ func NewPod(pod *corev1.Pod, nodeName string, announced []netip.Addr) (Pod, bool
 		return Pod{}, false
 	}
 	p := Pod{
-		Key: keyOf(pod), Labels: pod.Labels, Local: pod.Spec.NodeName == nodeName && nodeName != "", Created: pod.CreationTimestamp.Time,
+		Key: keyOf(pod), Labels: pod.Labels, Created: pod.CreationTimestamp.Time,
 		Addresses: announced, Announced: len(announced) > 0, ports: namedPorts(pod),
 	}
+	// An announced pod is on this node, even if the event of its binding has not arrived yet.
+	p.Local = p.Announced || pod.Spec.NodeName == nodeName && nodeName != ""
 	if !p.Announced {
 		for _, ip := range pod.Status.PodIPs {
 			if a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(ip.IP)); ok {
