@@ -344,8 +344,9 @@ func (s *Server) RemoveKind(k *kind.Kind) error {
 }
 
 // ReplaceKind serves next instead of old, which was added and has the same objects. Requests in flight finish as they have begun, with old. Watches
-// end: their clients begin new ones, in which objects are as next has them.
-func (s *Server) ReplaceKind(old, next *kind.Kind) error {
+// end: their clients begin new ones, in which objects are as next has them. Writes in flight fail, to be tried again, if their object was written with
+// next meanwhile, if next has another storage version, and unless mayWrite is set.
+func (s *Server) ReplaceKind(old, next *kind.Kind, mayWrite bool) error {
 	s.changes.Lock()
 	defer s.changes.Unlock()
 	before, err := s.added(old)
@@ -357,6 +358,7 @@ func (s *Server) ReplaceKind(old, next *kind.Kind) error {
 		return err
 	}
 	served.attach(s.config.Cache.Replace(before.table, served.cacheResource()))
+	before.table.Supersede(mayWrite && old.StorageGVK() == next.StorageGVK())
 	s.catalog.replace(served, before)
 	// No request of a client takes longer, but calls inside the server may.
 	s.config.Cache.Retire(before.table, 2*s.limits.Timeout)

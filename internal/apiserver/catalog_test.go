@@ -55,7 +55,7 @@ func TestReplacedKind(t *testing.T) {
 	// Another schema ends the watch; the objects are there without a gap.
 	third := widgetKind()
 	third.Columns, third.Row = defaultColumns, defaultRow
-	if err := s.ReplaceKind(second, third); err != nil {
+	if err := s.ReplaceKind(second, third, true); err != nil {
 		t.Fatal(err)
 	}
 	watching.expectEnd()
@@ -63,7 +63,7 @@ func TestReplacedKind(t *testing.T) {
 		t.Errorf("%d %s", got.code, got.body)
 	}
 	for _, wrong := range []*kind.Kind{first, second, s.find("pods").kind} {
-		if s.RemoveKind(wrong) == nil || s.UpdateKind(wrong, widgetKind()) == nil || s.ReplaceKind(wrong, widgetKind()) == nil {
+		if s.RemoveKind(wrong) == nil || s.UpdateKind(wrong, widgetKind()) == nil || s.ReplaceKind(wrong, widgetKind(), true) == nil {
 			t.Errorf("%s was not added and was changed", wrong.Plural)
 		}
 	}

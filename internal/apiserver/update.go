@@ -170,6 +170,9 @@ func (w *write) retry(entry *cache.Entry, failure error) (*cache.Entry, bool, er
 	if errors.As(failure, &conflict) {
 		return conflict.Current, true, nil
 	}
+	if errors.Is(failure, cache.ErrReplaced) {
+		return nil, false, failure
+	}
 	if _, err := w.s.config.Cache.Sync(w.ctx); err != nil {
 		return nil, false, err
 	}

@@ -198,7 +198,7 @@ func (e *Extension) serve(crd *definition, old, next *served) (err error) {
 	case old.equals(next.identity):
 		return e.Server.UpdateKind(old.kind, next.kind)
 	}
-	return e.Server.ReplaceKind(old.kind, next.kind)
+	return e.Server.ReplaceKind(old.kind, next.kind, !next.terminating)
 }
 
 // remove stops serving a definition.

@@ -43,7 +43,7 @@ var (
 	ErrTimeout = errors.New("cache did not reach the revision in time")
 	// ErrRemoved: the table was removed; its watches end.
 	ErrRemoved = errors.New("resource is no longer served")
-	// ErrReplaced: the table was replaced too long ago for a write that began with it. A new attempt uses the other table.
+	// ErrReplaced: the table was replaced, and a write that began with it cannot finish with it any more. A new attempt uses the other table.
 	ErrReplaced = errors.New("resource was replaced")
 )
 

@@ -49,6 +49,15 @@ func (t *Table) Release() {
 	c.removeUnused(t)
 }
 
+// Supersede is called before requests find the table that replaces this one. Objects that are written from now on may have content that this
+// table's codec drops, so they are not updated here: such updates fail with ErrReplaced. Without writes, so do all writes that have not begun.
+func (t *Table) Supersede(writes bool) {
+	t.replacedAt.Store(t.cache.Revision())
+	if !writes {
+		t.writes.close(ErrReplaced)
+	}
+}
+
 // Retire ends the cursors of a table that was replaced with ErrRemoved. The table is removed when it has no more users, after the given time at
 // the latest. It must not be found any more when Retire is called.
 func (c *Cache) Retire(t *Table, limit time.Duration) {

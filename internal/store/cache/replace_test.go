@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"skiff/internal/kind"
 	"skiff/internal/store/memory"
 )
 
@@ -20,8 +21,10 @@ func TestRetiredTable(t *testing.T) {
 	ctx := context.Background()
 	c, tables := start(t, memory.New(), podResource())
 	old := tables[0]
-	if !old.Acquire() || !old.Acquire() {
-		t.Fatal("not acquired")
+	for range 2 {
+		if !old.Acquire() {
+			t.Fatal("not acquired")
+		}
 	}
 	first := must(old.Create(ctx, podKey("ns", "a"), newPod("ns", "a"), 0))
 	next := c.Replace(old, podResource())
@@ -63,6 +66,31 @@ func TestRetiredTable(t *testing.T) {
 	}
 	if old.Acquire() || old.users.Load() >= 0 {
 		t.Error("a removed table was acquired")
+	}
+}
+
+// A table that was replaced updates nothing that was written afterwards: its codec may drop what was written.
+func TestSupersededTable(t *testing.T) {
+	ctx := context.Background()
+	c, tables := start(t, memory.New(), podResource())
+	old := tables[0]
+	before, both := must(old.Create(ctx, podKey("ns", "before"), newPod("ns", "before"), 0)), must(old.Create(ctx, podKey("ns", "both"), newPod("ns", "both"), 0))
+	next := c.Replace(old, podResource())
+	old.Supersede(true)
+	changed := func(name string) kind.Object {
+		pod := newPod("ns", name)
+		pod.SetLabels(map[string]string{"changed": "true"})
+		return pod
+	}
+	both = must(next.Update(ctx, both.Key(), changed("both"), 0, both.Revision()))
+	if _, err := old.Update(ctx, both.Key(), newPod("ns", "both"), 0, both.Revision()); !errors.Is(err, ErrReplaced) {
+		t.Errorf("update of what the other table has written: %v", err)
+	}
+	must(old.Update(ctx, before.Key(), changed("before"), 0, before.Revision()))
+	must(old.Create(ctx, podKey("ns", "after"), newPod("ns", "after"), 0))
+	old.Supersede(false)
+	if _, err := old.Create(ctx, podKey("ns", "late"), newPod("ns", "late"), 0); !errors.Is(err, ErrReplaced) {
+		t.Errorf("write after the last one: %v", err)
 	}
 }
 

@@ -35,6 +35,8 @@ type Table struct {
 	retired, removed atomic.Bool
 	// replaces is the table with the same prefix that this one replaces, until that one is removed. It changes with cache.mu held.
 	replaces atomic.Pointer[Table]
+	// replacedAt is the revision before requests found another table in this one's place; zero: they find this one.
+	replacedAt atomic.Int64
 	// encrypted: the store could not decrypt a value.
 	encrypted atomic.Bool
 	// evictedTo is the revision of the newest event whose values were evicted.

@@ -43,6 +43,9 @@ func (t *Table) Create(ctx context.Context, key string, obj kind.Object, ttl tim
 // stored bytes is not written and returns the current entry, unless the value must be encrypted anew. The object is
 // shared as with Create.
 func (t *Table) Update(ctx context.Context, key string, obj kind.Object, ttl time.Duration, expected store.Revision) (*Entry, error) {
+	if at := t.replacedAt.Load(); at > 0 && expected > at {
+		return nil, ErrReplaced
+	}
 	value, err := t.resource.Codec.Encode(obj)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", key, err)
