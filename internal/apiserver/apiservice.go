@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -88,7 +89,9 @@ func (c *catalog) findAggregated(group, version string) *APIService {
 // upgradesAggregated reports whether a request asks an aggregated server to upgrade the connection. Only that server knows which of its
 // resources have sessions, so each may last as long as its client wants.
 func (s *Server) upgradesAggregated(req *request) bool {
-	return req.Header.Get("Upgrade") != "" && s.catalog.findAggregated(req.info.group, req.info.version) != nil
+	// Without the header Connection the request is an ordinary one: Upgrade is not passed on.
+	return req.Header.Get("Upgrade") != "" && httpguts.HeaderValuesContainsToken(req.Header["Connection"], "upgrade") &&
+		s.catalog.findAggregated(req.info.group, req.info.version) != nil
 }
 
 // proxyAggregated passes a request on to an aggregated server. A watch gives its seats back: how long its start takes is not known here.

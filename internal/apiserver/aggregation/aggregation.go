@@ -9,6 +9,7 @@ package aggregation
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -148,7 +149,7 @@ func work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string
 		if stopped {
 			return
 		}
-		exists, err := sync(ctx, name)
+		exists, err := recovered(ctx, name, sync)
 		switch {
 		case err != nil:
 			queue.AddRateLimited(name)
@@ -160,6 +161,16 @@ func work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string
 		}
 		queue.Done(name)
 	}
+}
+
+// recovered calls sync. A document that makes a library panic must not end the process.
+func recovered(ctx context.Context, name string, sync func(ctx context.Context, name string) (exists bool, err error)) (exists bool, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			exists, err = true, fmt.Errorf("panic: %v", cause)
+		}
+	}()
+	return sync(ctx, name)
 }
 
 // find returns the server of an APIService, nil if there is none.

@@ -23,14 +23,16 @@ func TestHostileServers(t *testing.T) {
 		})
 	}
 	for name, handler := range map[string]http.Handler{
-		"garbage":         respond(http.StatusOK, acceptDiscovery, "garbage"),
-		"not discovery":   respond(http.StatusOK, "text/html", "<html>"),
-		"unavailable":     respond(http.StatusServiceUnavailable, "text/plain", "later"),
-		"not modified":    respond(http.StatusNotModified, acceptDiscovery, ""),
-		"redirect":        http.RedirectHandler("https://elsewhere.example.com/", http.StatusFound),
-		"too large":       respond(http.StatusOK, acceptDiscovery, `{"items":["`+strings.Repeat("x", maxDiscoveryBytes)+`"]}`),
-		"without a name":  respond(http.StatusOK, "application/json", `{"resources":[{"name":""},{"name":"/status"}]}`),
-		"closes":          http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
+		"garbage":        respond(http.StatusOK, acceptDiscovery, "garbage"),
+		"not discovery":  respond(http.StatusOK, "text/html", "<html>"),
+		"unavailable":    respond(http.StatusServiceUnavailable, "text/plain", "later"),
+		"not modified":   respond(http.StatusNotModified, acceptDiscovery, ""),
+		"redirect":       http.RedirectHandler("https://elsewhere.example.com/", http.StatusFound),
+		"too large":      respond(http.StatusOK, acceptDiscovery, `{"items":["`+strings.Repeat("x", maxDiscoveryBytes)+`"]}`),
+		"without a name": respond(http.StatusOK, "application/json", `{"resources":[{"name":""},{"name":"/status"}]}`),
+		"closes":         http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
+		"endless parameters": respond(http.StatusOK, "application/json",
+			`{"swagger":"2.0","paths":{"/x":{"parameters":[{"$ref":"#/parameters/a"}]}},"parameters":{"a":{"$ref":"#/parameters/a"}}}`),
 		"hangs":           http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }),
 		"another version": respond(http.StatusInternalServerError, acceptDiscovery, `{"items":[{"metadata":{"name":"apps"},"versions":[{"version":"v1"}]}]}`),
 	} {

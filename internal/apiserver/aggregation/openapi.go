@@ -1,9 +1,11 @@
 package aggregation
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -25,6 +27,8 @@ const (
 	maxOpenAPIRetry = time.Hour
 	// maxOpenAPIBytes bounds a document.
 	maxOpenAPIBytes = 16 << 20
+	// maxParameterBytes bounds the parameters that operations share: they are examined once for each reference to them.
+	maxParameterBytes = 64 << 10
 )
 
 // openAPIUser is the user as which the API server requests OpenAPI documents.
@@ -139,10 +143,28 @@ func (b *backend) downloadV2(ctx context.Context, known, next *published) error 
 	if err := document.UnmarshalJSON(response.body); err != nil {
 		return fmt.Errorf("parse /openapi/v2: %w", err)
 	}
+	if err := checkParameters(document); err != nil {
+		return fmt.Errorf("check /openapi/v2: %w", err)
+	}
 	filtered := aggregator.FilterSpecByPathsWithoutSideEffects(document, []string{discoveryPath(b.gv) + "/"})
 	if next.V2, err = json.Marshal(filtered); err != nil {
 		return fmt.Errorf("encode /openapi/v2: %w", err)
 	}
 	next.V2Hash, next.etag = fmt.Sprintf("%X", sha256.Sum256(next.V2)), response.header.Get("Etag")
+	return nil
+}
+
+// checkParameters refuses parameters that refer to parameters. The library follows these references without noticing a cycle, until the stack
+// overflows, which ends the process.
+func checkParameters(document *spec.Swagger) error {
+	text, err := json.Marshal(document.Parameters)
+	switch {
+	case err != nil:
+		return err
+	case len(text) > maxParameterBytes:
+		return fmt.Errorf("%w: its parameters have more than %d bytes", errTooLarge, maxParameterBytes)
+	case bytes.Contains(text, []byte(`"#/parameters/`)):
+		return errors.New("a parameter refers to a parameter")
+	}
 	return nil
 }

@@ -28,6 +28,8 @@ type condition = apiregistrationv1.APIServiceCondition
 const (
 	// checkInterval is the time after which an aggregated server that responded is checked again.
 	checkInterval = 30 * time.Second
+	// maxMessage bounds the message of the condition: a server has influence on the error.
+	maxMessage = 1024
 	// byService is the index of APIServices and EndpointSlices by "namespace/name" of their Service.
 	byService = "service"
 )
@@ -56,7 +58,14 @@ func newAvailability(c Config, s *controller.Setup) (controller.Syncer, error) {
 	err = errors.Join(err, a.slices.AddIndex(byService, func(slice *discoveryv1.EndpointSlice) []string {
 		return []string{slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]}
 	}))
-	return a, errors.Join(err, controller.WatchPrimary[*apiService](s),
+	enqueue := func(service *apiService) { s.Enqueue(controller.KeyOf(service)) }
+	return a, errors.Join(err,
+		// A condition that was written does not cause the next check: its text may differ each time, and other servers may find another one.
+		a.informer.AddEventHandler(enqueue, func(old, service *apiService) {
+			if service.Spec.Service == nil || !equality.Semantic.DeepEqual(old.Spec, service.Spec) {
+				enqueue(service)
+			}
+		}, enqueue),
 		controller.Watch(s, func(service *corev1.Service) []controller.Key { return a.keysOf(service.Namespace, service.Name) }),
 		controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
 			return a.keysOf(slice.Namespace, slice.Labels[discoveryv1.LabelServiceName])
@@ -120,7 +129,9 @@ func (a *availability) check(ctx context.Context, service *apiService) (availabl
 		return available, nil
 	}
 	if err = a.Check(ctx, service); err != nil {
-		available.Status, available.Reason, available.Message = apiregistrationv1.ConditionFalse, "FailedDiscoveryCheck", err.Error()
+		message := err.Error()
+		message = strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
+		available.Status, available.Reason, available.Message = apiregistrationv1.ConditionFalse, "FailedDiscoveryCheck", message
 		return available, err
 	}
 	available.Reason, available.Message = "Passed", "all checks passed"
