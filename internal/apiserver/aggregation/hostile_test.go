@@ -31,8 +31,13 @@ func TestHostileServers(t *testing.T) {
 		"too large":      respond(http.StatusOK, acceptDiscovery, `{"items":["`+strings.Repeat("x", maxDiscoveryBytes)+`"]}`),
 		"without a name": respond(http.StatusOK, "application/json", `{"resources":[{"name":""},{"name":"/status"}]}`),
 		"closes":         http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
-		"endless parameters": respond(http.StatusOK, "application/json",
-			`{"swagger":"2.0","paths":{"/x":{"parameters":[{"$ref":"#/parameters/a"}]}},"parameters":{"a":{"$ref":"#/parameters/a"}}}`),
+		"endless parameters": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/openapi/v2" {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			_, _ = io.WriteString(w, `{"swagger":"2.0","paths":{"/x":{"parameters":[{"$ref":"#/parameters/a"}]}},"parameters":{"a":{"$ref":"#/parameters/a"}}}`)
+		}),
 		"hangs":           http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }),
 		"another version": respond(http.StatusInternalServerError, acceptDiscovery, `{"items":[{"metadata":{"name":"apps"},"versions":[{"version":"v1"}]}]}`),
 	} {
