@@ -192,9 +192,9 @@ func TestDependents(t *testing.T) {
 // TestSelectors: those that match are found, whether their selectors require a label or not, and only in the same namespace.
 func TestSelectors(t *testing.T) {
 	inSynctest(t, func(b *testEnvironment) {
-		var selectors controller.Selectors[*policyv1.PodDisruptionBudget]
+		var selectors client.Selectors[*policyv1.PodDisruptionBudget]
 		b.start(controller.Definition{Name: "selectors", New: func(s *controller.Setup) (_ controller.Syncer, err error) {
-			selectors, err = controller.SelectorsOf(s, func(budget *policyv1.PodDisruptionBudget) (labels.Selector, error) {
+			selectors, err = client.SelectorsOf(s.Informers, func(budget *policyv1.PodDisruptionBudget) (labels.Selector, error) {
 				return metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 			})
 			return &recordedEvents{}, err

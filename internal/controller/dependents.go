@@ -14,12 +14,8 @@ import (
 	"skiff/internal/kind"
 )
 
-const (
-	// controllerIndex indexes objects by the UID of their controller, and orphans by their namespace and by each of their labels.
-	controllerIndex = "controller"
-	// selectorIndex indexes objects with a selector by a label that it requires.
-	selectorIndex = "selector"
-)
+// controllerIndex indexes objects by the UID of their controller, and orphans by their namespace and by each of their labels.
+const controllerIndex = "controller"
 
 // Dependents is an informer of objects of type T with an index by their controller.
 type Dependents[T kind.Object] struct {
@@ -65,60 +61,13 @@ func (d Dependents[T]) by(value string) []T {
 
 func orphansIn(place string) string { return "orphans in " + place }
 
-// Selectors finds the objects of type T whose selectors match the labels of another object.
-type Selectors[T kind.Object] struct {
-	informer client.Informer[T]
-	selector func(obj T) (labels.Selector, error)
-}
-
-// SelectorsOf returns the Selectors of type T and adds an index to the shared informer. An object for which selector returns an error
-// selects nothing.
-func SelectorsOf[T kind.Object](s *Setup, selector func(obj T) (labels.Selector, error)) (Selectors[T], error) {
-	informer := client.InformerFor[T](s.Informers)
-	err := informer.EnsureIndex(selectorIndex, func(obj T) []string {
-		labelSelector, err := selector(obj)
-		if err != nil {
-			return nil
-		}
-		if key, value, ok := client.RequiredLabel(labelSelector); ok {
-			return []string{client.LabelIndexValue(obj.GetNamespace(), key, value)}
-		}
-		return []string{withoutRequiredLabel(obj.GetNamespace())}
-	})
-	if err != nil {
-		return Selectors[T]{}, fmt.Errorf("index %T by selector: %w", *new(T), err)
-	}
-	return Selectors[T]{informer, selector}, nil
-}
-
-// withoutRequiredLabel is the value in the selector index of objects whose selectors require no particular label.
-func withoutRequiredLabel(namespace string) string { return namespace + "/" }
-
-// Matching returns the objects in the namespace of obj whose selectors match its labels.
-func (s Selectors[T]) Matching(obj metav1.Object) (matching []T) {
-	find := func(value string) {
-		// The index exists: SelectorsOf made it.
-		candidates, _ := s.informer.ByIndex(selectorIndex, value)
-		for _, candidate := range candidates {
-			if selector, err := s.selector(candidate); err == nil && selector.Matches(labels.Set(obj.GetLabels())) {
-				matching = append(matching, candidate)
-			}
-		}
-	}
-	find(withoutRequiredLabel(obj.GetNamespace()))
-	for key, value := range obj.GetLabels() {
-		find(client.LabelIndexValue(obj.GetNamespace(), key, value))
-	}
-	return matching
-}
-
 // WatchDependents enqueues the controller of every object of type D that changes. For an orphan, it enqueues all owners of type O in the
 // namespace whose selector matches, since one may adopt it. If selector is nil, orphans are ignored.
 func WatchDependents[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKind, selector func(owner O) (labels.Selector, error)) error {
-	var owners Selectors[O]
+	var owners client.Selectors[O]
 	if selector != nil {
 		var err error
-		if owners, err = SelectorsOf(s, selector); err != nil {
+		if owners, err = client.SelectorsOf(s.Informers, selector); err != nil {
 			return err
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
 )
 
@@ -69,7 +70,7 @@ func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfigurat
 		p, ok := f.seen[name]
 		return p, ok
 	}
-	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return f.budgets }
+	s.lists.budgets = func(pod *corev1.Pod) []*policyv1.PodDisruptionBudget { return schedulertest.BudgetsOf(f.budgets)(pod) }
 	return f
 }
 

@@ -299,7 +299,7 @@ func (s *Scheduler) preempt(ctx context.Context, d *decision.Decision, then func
 		}
 		then(best, message, !errors.Is(err, decision.ErrPreemptionNotHelpful))
 	}
-	candidates, message, err := decision.PreemptionCandidates(d, s.lists.budgets())
+	candidates, message, err := decision.PreemptionCandidates(d, s.lists.budgets)
 	if err != nil {
 		finish(nil, message, err)
 		return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,7 +25,7 @@ import (
 // lists is what the scheduler reads from informers directly, and whether their first lists have been handled.
 type lists struct {
 	pods      func(namespace, name string) (*corev1.Pod, bool)
-	budgets   func() []*policyv1.PodDisruptionBudget
+	budgets   plugins.BudgetsOf
 	informers []syncedInformer
 }
 
@@ -87,8 +88,15 @@ func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func
 func (s *Scheduler) watch(informers *client.Informers) error {
 	pods := client.InformerFor[*corev1.Pod](informers)
 	s.lists.pods = pods.Get
-	budgets := client.InformerFor[*policyv1.PodDisruptionBudget](informers)
-	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return budgets.List("", nil) }
+	budgets, err := client.SelectorsOf(informers, plugins.BudgetSelector)
+	if err != nil {
+		return err
+	}
+	s.lists.budgets = func(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
+		matching := budgets.Matching(pod)
+		slices.SortFunc(matching, func(a, b *policyv1.PodDisruptionBudget) int { return strings.Compare(a.Name, b.Name) })
+		return matching
+	}
 	n := s.snapshot
 	for _, register := range []func() error{
 		// Nodes first: pods whose node does not exist yet are kept, but that costs more.

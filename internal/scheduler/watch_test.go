@@ -515,6 +515,13 @@ func (f flakyLocal) Transport() http.RoundTripper { return f.transport }
 // runReal runs a scheduler beside a real server until the test ends.
 func (s *realServer) runReal(c *client.Client) *Scheduler {
 	s.t.Helper()
+	scheduler, _ := s.runWithInformers(c)
+	return scheduler
+}
+
+// runWithInformers is runReal; the informers are the scheduler's alone.
+func (s *realServer) runWithInformers(c *client.Client) (*Scheduler, *client.Informers) {
+	s.t.Helper()
 	informers, events := client.NewInformers(c), client.NewEventBroadcaster(s.client)
 	scheduler, err := New(Config{Client: c, Informers: informers, Events: events, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
@@ -529,7 +536,7 @@ func (s *realServer) runReal(c *client.Client) *Scheduler {
 		cancel()
 		running.Wait()
 	})
-	return scheduler
+	return scheduler, informers
 }
 
 func (s *realServer) node(n *corev1.Node) {

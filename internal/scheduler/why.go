@@ -93,7 +93,7 @@ func (s *Scheduler) suggest(e *decision.Explanation, d *decision.Decision) {
 	if d.Profile.Preemption == nil || d.Table == nil {
 		return
 	}
-	if best, _, err := decision.Preempt(d, s.lists.budgets(), nil); err == nil {
+	if best, _, err := decision.Preempt(d, s.lists.budgets, nil); err == nil {
 		e.Preemption = &decision.PreemptionPreview{Node: best.Node, Victims: len(best.Victims)}
 	}
 }

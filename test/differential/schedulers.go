@@ -30,6 +30,7 @@ import (
 
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
 )
 
@@ -303,7 +304,7 @@ func decideWithSkiff(s *snapshot.Snapshot, w *randomCluster, pod *corev1.Pod) (*
 		a.scoreDetails[v.Node] = strings.Join(texts, " ")
 	}
 	if fit != nil {
-		candidate, _, err := decision.Preempt(d, w.budgets, func(all []plugins.Preemption) ([]plugins.Preemption, error) {
+		candidate, _, err := decision.Preempt(d, schedulertest.BudgetsOf(w.budgets), func(all []plugins.Preemption) ([]plugins.Preemption, error) {
 			for _, p := range all {
 				a.victims[p.Node] = namesOf(p.Victims)
 			}

@@ -70,7 +70,7 @@ type endpointSlices struct {
 	topology *topologycache.TopologyCache
 	zoneCPUs *zoneCPUs
 	// selectors finds the services of a pod.
-	selectors   controller.Selectors[*corev1.Service]
+	selectors   client.Selectors[*corev1.Service]
 	syncService controller.Syncer
 	metrics     *sliceMetrics
 }

@@ -77,8 +77,8 @@ func selectorOf(service *corev1.Service) (labels.Selector, error) {
 }
 
 // watchPods enqueues the services that select a pod when it changes in a way that affects endpoints. It returns the selectors of services.
-func watchPods(s *controller.Setup) (controller.Selectors[*corev1.Service], error) {
-	services, err := controller.SelectorsOf(s, selectorOf)
+func watchPods(s *controller.Setup) (client.Selectors[*corev1.Service], error) {
+	services, err := client.SelectorsOf(s.Informers, selectorOf)
 	if err != nil {
 		return services, err
 	}

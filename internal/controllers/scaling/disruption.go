@@ -60,7 +60,7 @@ var Disruption = controller.Definition{
 		if err := controller.WatchPrimary[*policyv1.PodDisruptionBudget](s); err != nil {
 			return nil, err
 		}
-		if c.selectors, err = controller.SelectorsOf(s, selectorOf); err != nil {
+		if c.selectors, err = client.SelectorsOf(s.Informers, selectorOf); err != nil {
 			return nil, err
 		}
 		if err := c.pods.EnsureLabelIndex(); err != nil {
@@ -82,7 +82,7 @@ type disruption struct {
 	sets         client.Informer[*appsv1.ReplicaSet]
 	deployments  client.Informer[*appsv1.Deployment]
 	statefulSets client.Informer[*appsv1.StatefulSet]
-	selectors    controller.Selectors[*policyv1.PodDisruptionBudget]
+	selectors    client.Selectors[*policyv1.PodDisruptionBudget]
 }
 
 // selectorOf returns the selector of a budget.

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 
 	"skiff/internal/scheduler/plugins"
@@ -19,7 +18,7 @@ var ErrPreemptionNotHelpful = errors.New("preemption does not help")
 // Preempt looks for a node the pod would fit on if pods of lower priority were removed, after Schedule found none. Extenders may narrow
 // the choice by review, which may be nil. The message is what the pod's condition says about it; the error, if there is no such node,
 // is ErrPreemptionNotHelpful or what kept plugins from deciding. The snapshot is as before when Preempt returns.
-func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([]plugins.Preemption) ([]plugins.Preemption, error)) (best *plugins.Preemption, message string, err error) {
+func Preempt(d *Decision, budgets plugins.BudgetsOf, review func([]plugins.Preemption) ([]plugins.Preemption, error)) (best *plugins.Preemption, message string, err error) {
 	candidates, message, err := PreemptionCandidates(d, budgets)
 	if err != nil {
 		return nil, message, err
@@ -33,7 +32,7 @@ func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([
 }
 
 // PreemptionCandidates is the first step of Preempt: the nodes where removing pods would help. There is at least one without an error.
-func PreemptionCandidates(d *Decision, budgets []*policyv1.PodDisruptionBudget) (candidates []plugins.Preemption, message string, err error) {
+func PreemptionCandidates(d *Decision, budgets plugins.BudgetsOf) (candidates []plugins.Preemption, message string, err error) {
 	if ok, message := d.mayPreempt(); !ok {
 		return nil, message, errors.New(message)
 	}
@@ -97,7 +96,7 @@ func (d *Decision) preemptionNotHelpful(statuses map[int32]*plugins.Refusal) *Fi
 
 // candidates are the nodes where removing pods would help, and the refusals of those where it would not. The error is why plugins failed,
 // if there are no candidates.
-func (d *Decision) candidates(topo *topology, budgets []*policyv1.PodDisruptionBudget) ([]plugins.Preemption, map[int32]*plugins.Refusal, error) {
+func (d *Decision) candidates(topo *topology, budgets plugins.BudgetsOf) ([]plugins.Preemption, map[int32]*plugins.Refusal, error) {
 	s := d.Snapshot
 	statuses := map[int32]*plugins.Refusal{}
 	var nodes []int32
@@ -144,7 +143,7 @@ func (d *Decision) candidates(topo *topology, budgets []*policyv1.PodDisruptionB
 // victims finds the fewest and least important pods that must be removed from a node for the pod to fit there. It removes all pods of
 // lower priority, then adds them back one by one as long as the pod still fits: first those that a PodDisruptionBudget protects, and
 // the most important first.
-func (d *Decision) victims(topo *topology, node int32, budgets []*policyv1.PodDisruptionBudget) (found *plugins.Preemption, refusal *plugins.Refusal) {
+func (d *Decision) victims(topo *topology, node int32, budgets plugins.BudgetsOf) (found *plugins.Preemption, refusal *plugins.Refusal) {
 	s := d.Snapshot
 	var weaker []*snapshot.PodEntry
 	for _, p := range s.NodeInfos[node].Pods {
@@ -171,7 +170,7 @@ func (d *Decision) victims(topo *topology, node int32, budgets []*policyv1.PodDi
 }
 
 // reprieve puts pods back on the node, the most important first, as long as the pod still fits. The others are the victims.
-func (d *Decision) reprieve(topo *topology, node int32, sim *snapshot.Simulation, weaker []*snapshot.PodEntry, budgets []*policyv1.PodDisruptionBudget) *plugins.Preemption {
+func (d *Decision) reprieve(topo *topology, node int32, sim *snapshot.Simulation, weaker []*snapshot.PodEntry, budgets plugins.BudgetsOf) *plugins.Preemption {
 	found := &plugins.Preemption{Node: d.Snapshot.NodeInfos[node].Name}
 	var victims []*snapshot.PodEntry
 	protected, others := plugins.SplitByPDB(weaker, budgets)

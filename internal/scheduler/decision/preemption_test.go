@@ -48,7 +48,7 @@ func (test preemptCase) run(t *testing.T) {
 		t.Fatalf("the pod needs no help: %v", err)
 	}
 	before := s.Dump()
-	way, message, err := Preempt(d, test.budgets, nil)
+	way, message, err := Preempt(d, schedulertest.BudgetsOf(test.budgets), nil)
 	if after := s.Dump(); after != before {
 		t.Errorf("looking has changed something:\n%s\n%s", before, after)
 	}
@@ -501,7 +501,7 @@ func TestPreemptChecksEnoughNodes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, _, err := d.candidates(topo, []*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")})
+			found, _, err := d.candidates(topo, schedulertest.BudgetsOf([]*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")}))
 			if err != nil || len(found) != test.want {
 				t.Errorf("%d candidates, want %d; %v", len(found), test.want, err)
 			}
@@ -830,7 +830,7 @@ func TestPreemptEqualsModel(t *testing.T) {
 		}
 		needed++
 		before := s.Dump()
-		way, message, err := Preempt(d, m.budgets, nil)
+		way, message, err := Preempt(d, schedulertest.BudgetsOf(m.budgets), nil)
 		if after := s.Dump(); after != before {
 			t.Fatalf("seed %d: looking has changed something:\n%s\n%s", seed, before, after)
 		}

@@ -73,38 +73,46 @@ func ByImportance(a, b *corev1.Pod) int {
 	return 0
 }
 
-// SplitByPDB separates the pods whose eviction would violate a PodDisruptionBudget from the others.
-func SplitByPDB(all []*snapshot.PodEntry, budgets []*policyv1.PodDisruptionBudget) (protected, others []*snapshot.PodEntry) {
-	allowed := make([]int32, len(budgets))
-	selectors := make([]labels.Selector, len(budgets))
-	for i, b := range budgets {
-		allowed[i] = b.Status.DisruptionsAllowed
-		if selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && !selector.Empty() {
-			selectors[i] = selector
-		}
+// BudgetsOf returns the PodDisruptionBudgets that select a pod. It is called for every pod that might be evicted, so it must not go through all
+// budgets.
+type BudgetsOf func(pod *corev1.Pod) []*policyv1.PodDisruptionBudget
+
+// BudgetSelector is the selector of a budget. As in upstream, one that is empty selects no pods here.
+func BudgetSelector(b *policyv1.PodDisruptionBudget) (labels.Selector, error) {
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err == nil && selector.Empty() {
+		selector = labels.Nothing()
 	}
+	return selector, err
+}
+
+// SplitByPDB separates the pods whose eviction would violate a PodDisruptionBudget from the others.
+func SplitByPDB(all []*snapshot.PodEntry, budgets BudgetsOf) (protected, others []*snapshot.PodEntry) {
+	// used is the number of pods that were counted for a budget.
+	used := map[*policyv1.PodDisruptionBudget]int32{}
 	for _, p := range all {
-		pod := p.Info.Pod
-		violates := false
-		for i, b := range budgets {
-			if len(pod.Labels) == 0 || b.Namespace != pod.Namespace || selectors[i] == nil || !selectors[i].Matches(labels.Set(pod.Labels)) {
-				continue
-			}
-			if _, counted := b.Status.DisruptedPods[pod.Name]; counted {
-				continue
-			}
-			if allowed[i]--; allowed[i] < 0 {
-				violates = true
-				break
-			}
-		}
-		if violates {
+		if violatesBudget(p.Info.Pod, budgets, used) {
 			protected = append(protected, p)
 		} else {
 			others = append(others, p)
 		}
 	}
 	return protected, others
+}
+
+func violatesBudget(pod *corev1.Pod, budgets BudgetsOf, used map[*policyv1.PodDisruptionBudget]int32) bool {
+	if budgets == nil || len(pod.Labels) == 0 {
+		return false
+	}
+	for _, b := range budgets(pod) {
+		if _, counted := b.Status.DisruptedPods[pod.Name]; counted {
+			continue
+		}
+		if used[b]++; used[b] > b.Status.DisruptionsAllowed {
+			return true
+		}
+	}
+	return false
 }
 
 // ChooseCandidate picks a candidate by upstream's criteria: fewest PDB violations, then the lowest highest victim priority, the smallest sum

@@ -308,6 +308,19 @@ func BudgetFor(allowed int32, key, value string, more ...func(*policyv1.PodDisru
 	return b
 }
 
+// BudgetsOf returns the budgets of a list that select a pod.
+func BudgetsOf(all []*policyv1.PodDisruptionBudget) func(*corev1.Pod) []*policyv1.PodDisruptionBudget {
+	return func(pod *corev1.Pod) (matching []*policyv1.PodDisruptionBudget) {
+		for _, b := range all {
+			selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+			if err == nil && !selector.Empty() && b.Namespace == pod.Namespace && selector.Matches(labels.Set(pod.Labels)) {
+				matching = append(matching, b)
+			}
+		}
+		return matching
+	}
+}
+
 func DisruptionTarget(status corev1.ConditionStatus, reason string) PodOption {
 	return func(p *corev1.Pod) {
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: status, Reason: reason})
