@@ -204,7 +204,7 @@ func (s *Snapshot) dropCounters() {
 	for _, c := range all[:len(all)/2] {
 		dropped[c] = true
 		delete(s.Counters, c.key)
-		s.counterIndex.remove(&c.terms[0], func(other *Counter) bool { return other == c })
+		s.counterIndex.remove(c)
 	}
 	for _, p := range s.PodEntries {
 		p.counters = slices.DeleteFunc(p.counters, func(c *Counter) bool { return dropped[c] })
@@ -259,7 +259,7 @@ func (s *Snapshot) DropUnusedTerms() {
 	for key, existing := range s.ExistingTerms {
 		if existing.Total == 0 {
 			delete(s.ExistingTerms, key)
-			s.ExistingTermIndex.remove(&existing.Term, func(other *ExistingTerm) bool { return other == existing })
+			s.ExistingTermIndex.remove(existing)
 		}
 	}
 	s.TopologyVersion++

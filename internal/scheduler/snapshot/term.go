@@ -138,73 +138,96 @@ func (s *Snapshot) MatchesAny(terms []Term, pod *corev1.Pod) bool {
 }
 
 // termIndex finds, among many terms, those that may match a pod, by one label value that the term requires.
-type termIndex[T any] struct {
+type termIndex[T comparable] struct {
 	byPair map[termPair][]T
-	// unkeyed holds the terms that require no particular label value, by namespace.
-	unkeyed map[string][]T
+	// places has the place of each item in byPair.
+	places map[T]termPlace
 }
 
-// termPair is a required label value in a namespace; the namespace is empty for terms of several namespaces.
+// termPair is a required label value in a namespace. The namespace is empty for terms of several namespaces, the key for terms that require no
+// particular label value.
 type termPair struct{ namespace, key, value string }
 
-func newTermIndex[T any]() termIndex[T] {
-	return termIndex[T]{byPair: map[termPair][]T{}, unkeyed: map[string][]T{}}
+type termPlace struct {
+	pair  termPair
+	index int
 }
 
-// indexKey returns the key of a term in the index.
-func (t *Term) indexKey() (pair termPair, unkeyed bool) {
+func newTermIndex[T comparable]() termIndex[T] {
+	return termIndex[T]{byPair: map[termPair][]T{}, places: map[T]termPlace{}}
+}
+
+// indexPairs returns the pairs of which a term can be found by any.
+func (t *Term) indexPairs() (pairs []termPair) {
+	var pair termPair
 	if len(t.namespaces) == 1 && MatchesNothing(t.namespaceSelector) {
 		pair.namespace = t.namespaces[0]
 	}
-	requirements, selectable := t.selector.Requirements()
-	if !selectable {
-		return pair, true
-	}
-	for _, r := range requirements {
+	requirements, _ := t.selector.Requirements()
+	for i := range requirements {
+		r := &requirements[i]
 		if o := r.Operator(); (o == selection.Equals || o == selection.DoubleEquals || o == selection.In) && r.Values().Len() == 1 {
 			pair.key, pair.value = r.Key(), r.ValuesUnsorted()[0]
-			return pair, false
+			pairs = append(pairs, pair)
 		}
 	}
-	return pair, true
+	if pairs == nil {
+		pairs = []termPair{pair}
+	}
+	return pairs
 }
 
+// add adds an item. Of the labels that its term requires the rarest is used: thousands of terms may require the same application besides
+// an instance of their own.
 func (x *termIndex[T]) add(t *Term, item T) {
-	pair, unkeyed := t.indexKey()
-	if unkeyed {
-		x.unkeyed[pair.namespace] = append(x.unkeyed[pair.namespace], item)
-	} else {
-		x.byPair[pair] = append(x.byPair[pair], item)
+	pairs := t.indexPairs()
+	rarest := pairs[0]
+	for _, pair := range pairs[1:] {
+		if len(x.byPair[pair]) < len(x.byPair[rarest]) {
+			rarest = pair
+		}
 	}
+	x.places[item] = termPlace{rarest, len(x.byPair[rarest])}
+	x.byPair[rarest] = append(x.byPair[rarest], item)
 }
 
-func (x *termIndex[T]) remove(t *Term, is func(T) bool) {
-	pair, unkeyed := t.indexKey()
-	if unkeyed {
-		x.unkeyed[pair.namespace] = slices.DeleteFunc(x.unkeyed[pair.namespace], is)
-	} else if left := slices.DeleteFunc(x.byPair[pair], is); len(left) > 0 {
-		x.byPair[pair] = left
-	} else {
-		delete(x.byPair, pair)
+// remove removes an item.
+func (x *termIndex[T]) remove(item T) {
+	place, ok := x.places[item]
+	if !ok {
+		return
 	}
+	delete(x.places, item)
+	items := x.byPair[place.pair]
+	last := len(items) - 1
+	if last == 0 {
+		delete(x.byPair, place.pair)
+		return
+	}
+	if place.index != last {
+		items[place.index] = items[last]
+		x.places[items[place.index]] = place
+	}
+	var none T
+	items[last] = none
+	x.byPair[place.pair] = items[:last]
 }
 
 // Candidates calls visit for every item whose term may match the pod. The caller must still check the term.
 func (x *termIndex[T]) Candidates(pod *corev1.Pod, visit func(T)) {
-	if len(x.byPair) > 0 {
-		for key, value := range pod.Labels {
-			for _, item := range x.byPair[termPair{pod.Namespace, key, value}] {
-				visit(item)
-			}
-			for _, item := range x.byPair[termPair{"", key, value}] {
-				visit(item)
-			}
-		}
+	if len(x.byPair) == 0 {
+		return
 	}
-	for _, item := range x.unkeyed[pod.Namespace] {
-		visit(item)
+	for key, value := range pod.Labels {
+		x.visit(termPair{pod.Namespace, key, value}, visit)
+		x.visit(termPair{"", key, value}, visit)
 	}
-	for _, item := range x.unkeyed[""] {
+	x.visit(termPair{namespace: pod.Namespace}, visit)
+	x.visit(termPair{}, visit)
+}
+
+func (x *termIndex[T]) visit(pair termPair, visit func(T)) {
+	for _, item := range x.byPair[pair] {
 		visit(item)
 	}
 }

@@ -206,8 +206,8 @@ func TestTermPlaces(t *testing.T) {
 		{"everybody of all namespaces", schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{}), schedulertest.OfNamespacesLike(&metav1.LabelSelector{})), termPair{}, true},
 	} {
 		x := termOfPod(t, "mine", test.given)
-		if pair, loose := x.indexKey(); pair != test.pair || loose != test.loose {
-			t.Errorf("%s: %v, loose is %t, want %v, %t", test.what, pair, loose, test.pair, test.loose)
+		if pairs := x.indexPairs(); pairs[0] != test.pair || (pairs[0].key == "") != test.loose {
+			t.Errorf("%s: %v, want %v, %t", test.what, pairs, test.pair, test.loose)
 		}
 	}
 }
@@ -244,8 +244,8 @@ func TestTermIndexLeavesOutNobody(t *testing.T) {
 	found := 0
 	for step := range 2000 {
 		if schedulertest.OneIn(r, 3) && len(terms) > 20 {
-			for i, x := range terms {
-				index.remove(&x, func(other int) bool { return other == i })
+			for i := range terms {
+				index.remove(i)
 				delete(terms, i)
 				break
 			}
@@ -273,16 +273,30 @@ func TestTermIndexLeavesOutNobody(t *testing.T) {
 	if found < 1000 {
 		t.Errorf("only %d terms were about a pod", found)
 	}
-	for i, x := range terms {
-		index.remove(&x, func(other int) bool { return other == i })
+	for i := range terms {
+		index.remove(i)
 	}
-	if len(index.byPair) > 0 {
-		t.Errorf("pairs are remembered that no term has: %v", index.byPair)
+	if len(index.byPair)+len(index.places) > 0 {
+		t.Errorf("pairs are remembered that no term has: %v, %v", index.byPair, index.places)
 	}
-	for name, left := range index.unkeyed {
-		if len(left) > 0 {
-			t.Errorf("loose terms of %q are remembered: %v", name, left)
+}
+
+// Terms that require a common label besides one of their own are found by the latter: a pod visits as many however many there are.
+func TestTermsVisitedPerPod(t *testing.T) {
+	const small, factor = 50, 4
+	var visited [2]int
+	for i, n := range []int{small, small * factor} {
+		index := newTermIndex[int]()
+		for shard := range n {
+			x := schedulertest.PodTerm("z", "", "", schedulertest.WithSelector(&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "shard": fmt.Sprint(shard)}}))
+			term := termOfPod(t, "default", x)
+			index.add(&term, shard)
 		}
+		index.Candidates(schedulertest.TestPod("p", schedulertest.Labelled("app", "web"), schedulertest.Labelled("shard", "7")), func(int) { visited[i]++ })
+	}
+	// The first of them are found by the common label, while that is as rare.
+	if visited[0] != visited[1] || visited[0] > 2 {
+		t.Errorf("a pod visits %d of %d terms, and %d of %d", visited[0], small, visited[1], small*factor)
 	}
 }
 
