@@ -3,6 +3,7 @@ package snapshot
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,11 +20,13 @@ import (
 // volumeObjects holds the storage objects: claims, volumes, classes, drivers, capacities and attachments. AssumedClaims and AssumedVolumes
 // override the watched objects until the watch delivers newer versions; they are exported for tests.
 type volumeObjects struct {
-	Claims         map[string]*corev1.PersistentVolumeClaim // by namespace/name
-	Volumes        map[string]*corev1.PersistentVolume
-	Classes        map[string]*storagev1.StorageClass
-	Drivers        map[string]*storagev1.CSIDriver
-	capacities     map[string]*storagev1.CSIStorageCapacity // by namespace/name
+	Claims     map[string]*corev1.PersistentVolumeClaim // by namespace/name
+	Volumes    map[string]*corev1.PersistentVolume
+	Classes    map[string]*storagev1.StorageClass
+	Drivers    map[string]*storagev1.CSIDriver
+	capacities map[string]*storagev1.CSIStorageCapacity // by namespace/name
+	// capacityIndex has the capacities by class. It is made on first use after a change.
+	capacityIndex  map[string]*nodeIndex[reachableCapacity]
 	attachments    map[string]*storagev1.VolumeAttachment
 	attachedTo     map[string]map[string]*storagev1.VolumeAttachment // by node, name
 	AssumedClaims  map[string]*corev1.PersistentVolumeClaim
@@ -63,6 +66,7 @@ func (s *Snapshot) SetObject(object metav1.Object) {
 		v.Drivers[o.Name] = o
 	case *storagev1.CSIStorageCapacity:
 		v.capacities[ObjectKey(o)] = o
+		v.capacityIndex = nil
 	case *storagev1.VolumeAttachment:
 		s.DeleteObject(o)
 		v.attachments[o.Name] = o
@@ -93,6 +97,7 @@ func (s *Snapshot) DeleteObject(object metav1.Object) {
 		delete(v.Drivers, o.Name)
 	case *storagev1.CSIStorageCapacity:
 		delete(v.capacities, ObjectKey(o))
+		v.capacityIndex = nil
 	case *storagev1.VolumeAttachment:
 		if old := v.attachments[o.Name]; old != nil {
 			delete(v.attachments, o.Name)
@@ -164,7 +169,7 @@ type podClaims struct {
 	DelayBinding []*corev1.PersistentVolumeClaim
 	// UnboundImmediate is set if a claim with volumeBindingMode Immediate is not bound.
 	UnboundImmediate bool
-	volumesByClass   map[string][]*corev1.PersistentVolume
+	volumesByClass   map[string]*nodeIndex[*corev1.PersistentVolume]
 }
 
 // FullyBound reports whether the binding of a claim is complete.
@@ -208,7 +213,7 @@ func (v *volumeObjects) CheckPodClaims(pod *corev1.Pod) (has bool, err error) {
 
 // PodVolumeClaims returns a pod's claims by binding state.
 func (v *volumeObjects) PodVolumeClaims(pod *corev1.Pod) (*podClaims, error) {
-	p := &podClaims{volumesByClass: map[string][]*corev1.PersistentVolume{}}
+	p := &podClaims{volumesByClass: map[string]*nodeIndex[*corev1.PersistentVolume]{}}
 	for _, name := range ClaimNames(pod) {
 		claim := v.Claim(pod.Namespace, name)
 		if claim == nil {
@@ -228,8 +233,10 @@ func (v *volumeObjects) PodVolumeClaims(pod *corev1.Pod) (*podClaims, error) {
 			continue
 		}
 		p.DelayBinding = append(p.DelayBinding, claim)
-		if p.volumesByClass[class] == nil {
-			p.volumesByClass[class] = v.volumesOfClass(class)
+	}
+	for _, claim := range p.DelayBinding {
+		if class := volume.GetPersistentVolumeClaimClass(claim); p.volumesByClass[class] == nil {
+			p.volumesByClass[class] = v.volumesFor(class, p.DelayBinding)
 		}
 	}
 	return p, nil
@@ -246,14 +253,31 @@ func (v *volumeObjects) waitsForConsumer(className string) (bool, error) {
 	return *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer, nil
 }
 
-func (v *volumeObjects) volumesOfClass(class string) (all []*corev1.PersistentVolume) {
+// volumesFor returns the volumes of a class that claims can be bound to, by name: those that are free, and those that were bound to one of the
+// claims beforehand, which decide about every node.
+func (v *volumeObjects) volumesFor(class string, claims []*corev1.PersistentVolumeClaim) *nodeIndex[*corev1.PersistentVolume] {
+	var all []*corev1.PersistentVolume
 	for name := range v.Volumes {
 		if pv := v.Volume(name); volume.GetPersistentVolumeClass(pv) == class {
 			all = append(all, pv)
 		}
 	}
 	slices.SortFunc(all, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
-	return all
+	index := &nodeIndex[*corev1.PersistentVolume]{}
+	for _, pv := range all {
+		anyOf, limited := requirementsOf(pv.Spec.NodeAffinity)
+		switch {
+		case pv.Spec.ClaimRef != nil:
+			if slices.ContainsFunc(claims, func(c *corev1.PersistentVolumeClaim) bool { return volume.IsVolumeBoundToClaim(pv, c) }) {
+				index.addEverywhere(pv)
+			}
+		case limited:
+			index.add(pv, anyOf...)
+		default:
+			index.addEverywhere(pv)
+		}
+	}
+	return index
 }
 
 // PodVolumes are the bindings and provisionings that a pod's claims need on a node.
@@ -320,7 +344,8 @@ func (v *volumeObjects) FindPodVolumes(claims *podClaims, node *corev1.Node, csi
 	})
 	chosen := map[string]*corev1.PersistentVolume{}
 	for _, claim := range toMatch {
-		pv, err := volume.FindMatchingVolume(claim, claims.volumesByClass[volume.GetPersistentVolumeClaimClass(claim)], node, chosen, true, true)
+		onNode := claims.volumesByClass[volume.GetPersistentVolumeClaimClass(claim)].on(node.Labels)
+		pv, err := volume.FindMatchingVolume(claim, onNode, node, chosen, true, true)
 		if err != nil {
 			return plan, nil, err
 		}
@@ -361,19 +386,56 @@ func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *
 	if !requested || !TracksCapacity(v.Drivers[class.Provisioner]) {
 		return nil, "", nil
 	}
-	for _, c := range v.capacities {
+	for _, c := range v.capacitiesOf(name).on(node.Labels) {
 		limit := c.MaximumVolumeSize
 		if limit == nil {
 			limit = c.Capacity
 		}
-		if c.StorageClassName != name || limit == nil || limit.Value() < size.Value() || c.NodeTopology == nil {
-			continue
-		}
-		if reachable, err := metav1.LabelSelectorAsSelector(c.NodeTopology); err == nil && reachable.Matches(labels.Set(node.Labels)) {
-			return c, "", nil
+		if limit != nil && limit.Value() >= size.Value() && c.nodes.Matches(labels.Set(node.Labels)) {
+			return c.CSIStorageCapacity, "", nil
 		}
 	}
 	return nil, ReasonNotEnoughSpace, nil
+}
+
+// reachableCapacity is a capacity with the nodes that can use it.
+type reachableCapacity struct {
+	*storagev1.CSIStorageCapacity
+	nodes labels.Selector
+}
+
+// capacitiesOf returns the capacities of a class, by name.
+func (v *volumeObjects) capacitiesOf(class string) *nodeIndex[reachableCapacity] {
+	if v.capacityIndex == nil {
+		v.capacityIndex = map[string]*nodeIndex[reachableCapacity]{}
+		for _, key := range slices.Sorted(maps.Keys(v.capacities)) {
+			v.indexCapacity(v.capacities[key])
+		}
+	}
+	if v.capacityIndex[class] == nil {
+		v.capacityIndex[class] = &nodeIndex[reachableCapacity]{}
+	}
+	return v.capacityIndex[class]
+}
+
+// indexCapacity adds a capacity to the index, unless no node can use it.
+func (v *volumeObjects) indexCapacity(c *storagev1.CSIStorageCapacity) {
+	if c.NodeTopology == nil {
+		return
+	}
+	nodes, err := metav1.LabelSelectorAsSelector(c.NodeTopology)
+	if err != nil {
+		return
+	}
+	if v.capacityIndex[c.StorageClassName] == nil {
+		v.capacityIndex[c.StorageClassName] = &nodeIndex[reachableCapacity]{}
+	}
+	index := v.capacityIndex[c.StorageClassName]
+	if r, ok := requirementOf(nodes); ok {
+		index.add(reachableCapacity{c, nodes}, r)
+	} else {
+		index.addEverywhere(reachableCapacity{c, nodes})
+	}
 }
 
 // TracksCapacity reports whether a driver publishes storage capacity.

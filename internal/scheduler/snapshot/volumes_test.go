@@ -150,7 +150,7 @@ func TestClaimsOf(t *testing.T) {
 			volumes := ""
 			for _, class := range slices.Sorted(maps.Keys(got.volumesByClass)) {
 				volumes += class + ":"
-				for _, v := range got.volumesByClass[class] {
+				for _, v := range got.volumesByClass[class].items {
 					volumes += " " + v.Name
 				}
 			}
@@ -222,6 +222,93 @@ func TestCanProvision(t *testing.T) {
 				t.Errorf("capacity %q, reason %q, error %v", name, reason, err)
 			}
 		})
+	}
+}
+
+// Every node is compared with its own volumes and capacities, however many other nodes have.
+func TestVolumesComparedPerNode(t *testing.T) {
+	const small, factor = 20, 4
+	for _, n := range []int{small, small * factor} {
+		known := schedulertest.Objects{
+			schedulertest.WaitForConsumerClass("late", schedulertest.CsiName), schedulertest.StorageDriver(schedulertest.CsiName, ptr.To(true), nil), schedulertest.StorageClaim("c"),
+			schedulertest.StorageVolume("taken", schedulertest.VolumeClaimRef("default", "other", "other")),
+			schedulertest.StorageVolume("anywhere", schedulertest.VolumePhase(corev1.VolumeReleased)),
+		}
+		var nodes []*corev1.Node
+		for i := range n {
+			name := fmt.Sprint("n", i)
+			nodes = append(nodes, schedulertest.TestNode(name, schedulertest.Zone(name)))
+			known = append(known, schedulertest.StorageVolume("small-"+name, schedulertest.VolumeOnNode(name), schedulertest.VolumeSize("1")),
+				schedulertest.StorageVolume("gone-"+name, schedulertest.VolumeOnNode(name), schedulertest.VolumeClaimRef("default", "other-"+name, "x")),
+				schedulertest.StorageCapacity("cap-"+name, "late", name, "1Gi", ""))
+		}
+		s := knowing(t, nodes, known)
+		claims, err := s.Volumes.PodVolumeClaims(schedulertest.TestPod("p", schedulertest.UsingClaim("c")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range nodes {
+			if volumes, capacities := claims.volumesByClass["late"].on(node.Labels), s.Volumes.capacitiesOf("late").on(node.Labels); len(volumes) != 2 || len(capacities) != 1 {
+				t.Fatalf("one of %d nodes is compared with %d volumes and %d capacities, want its own and one that is everywhere", n, len(volumes), len(capacities))
+			}
+			plan, reasons, err := s.Volumes.FindPodVolumes(claims, node, nil)
+			if err != nil || len(reasons) > 0 || len(plan.DynamicProvisions) != 1 || plan.DynamicProvisions[0].Capacity.Name != "cap-"+node.Name {
+				t.Fatalf("%s: plan %+v, reasons %v, error %v", node.Name, plan, reasons, err)
+			}
+		}
+	}
+}
+
+// The index finds what a comparison with all volumes finds, in the same order.
+func TestNodeIndexLeavesOutNothing(t *testing.T) {
+	const seed = 7
+	r := rand.New(rand.NewPCG(seed, 1))
+	value := func() string { return schedulertest.OneOf(r, "1", "2", "3") }
+	operator := func() corev1.NodeSelectorOperator {
+		return schedulertest.OneOf(r, corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist)
+	}
+	expression := func() corev1.NodeSelectorRequirement {
+		e := corev1.NodeSelectorRequirement{Key: schedulertest.OneOf(r, "a", "b"), Operator: operator()}
+		if e.Operator == corev1.NodeSelectorOpIn || e.Operator == corev1.NodeSelectorOpNotIn {
+			e.Values = []string{value(), value()}[:1+r.IntN(2)]
+		}
+		return e
+	}
+	found := 0
+	for range 500 {
+		index := &nodeIndex[*corev1.PersistentVolume]{}
+		var all []*corev1.PersistentVolume
+		for i := range 1 + r.IntN(10) {
+			pv := schedulertest.StorageVolume(fmt.Sprint("v", i))
+			if r.IntN(5) > 0 {
+				required := &corev1.NodeSelector{}
+				for range r.IntN(3) {
+					term := corev1.NodeSelectorTerm{}
+					for range r.IntN(3) {
+						term.MatchExpressions = append(term.MatchExpressions, expression())
+					}
+					required.NodeSelectorTerms = append(required.NodeSelectorTerms, term)
+				}
+				pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: required}
+			}
+			all = append(all, pv)
+			if anyOf, ok := requirementsOf(pv.Spec.NodeAffinity); ok {
+				index.add(pv, anyOf...)
+			} else {
+				index.addEverywhere(pv)
+			}
+		}
+		set := schedulertest.RandomLabels(r, []string{"a", "b"}, "1", "2", "3")
+		reachable := func(pv *corev1.PersistentVolume) bool { return volume.CheckNodeAffinity(pv, set) == nil }
+		want := slices.DeleteFunc(slices.Clone(all), func(pv *corev1.PersistentVolume) bool { return !reachable(pv) })
+		got := slices.DeleteFunc(index.on(set), func(pv *corev1.PersistentVolume) bool { return !reachable(pv) })
+		if !slices.Equal(got, want) {
+			t.Fatalf("seed %d: %d volumes are found on %v, want %d", seed, len(got), set, len(want))
+		}
+		found += len(want)
+	}
+	if found < 500 {
+		t.Errorf("only %d volumes were found", found)
 	}
 }
 
