@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"skiff/internal/kind"
@@ -128,16 +129,24 @@ func watchIntoGraph(ctx context.Context, watcher Watcher, gvr schema.GroupVersio
 		return fmt.Errorf("watch %s for the node authorizer: %w", gvr.Resource, err)
 	}
 	defer w.Stop()
+	listed := map[types.NamespacedName]bool{} // until the bookmark
 	for event := range w.ResultChan() {
 		obj, ok := event.Object.(kind.Object)
 		switch {
-		case event.Type == watch.Bookmark:
+		case event.Type == watch.Bookmark && listed != nil:
+			// What was deleted between two watches gives a node no access any more.
+			graph.Retain(gvr.GroupResource(), listed)
+			listed = nil
 			onList()
+		case event.Type == watch.Bookmark:
 		case !ok:
 			return nil
 		case event.Type == watch.Deleted:
 			graph.Delete(obj)
 		default:
+			if listed != nil {
+				listed[types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}] = true
+			}
 			graph.Set(obj)
 		}
 	}

@@ -76,3 +76,54 @@ func TestSyncNodeGraph(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// interruptedWatch sends the pods of one list after the other, each in a watch of its own, and no objects of other resources.
+type interruptedWatch struct {
+	lists chan []*corev1.Pod
+}
+
+func (c interruptedWatch) Watch(ctx context.Context, gvr schema.GroupVersionResource, _ string, _ *internalversion.ListOptions) (watch.Interface, error) {
+	w := watch.NewFakeWithChanSize(10, false)
+	if gvr.Resource != "pods" {
+		w.Action(watch.Bookmark, &corev1.Pod{})
+		context.AfterFunc(ctx, w.Stop)
+		return w, nil
+	}
+	select {
+	case pods := <-c.lists:
+		for _, pod := range pods {
+			w.Add(pod)
+		}
+		w.Action(watch.Bookmark, &corev1.Pod{})
+		w.Stop()
+	case <-ctx.Done():
+		w.Stop()
+	}
+	return w, nil
+}
+
+// A pod that was deleted while its watch was interrupted gives its node no access any more.
+func TestNodeGraphAfterInterruption(t *testing.T) {
+	pod := func(name string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: named("ns", name), Spec: corev1.PodSpec{NodeName: "n", ImagePullSecrets: []corev1.LocalObjectReference{local("of-" + name)}}}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	graph, watcher := NewNodeGraph(), interruptedWatch{make(chan []*corev1.Pod)}
+	done := make(chan error, 1)
+	go func() {
+		done <- SyncNodeGraph(ctx, watcher, graph, slog.New(slog.DiscardHandler), func() {})
+	}()
+	for _, pods := range [][]*corev1.Pod{{pod("a"), pod("b")}, {pod("a")}, {pod("a")}} {
+		watcher.lists <- pods // the list before it has been handled
+	}
+	for name, want := range map[string]bool{"of-a": true, "of-b": false} {
+		if got := graph.isRelated(related{relatedSecret, "ns", name}, "n"); got != want {
+			t.Errorf("the node has access to %s: %t", name, got)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

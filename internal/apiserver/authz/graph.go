@@ -9,6 +9,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
@@ -54,7 +55,10 @@ type NodeGraph struct {
 	pods    map[related][]related
 	volumes map[string]boundVolume
 	// volumesByClaim has the volumes whose claimRef is the claim: normally one.
-	volumesByClaim map[related][]string
+	volumesByClaim map[related]map[string]bool
+	// onStep is called for every reference that is counted or looked up, so that tests can compare graphs of different sizes. It is nil
+	// otherwise.
+	onStep func()
 }
 
 // boundVolume is a persistent volume with a claim.
@@ -67,7 +71,7 @@ type boundVolume struct {
 func NewNodeGraph() *NodeGraph {
 	return &NodeGraph{
 		nodes: make(map[related]string), references: make(map[related]map[string]int),
-		pods: make(map[related][]related), volumes: make(map[string]boundVolume), volumesByClaim: make(map[related][]string),
+		pods: make(map[related][]related), volumes: make(map[string]boundVolume), volumesByClaim: make(map[related]map[string]bool),
 	}
 }
 
@@ -111,10 +115,40 @@ func (g *NodeGraph) Delete(obj kind.Object) {
 	}
 }
 
+// Retain removes the objects of one of NodeResources that are not listed: those that were deleted while they were not watched.
+func (g *NodeGraph) Retain(resource schema.GroupResource, listed map[types.NamespacedName]bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if resource == corev1.Resource("persistentvolumes") {
+		for name := range g.volumes {
+			if !listed[types.NamespacedName{Name: name}] {
+				g.removeVolume(name)
+			}
+		}
+		return
+	}
+	kind := map[schema.GroupResource]relatedKind{
+		corev1.Resource("pods"): relatedPod, storagev1.Resource("volumeattachments"): relatedAttachment,
+		resourcev1.Resource("resourceslices"): relatedSlice, certificatesv1.Resource("podcertificaterequests"): relatedCertificateRequest,
+	}[resource]
+	for id := range g.nodes {
+		if id.kind == kind && !listed[types.NamespacedName{Namespace: id.namespace, Name: id.name}] {
+			g.removePod(id)
+		}
+	}
+}
+
+func (g *NodeGraph) step() {
+	if g.onStep != nil {
+		g.onStep()
+	}
+}
+
 // isRelated reports whether an object is related to a node.
 func (g *NodeGraph) isRelated(to related, node string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
+	g.step()
 	if to.kind <= relatedCertificateRequest {
 		return g.nodes[to] == node
 	}
@@ -125,6 +159,7 @@ func (g *NodeGraph) isRelated(to related, node string) bool {
 func (g *NodeGraph) isVolumeRelated(name, node string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
+	g.step()
 	volume, ok := g.volumes[name]
 	return ok && g.references[volume.claim][node] > 0
 }
@@ -164,6 +199,7 @@ func (g *NodeGraph) setPod(pod *corev1.Pod) {
 	}
 }
 
+// removePod removes a pod, or another object that belongs to one node.
 func (g *NodeGraph) removePod(id related) {
 	for _, to := range g.pods[id] {
 		g.count(to, g.nodes[id], -1)
@@ -174,6 +210,7 @@ func (g *NodeGraph) removePod(id related) {
 
 // count adds to the references from a node to an object. A reference to a claim is also one to the secrets of its volumes.
 func (g *NodeGraph) count(to related, node string, by int) {
+	g.step()
 	from := g.references[to]
 	if from == nil {
 		from = make(map[string]int, 1)
@@ -189,7 +226,7 @@ func (g *NodeGraph) count(to related, node string, by int) {
 	if to.kind != relatedClaim || (before > 0) == (before+by > 0) {
 		return
 	}
-	for _, volume := range g.volumesByClaim[to] {
+	for volume := range g.volumesByClaim[to] {
 		for _, secret := range g.volumes[volume].secrets {
 			g.count(secret, node, by)
 		}
@@ -210,7 +247,10 @@ func (g *NodeGraph) setVolume(volume *corev1.PersistentVolume) {
 	}
 	g.removeVolume(volume.Name)
 	g.volumes[volume.Name] = bound
-	g.volumesByClaim[bound.claim] = append(g.volumesByClaim[bound.claim], volume.Name)
+	if g.volumesByClaim[bound.claim] == nil {
+		g.volumesByClaim[bound.claim] = make(map[string]bool, 1)
+	}
+	g.volumesByClaim[bound.claim][volume.Name] = true
 	for node := range g.references[bound.claim] {
 		for _, secret := range bound.secrets {
 			g.count(secret, node, +1)
@@ -229,11 +269,8 @@ func (g *NodeGraph) removeVolume(name string) {
 		}
 	}
 	delete(g.volumes, name)
-	rest := slices.DeleteFunc(g.volumesByClaim[previous.claim], func(other string) bool { return other == name })
-	if len(rest) == 0 {
+	if delete(g.volumesByClaim[previous.claim], name); len(g.volumesByClaim[previous.claim]) == 0 {
 		delete(g.volumesByClaim, previous.claim)
-	} else {
-		g.volumesByClaim[previous.claim] = rest
 	}
 }
 
