@@ -19,8 +19,9 @@ type ClaimUsageLister interface {
 	DeviceClasses() ([]*resourcev1.DeviceClass, error)
 	// Pod returns a pod, nil if it does not exist.
 	Pod(namespace, name string) *corev1.Pod
-	// ResourceClaims returns the claims of a namespace.
-	ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error)
+	// ExtendedClaims returns the claims that were created for the extended resources of a pod: those whose PodOfExtendedClaim it is. It is
+	// called for every claim of a namespace, so it must not go through all of them.
+	ExtendedClaims(pod *corev1.Pod) ([]*resourcev1.ResourceClaim, error)
 }
 
 func resourceClaimEvaluator(lister ClaimUsageLister) *Evaluator {
@@ -143,7 +144,7 @@ func addExtended(used corev1.ResourceList, lister ClaimUsageLister, charged core
 // usageOfClaimPod returns the usage of the pod for whose extended resources the claim was created, nil if there is none.
 // Only one claim of a pod counts as charged with it: the one in its status, or the first.
 func usageOfClaimPod(claim *resourcev1.ResourceClaim, lister ClaimUsageLister, now time.Time) corev1.ResourceList {
-	owner := podOfExtendedResourceClaim(claim)
+	owner := PodOfExtendedClaim(claim)
 	if owner == nil {
 		return nil
 	}
@@ -157,14 +158,11 @@ func usageOfClaimPod(claim *resourcev1.ResourceClaim, lister ClaimUsageLister, n
 		}
 		return PodUsage(pod, now)
 	}
-	all, err := lister.ResourceClaims(claim.Namespace)
+	claims, err := lister.ExtendedClaims(pod)
 	if err != nil {
 		return nil
 	}
-	for _, other := range all {
-		if o := podOfExtendedResourceClaim(other); o == nil || o.UID != pod.UID {
-			continue
-		}
+	for _, other := range claims {
 		order := other.CreationTimestamp.Time.Compare(claim.CreationTimestamp.Time)
 		if order < 0 || order == 0 && other.Name < claim.Name {
 			return nil
@@ -173,8 +171,8 @@ func usageOfClaimPod(claim *resourcev1.ResourceClaim, lister ClaimUsageLister, n
 	return PodUsage(pod, now)
 }
 
-// podOfExtendedResourceClaim returns the pod for whose extended resources a claim was created, according to the claim.
-func podOfExtendedResourceClaim(claim *resourcev1.ResourceClaim) *metav1.OwnerReference {
+// PodOfExtendedClaim returns the pod for whose extended resources a claim was created, according to the claim; nil if there is none.
+func PodOfExtendedClaim(claim *resourcev1.ResourceClaim) *metav1.OwnerReference {
 	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
 		return nil
 	}

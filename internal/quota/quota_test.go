@@ -219,9 +219,9 @@ type fixed struct {
 	claims  []*resourcev1.ResourceClaim
 }
 
-func (f fixed) DeviceClasses() ([]*resourcev1.DeviceClass, error)          { return f.classes, nil }
-func (f fixed) Pod(string, string) *corev1.Pod                             { return f.pod }
-func (f fixed) ResourceClaims(string) ([]*resourcev1.ResourceClaim, error) { return f.claims, nil }
+func (f fixed) DeviceClasses() ([]*resourcev1.DeviceClass, error)               { return f.classes, nil }
+func (f fixed) Pod(string, string) *corev1.Pod                                  { return f.pod }
+func (f fixed) ExtendedClaims(*corev1.Pod) ([]*resourcev1.ResourceClaim, error) { return f.claims, nil }
 
 func TestResourceClaims(t *testing.T) {
 	exactly := func(class string, mode resourcev1.DeviceAllocationMode, n int64) resourcev1.DeviceRequest {

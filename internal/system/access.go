@@ -307,3 +307,8 @@ func (a *accessControl) run(ctx context.Context) error {
 func (a *accessControl) syncNodeGraph(ctx context.Context, synced func()) error {
 	return authz.SyncNodeGraph(ctx, a.local, a.nodeGraph, a.log, synced)
 }
+
+// followObjects keeps the indexes of admission plugins up to date until ctx is done. The cache must be ready.
+func (a *accessControl) followObjects(ctx context.Context) error {
+	return a.admission.Follow(ctx, a.local)
+}

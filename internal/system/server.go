@@ -277,6 +277,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 	start("node authorizer", func(ctx context.Context) error {
 		return s.access.syncNodeGraph(ctx, func() { s.hooks.Done(hookNodeAuthorizer) })
 	})
+	start("admission indexes", s.access.followObjects)
 	start("flow control", s.runFlowControl)
 	start("custom resources", s.runCustomResources)
 	start("aggregation", s.runAggregation)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -94,6 +95,17 @@ type Undoer interface {
 
 // Chain runs plugins in order: all mutations first, then all validations.
 type Chain []Plugin
+
+// Follow runs the plugins that keep an index of objects until ctx is done.
+func (c Chain) Follow(ctx context.Context, watcher Watcher) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, p := range c {
+		if f, ok := p.(Follower); ok {
+			group.Go(func() error { return f.Follow(ctx, watcher) })
+		}
+	}
+	return group.Wait()
+}
 
 // Mutate runs the mutating plugins. If a webhook or policy has changed the object, all run once more, so that the plugins before it
 // handle the changed object too.

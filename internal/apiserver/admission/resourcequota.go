@@ -30,6 +30,7 @@ type resourceQuota struct {
 	client   lazyClient
 	registry *quota.Registry
 	limited  []quota.LimitedResource
+	claims   *extendedClaims
 
 	mu     sync.Mutex
 	queues map[string]*queue // by namespace; only those in use
@@ -77,8 +78,9 @@ type quotaCharge struct {
 }
 
 func newResourceQuota(client lazyClient, limited []quota.LimitedResource) *resourceQuota {
+	claims := &extendedClaims{}
 	return &resourceQuota{
-		client: client, limited: limited, registry: quota.NewRegistry(claimUsageLister{client}),
+		client: client, limited: limited, claims: claims, registry: quota.NewRegistry(claimUsageLister{client, claims}),
 		queues: map[string]*queue{}, epochs: lru.New(maxEpochs),
 	}
 }
@@ -365,8 +367,16 @@ func timedOut(ctx context.Context, err error) error {
 	return err
 }
 
-// devices gives the quota package the objects that the usage of resource claims depends on.
-type claimUsageLister struct{ client lazyClient }
+// Follow implements Follower.
+func (r *resourceQuota) Follow(ctx context.Context, watcher Watcher) error {
+	return r.claims.follow(ctx, watcher)
+}
+
+// claimUsageLister gives the quota package the objects that the usage of resource claims depends on.
+type claimUsageLister struct {
+	client lazyClient
+	claims *extendedClaims
+}
 
 func (l claimUsageLister) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
 	return list[*resourcev1.DeviceClass](context.Background(), l.client, deviceClasses, "")
@@ -380,6 +390,6 @@ func (l claimUsageLister) Pod(namespace, name string) *corev1.Pod {
 	return pod
 }
 
-func (l claimUsageLister) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
-	return list[*resourcev1.ResourceClaim](context.Background(), l.client, resourceClaims, namespace)
+func (l claimUsageLister) ExtendedClaims(pod *corev1.Pod) ([]*resourcev1.ResourceClaim, error) {
+	return l.claims.of(pod)
 }

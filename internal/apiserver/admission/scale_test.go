@@ -14,6 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/kind"
@@ -25,9 +26,9 @@ func crowded(n int) *world {
 	w := newWorld(
 		&corev1.Namespace{ObjectMeta: cluster("team")}, &corev1.ServiceAccount{ObjectMeta: named("default")},
 		&corev1.LimitRange{ObjectMeta: named("limits")},
-		&corev1.ResourceQuota{ObjectMeta: named("quota"), Spec: corev1.ResourceQuotaSpec{Hard: amounts("pods=100 count/services=100 count/configmaps=100 persistentvolumeclaims=100")},
-			Status: corev1.ResourceQuotaStatus{Hard: amounts("pods=100 count/services=100 count/configmaps=100 persistentvolumeclaims=100"),
-				Used: amounts("pods=1 count/services=1 count/configmaps=1 persistentvolumeclaims=1")}},
+		&corev1.ResourceQuota{ObjectMeta: named("quota"), Spec: corev1.ResourceQuotaSpec{Hard: amounts("pods=100 count/services=100 count/configmaps=100 persistentvolumeclaims=100 count/resourceclaims.resource.k8s.io=100")},
+			Status: corev1.ResourceQuotaStatus{Hard: amounts("pods=100 count/services=100 count/configmaps=100 persistentvolumeclaims=100 count/resourceclaims.resource.k8s.io=100"),
+				Used: amounts("pods=1 count/services=1 count/configmaps=1 persistentvolumeclaims=1 count/resourceclaims.resource.k8s.io=1")}},
 		&storagev1.StorageClass{ObjectMeta: cluster("fast"), AllowVolumeExpansion: ptr(true)}, &schedulingv1.PriorityClass{ObjectMeta: cluster("high")},
 		&networkingv1.IngressClass{ObjectMeta: cluster("web")}, &resourcev1.DeviceClass{ObjectMeta: cluster("gpu")},
 	)
@@ -40,7 +41,9 @@ func crowded(n int) *world {
 		w.put(&storagev1.CSIDriver{ObjectMeta: cluster(name)})
 		w.put(&resourcev1.ResourceSlice{ObjectMeta: cluster(name)})
 		for _, meta := range []metav1.ObjectMeta{named(name), {Namespace: namespace, Name: name}} {
-			w.put(&corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{NodeName: "object-0", ServiceAccountName: "default"}})
+			pod := &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{NodeName: "object-0", ServiceAccountName: "default"}}
+			pod.UID = types.UID(name)
+			w.put(pod)
 			w.put(&corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: ptr("fast")}})
 			w.put(&corev1.ServiceAccount{ObjectMeta: meta})
 			w.put(&corev1.Service{ObjectMeta: meta})
@@ -52,6 +55,14 @@ func crowded(n int) *world {
 		w.put(&corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
 	}
 	return w
+}
+
+// extendedClaim is a claim that was created for the extended resources of a pod.
+func extendedClaim(name, pod string) *resourcev1.ResourceClaim {
+	claim := &resourcev1.ResourceClaim{ObjectMeta: named(name)}
+	claim.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"}
+	claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod, UID: types.UID(pod), Controller: ptr(true)}}
+	return claim
 }
 
 // allowAll allows everything.
@@ -96,6 +107,9 @@ func TestReadsPerWrite(t *testing.T) {
 		"event":          func() *Attributes { return creating(&corev1.Event{ObjectMeta: named("new")}) },
 		"ingress":        func() *Attributes { return creating(&networkingv1.Ingress{ObjectMeta: named("new")}) },
 		"resource claim": func() *Attributes { return creating(&resourcev1.ResourceClaim{ObjectMeta: named("new")}) },
+		"resource claim of a pod's extended resources": func() *Attributes {
+			return creating(extendedClaim("new", "object-0"))
+		},
 		"resource slice of node": func() *Attributes {
 			return creating(&resourcev1.ResourceSlice{ObjectMeta: cluster("new"), Spec: resourcev1.ResourceSliceSpec{NodeName: ptr("object-0")}}, byNode("object-0"))
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,10 +46,14 @@ var ResourceQuota = controller.Definition{
 			mapper:          restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
 			monitorRequests: make(chan schema.GroupResource, 100), fullListers: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
 		}
+		claims, err := controller.DependentsOf[*resourcev1.ResourceClaim](s)
+		if err != nil {
+			return nil, err
+		}
 		q.registry = quota.NewRegistry(claimUsageLister{
 			classes: client.InformerFor[*resourcev1.DeviceClass](s.Informers),
 			pods:    client.InformerFor[*corev1.Pod](s.Informers),
-			claims:  client.InformerFor[*resourcev1.ResourceClaim](s.Informers),
+			claims:  claims,
 		})
 		changed := func(old, quota *corev1.ResourceQuota) {
 			// Ignore the status updates of admission.
@@ -257,7 +262,7 @@ func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResourc
 type claimUsageLister struct {
 	classes client.Informer[*resourcev1.DeviceClass]
 	pods    client.Informer[*corev1.Pod]
-	claims  client.Informer[*resourcev1.ResourceClaim]
+	claims  controller.Dependents[*resourcev1.ResourceClaim]
 }
 
 func (l claimUsageLister) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
@@ -269,6 +274,6 @@ func (l claimUsageLister) Pod(namespace, name string) *corev1.Pod {
 	return pod
 }
 
-func (l claimUsageLister) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
-	return l.claims.List(namespace, nil), nil
+func (l claimUsageLister) ExtendedClaims(pod *corev1.Pod) ([]*resourcev1.ResourceClaim, error) {
+	return slices.DeleteFunc(l.claims.ControlledBy(pod.UID), func(c *resourcev1.ResourceClaim) bool { return quota.PodOfExtendedClaim(c) == nil }), nil
 }
