@@ -280,6 +280,7 @@ func (a *accessControl) attach(server *apiserver.Server) {
 	a.client = server.KindClient()
 	a.objects.Set(a.client)
 	a.policy.Objects, a.local = server.Cached(), server.Local(apiServerUser)
+	a.nodeGraph.Objects = a.policy.Objects
 	a.kinds = server.KindOf
 }
 

@@ -133,14 +133,14 @@ func watchIntoGraph(ctx context.Context, watcher Watcher, gvr schema.GroupVersio
 	for event := range w.ResultChan() {
 		obj, ok := event.Object.(kind.Object)
 		switch {
+		case !ok:
+			return nil
 		case event.Type == watch.Bookmark && listed != nil:
 			// What was deleted between two watches gives a node no access any more.
 			graph.Retain(gvr.GroupResource(), listed)
 			listed = nil
 			onList()
 		case event.Type == watch.Bookmark:
-		case !ok:
-			return nil
 		case event.Type == watch.Deleted:
 			graph.Delete(obj)
 		default:
@@ -148,6 +148,9 @@ func watchIntoGraph(ctx context.Context, watcher Watcher, gvr schema.GroupVersio
 				listed[types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}] = true
 			}
 			graph.Set(obj)
+		}
+		if listed == nil {
+			graph.progress.advance(gvr.GroupResource(), obj)
 		}
 	}
 	return nil

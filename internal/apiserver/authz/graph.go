@@ -46,6 +46,12 @@ type related struct {
 // volume bound to a claim, and the secrets to mount it, to the nodes of the claim. References are counted as objects are added
 // and removed, so that a query is a map lookup.
 type NodeGraph struct {
+	// Objects is the cache that kubelets read from. It is set before the first request; without it the graph never waits for changes.
+	Objects interface {
+		LastChange(resource schema.GroupResource) int64
+	}
+	progress graphProgress
+
 	mu sync.RWMutex
 	// nodes has the node of objects that belong to exactly one.
 	nodes map[related]string

@@ -48,7 +48,7 @@ func (n *Node) RulesFor(_ context.Context, user authn.User, _ string) (Rules, er
 }
 
 // Authorize implements Authorizer.
-func (n *Node) Authorize(_ context.Context, a *Attributes) (Decision, string, error) {
+func (n *Node) Authorize(ctx context.Context, a *Attributes) (Decision, string, error) {
 	node, ok := NodeName(&a.User)
 	if !ok {
 		return NoOpinion, "", nil
@@ -57,6 +57,9 @@ func (n *Node) Authorize(_ context.Context, a *Attributes) (Decision, string, er
 		return NoOpinion, fmt.Sprintf("unknown node for user %q", a.User.Username), nil
 	}
 	allowed, reason := n.authorize(a, node)
+	if !allowed && n.graph.catchUp(ctx) {
+		allowed, reason = n.authorize(a, node)
+	}
 	if allowed {
 		return Allow, "", nil
 	}
