@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"skiff/internal/network/hostnet"
@@ -84,6 +85,9 @@ func link(s Settings, a Attachment, namespace string) (netlink.Link, error) {
 	if err := netlink.LinkSetHairpin(host, true); err != nil {
 		return nil, fmt.Errorf("set hairpin on %s: %w", name, err)
 	}
+	if err := setFlooding(host, false); err != nil {
+		return nil, err
+	}
 	if err := netlink.LinkSetUp(host); err != nil {
 		return nil, fmt.Errorf("set %s up: %w", name, err)
 	}
@@ -94,6 +98,28 @@ func link(s Settings, a Attachment, namespace string) (netlink.Link, error) {
 		return nil, fmt.Errorf("configure pod interface: %w", err)
 	}
 	return bridge, nil
+}
+
+// setFlooding sets whether a port of the bridge gets the broadcast and multicast frames of other ports. Those of the host itself it always gets, and
+// the host gets those of the port, so that ARP and neighbor discovery work between the host and its pods, but not between two pods: packets from pod to
+// pod would bypass the rules of the host.
+func setFlooding(port netlink.Link, enabled bool) error {
+	value := []byte{0}
+	if enabled {
+		value[0] = 1
+	}
+	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	message := nl.NewIfInfomsg(unix.AF_BRIDGE)
+	message.Index = int32(port.Attrs().Index)
+	request.AddData(message)
+	flags := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
+	flags.AddRtAttr(unix.IFLA_BRPORT_MCAST_FLOOD, value)
+	flags.AddRtAttr(unix.IFLA_BRPORT_BCAST_FLOOD, value)
+	request.AddData(flags)
+	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("set flooding of bridge port %s: %w", port.Attrs().Name, err)
+	}
+	return nil
 }
 
 // carryOut configures the pod's interface. It runs in the pod's network namespace.
@@ -298,16 +324,26 @@ func Collect(s Settings, live []Identity) ([]Attachment, error) {
 	return released, removePorts(bridge, keep)
 }
 
-// removePorts deletes the veth links of a bridge that skiff created, except those to keep.
-func removePorts(bridge netlink.Link, keep []string) error {
+// bridgePorts lists the veth links of a bridge that skiff created.
+func bridgePorts(bridge netlink.Link) ([]netlink.Link, error) {
 	links, err := hostnet.Dump(netlink.LinkList)
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return slices.DeleteFunc(links, func(l netlink.Link) bool {
+		return l.Attrs().MasterIndex != bridge.Attrs().Index || l.Type() != "veth" || !strings.HasPrefix(l.Attrs().Name, "veth")
+	}), nil
+}
+
+// removePorts deletes the ports of a bridge, except those to keep.
+func removePorts(bridge netlink.Link, keep []string) error {
+	ports, err := bridgePorts(bridge)
+	if err != nil {
+		return err
 	}
 	var problems []error
-	for _, l := range links {
-		name := l.Attrs().Name
-		if l.Attrs().MasterIndex == bridge.Attrs().Index && l.Type() == "veth" && strings.HasPrefix(name, "veth") && !slices.Contains(keep, name) {
+	for _, p := range ports {
+		if name := p.Attrs().Name; !slices.Contains(keep, name) {
 			problems = append(problems, removeLink(name))
 		}
 	}

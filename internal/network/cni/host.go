@@ -45,6 +45,9 @@ func setup(plan hostPlan, state *State) error {
 	if err != nil {
 		return fmt.Errorf("set up bridge %s: %w", plan.settings.Bridge, err)
 	}
+	if err := setupPorts(bridge); err != nil {
+		return err
+	}
 	if err := keepRouterAdvertisements(plan); err != nil {
 		return err
 	}
@@ -130,6 +133,21 @@ func setupAddresses(plan hostPlan, bridge netlink.Link) error {
 			continue
 		}
 		if err := hostnet.AddAddress(bridge, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setupPorts sets up the ports of running pods, which an earlier version may have made.
+func setupPorts(bridge netlink.Link) error {
+	ports, err := bridgePorts(bridge)
+	if err != nil {
+		return err
+	}
+	for _, p := range ports {
+		// The pod of the port may be removed meanwhile.
+		if err := setFlooding(p, false); err != nil && !errors.Is(err, unix.ENODEV) {
 			return err
 		}
 	}

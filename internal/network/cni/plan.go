@@ -105,11 +105,14 @@ func planSysctls(s Settings) []sysctl {
 	return all
 }
 
+// portSettings is increased when the settings of bridge ports change, so that those of running pods are changed too.
+const portSettings = 1
+
 // markerChain is the name of an empty chain in the table. It exists while the host matches this plan, which makes checking that cheap.
 func (p hostPlan) markerChain() string {
 	rules := nft.NewModel(p.settings.Table)
 	rules.Replace(rulesOwner, p.rules)
-	text := fmt.Sprintf("%v\n%v\n%v\n%v\n%d\n%s", p.addresses, p.mac, p.routes, p.sysctls, p.settings.MTU, rules)
+	text := fmt.Sprintf("%v\n%v\n%v\n%v\n%d\n%d\n%s", p.addresses, p.mac, p.routes, p.sysctls, p.settings.MTU, portSettings, rules)
 	sum := sha256.Sum256([]byte(text))
 	return "plan-" + hex.EncodeToString(sum[:8])
 }

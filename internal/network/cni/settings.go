@@ -2,8 +2,9 @@
 // kubelet calls to configure it, to prepare the host and to remove orphaned attachments.
 //
 // A pod is connected to the node's bridge by a veth pair. It has an address of the node's pod CIDR with a /32 or /128 prefix, whose only
-// neighbor is the bridge, so that every packet is routed by the host: NAT, Services and network policies work between two pods of one node
-// as between any two hosts, and no pod can use another's address.
+// neighbor is the bridge, whose ports get no broadcast and multicast frames of other ports. So every packet is routed by the host: NAT, Services and
+// network policies work between two pods of one node as between any two hosts. A container that may send raw packets (CAP_NET_RAW) can address
+// frames to the port of another pod; decision 29 names what follows.
 //
 // The desired configuration is computed by pure functions (plan.go, rules.go: addresses, routes, sysctls, nftables rules), the attachments
 // of pods are in one file protected by a lock (state.go), and both are applied with netlink (host.go, attach.go). The nftables rules are in
