@@ -116,9 +116,10 @@ race:
 race-compile: lint
 	$(step) 'compile for the race detector' $(compile) scripts/compile -race $(RACE:%=./internal/%)
 
-# Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run).
+# Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run). Tests with servers of their
+# own run six at a time, because they mostly wait.
 e2e: build demo
-	$(step) 'end-to-end tests' go test -vet=off -timeout 30m $$(go list ./test/... | grep -v /attack)
+	$(step) 'end-to-end tests' go test -vet=off -parallel 6 -timeout 30m $$(go list ./test/... | grep -v /attack)
 
 # The scheduler's decisions beside those of upstream's own code, on random clusters; schemas and validation of custom resources.
 CLUSTERS ?= 1000

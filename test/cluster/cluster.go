@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -269,19 +271,43 @@ func (p *Process) Resident() (int64, error) {
 	return 0, fmt.Errorf("no VmRSS for process %d", p.PID())
 }
 
-// freePorts returns ports that are currently unused.
+// Servers listen on ports below those that the kernel chooses for outgoing connections and for listeners on port 0, and below those of
+// Services: nothing takes a port between the search for it and the start of its server, or while the server is restarted.
+const firstPort, lastPort = 20000, 29999
+
+// portsInUse are the ports that freePorts has returned to the tests of this process, which may run in parallel.
+var portsInUse struct {
+	mu    sync.Mutex
+	ports map[int]bool
+}
+
+// freePorts returns ports that are currently unused, each only once in a process.
 func freePorts(n int) ([]int, error) {
+	portsInUse.mu.Lock()
+	defer portsInUse.mu.Unlock()
+	if portsInUse.ports == nil {
+		portsInUse.ports = map[int]bool{}
+	}
 	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	for range 10 * (lastPort - firstPort) {
+		if len(ports) == n {
+			return ports, nil
+		}
+		port := firstPort + rand.IntN(lastPort-firstPort+1)
+		if portsInUse.ports[port] {
+			continue
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
+			continue // another process has it
+		}
+		if err := l.Close(); err != nil {
 			return nil, err
 		}
-		// All are kept open until the last one is found, so that they differ.
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		portsInUse.ports[port] = true
+		ports = append(ports, port)
 	}
-	return ports, nil
+	return nil, fmt.Errorf("no %d free ports from %d to %d", n, firstPort, lastPort)
 }
 
 // waitReady polls /readyz until it returns 200.

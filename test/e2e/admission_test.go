@@ -22,6 +22,7 @@ import (
 // the warnings. No controllers run, so that only admission changes objects. The test itself creates what controllers would: default
 // service accounts and the status of quotas.
 func TestAdmission(t *testing.T) {
+	t.Parallel()
 	skiff, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

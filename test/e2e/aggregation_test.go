@@ -43,6 +43,7 @@ func available(ctx context.Context, client dynamic.Interface, name string) (stri
 // TestAggregation registers an aggregated server that authenticates the API server by the published CA of front proxies, and uses it as a
 // client does, in discovery, OpenAPI and requests for objects; then it fails and is removed.
 func TestAggregation(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -103,6 +104,7 @@ func TestAggregation(t *testing.T) {
 // TestMetricsServer: a metrics-server that a user installs takes over metrics.k8s.io from the built-in one, and gives it back when it is
 // removed.
 func TestMetricsServer(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -120,6 +120,7 @@ func auditedRequests() []audited {
 
 // TestAuditLikeUpstream sends the same requests to both servers under the same policy and compares the events.
 func TestAuditLikeUpstream(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	policy := filepath.Join(dir, "policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {

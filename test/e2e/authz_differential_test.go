@@ -27,6 +27,7 @@ import (
 // TestAuthorizationLikeUpstream sends thousands of access reviews to upstream's API server and to skiff's authorizers, which are
 // given upstream's own objects, and compares decisions and reasons.
 func TestAuthorizationLikeUpstream(t *testing.T) {
+	t.Parallel()
 	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 // TestEscalationLikeUpstream lets users write roles and bindings on upstream and compares the results, error messages included, with
 // skiff's escalation check; and it compares the rules that both list for these users.
 func TestEscalationLikeUpstream(t *testing.T) {
+	t.Parallel()
 	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)

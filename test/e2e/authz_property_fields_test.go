@@ -74,6 +74,7 @@ var changing = regexp.MustCompile(`"(uid|resourceVersion|creationTimestamp|time)
 
 // TestProtectedFieldsLikeUpstream lets users write fields that need a separate permission, on both servers.
 func TestProtectedFieldsLikeUpstream(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	ours, err := cluster.Skiff(filepath.Join(dir, "skiff"))
 	if err != nil {

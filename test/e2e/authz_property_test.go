@@ -29,6 +29,7 @@ const (
 // few verbs and resources, so that rules often match; each policy has its own namespaces, users and groups, so that all exist at the
 // same time and the test waits for upstream's informers only once.
 func TestRandomPoliciesLikeUpstream(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	ours, err := cluster.Skiff(filepath.Join(dir, "skiff"))
 	if err != nil {

@@ -40,6 +40,7 @@ func runCert(t *testing.T, c *cluster.Cluster, args ...string) string {
 
 // Every certificate a cluster needs exists after its first start, is listed, and is renewed on demand.
 func TestCertificates(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -118,6 +119,7 @@ func (r rotationClient) check() error {
 
 // The cluster's CA is rotated. Clients of the old CA and clients of the new CA both work until the old CA is dropped.
 func TestCARotation(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	c, err := cluster.Skiff(dir)
 	if err != nil {
@@ -188,6 +190,7 @@ func TestCARotation(t *testing.T) {
 
 // Other programs reach the embedded etcd only with a certificate of etcd's own CA.
 func TestEtcdCertificates(t *testing.T) {
+	t.Parallel()
 	port, err := cluster.FreePort()
 	if err != nil {
 		t.Fatal(err)

@@ -61,6 +61,7 @@ type kubeletTarget struct {
 }
 
 func TestCISBenchmarkKubelet(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -126,6 +126,7 @@ var controls = []control{
 }
 
 func TestCISBenchmark(t *testing.T) {
+	t.Parallel()
 	b := newBenchmark(t)
 	for _, c := range controls {
 		t.Run(c.id+" "+c.title, func(t *testing.T) {

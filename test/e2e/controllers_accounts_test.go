@@ -25,6 +25,7 @@ import (
 // TestControllersActAsTheirAccounts runs skiff's controllers as a separate process, once as administrator, which is the default, and
 // once with --use-service-account-credentials, and reads from the audit log which user sent which requests and which were denied.
 func TestControllersActAsTheirAccounts(t *testing.T) {
+	t.Parallel()
 	const account, administrator = "system:serviceaccount:kube-system:", "admin"
 	for _, test := range []struct {
 		what string

@@ -14,6 +14,7 @@ import (
 
 // TestServersShareControllers starts two servers on one etcd: one of them runs the controllers. It is killed, and the other takes over.
 func TestServersShareControllers(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	servers, clients, holder := twoServers(t, "scheduler", "kube-controller-manager")

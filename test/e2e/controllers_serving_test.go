@@ -22,6 +22,7 @@ import (
 // TestControllerManagerServes reads the health endpoints of a standalone controller manager, which need no credentials, and its
 // metrics, which need the API server's authorization.
 func TestControllerManagerServes(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -145,6 +146,7 @@ func TestControllerManagerServes(t *testing.T) {
 // TestServerShowsControllers finds the controllers' metrics among the server's own, and a pod CIDR at every node, with default
 // flags.
 func TestServerShowsControllers(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir(), "--without=")
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 // server: a Deployment of 500 replicas becomes 500 bound pods on 50 nodes, is rolled out, rolled back and deleted with
 // everything that depends on it.
 func TestUpstreamControllers(t *testing.T) {
+	t.Parallel()
 	const replicas, nodes = 500, 50
 	// New nodes are tainted until the node lifecycle controller, which does not run here, finds them ready.
 	c, err := cluster.Skiff(t.TempDir(), "--disable-admission-plugins=TaintNodesByCondition")
@@ -191,7 +192,7 @@ func assertSpread(ctx context.Context, t *testing.T, k clientset.Interface, node
 
 func eventually(ctx context.Context, t *testing.T, what string, condition func(context.Context) (bool, error)) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, 4*time.Minute, true, condition); err != nil {
+	if err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 4*time.Minute, true, condition); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
 }

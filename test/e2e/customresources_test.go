@@ -117,6 +117,7 @@ func createDefinition(t *testing.T, client dynamic.Interface) {
 
 // TestCustomResources follows a definition from its creation to its deletion, over a restart of the server.
 func TestCustomResources(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	skiff, err := cluster.Skiff(dir)
 	if err != nil {
@@ -256,6 +257,7 @@ func deleteDefinition(t *testing.T, client dynamic.Interface) {
 // TestExtensionRoundTrip writes definitions, their objects and APIServices with one server and reads them with the other on the same etcd, in
 // both directions.
 func TestExtensionRoundTrip(t *testing.T) {
+	t.Parallel()
 	etcdURL := "unix://" + filepath.Join(t.TempDir(), "etcd.sock")
 	const flag = "--disable-admission-plugins=ServiceAccount"
 	skiff, err := cluster.Skiff(t.TempDir(), "--etcd-listen-client-url="+etcdURL, flag)

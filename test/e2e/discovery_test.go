@@ -20,6 +20,7 @@ import (
 // TestDiscovery compares the discovery documents of skiff and upstream: GA groups, versions, resources, subresources, verbs,
 // short names, categories and storage hashes are the same.
 func TestDiscovery(t *testing.T) {
+	t.Parallel()
 	skiff, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -103,6 +103,7 @@ var encryptedResources = []struct {
 
 // TestEncryptionLikeUpstream runs both servers on one etcd with one configuration: each reads what the other encrypted, with every provider.
 func TestEncryptionLikeUpstream(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	endpoint := startKMSPlugin(t)
 	file := filepath.Join(dir, "encryption.yaml")

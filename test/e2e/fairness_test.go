@@ -17,6 +17,7 @@ import (
 // TestFairnessObjects compares the flow schemas and priority levels of a new cluster with upstream's: the same objects with the same
 // specs, annotations, conditions and owners of fields. Then it changes or deletes one of each kind on both servers.
 func TestFairnessObjects(t *testing.T) {
+	t.Parallel()
 	ours, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

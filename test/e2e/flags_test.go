@@ -15,6 +15,7 @@ import (
 
 // The list of kube-apiserver's flags, which skiff's flags are compared with, is that of the program's help.
 func TestUpstreamFlagList(t *testing.T) {
+	t.Parallel()
 	programs, err := cluster.Upstream("kube-apiserver")
 	if err != nil {
 		t.Fatal(err)

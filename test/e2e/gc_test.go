@@ -26,6 +26,7 @@ import (
 
 // TestCleanup runs skiff's garbage collector, namespace and quota controllers, in this process and over the network, on skiff.
 func TestCleanup(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir(), "--without=controllers,scheduler")
 	if err != nil {
 		t.Fatal(err)
@@ -36,6 +37,7 @@ func TestCleanup(t *testing.T) {
 
 // TestCleanupOnUpstream does the same on upstream's API server, and there also with custom resources.
 func TestCleanupOnUpstream(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)

@@ -31,6 +31,7 @@ func runSkiff(t *testing.T, args ...string) (string, error) {
 
 // A node that cannot join reports the reason and what to do, and sends no credentials to an untrusted server.
 func TestJoinRejected(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir(), "--without=scheduler")
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 // command. A script is a text file: commands, one per line, then the files they use, each under a line `-- name --`. What may differ
 // is in testdata/kubectl/differences.txt, each with its reason.
 func TestKubectl(t *testing.T) {
+	t.Parallel()
 	scripts, err := filepath.Glob("testdata/kubectl/*.script")
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)

@@ -41,6 +41,7 @@ var absentEtcdMetrics = map[string]string{
 // TestUpstreamMetrics runs the same workload on upstream and on skiff. Whatever stable or beta metric upstream's programs then show, and
 // whatever metric etcd shows, skiff has with the same type and the same labels, unless the lists of absent metrics have a reason.
 func TestUpstreamMetrics(t *testing.T) {
+	t.Parallel()
 	theirs, ours := upstreamFamilies(t), skiffFamilies(t)
 	listed, absent := listedMetrics(t), absentMetrics(t)
 	compared := 0

@@ -29,6 +29,7 @@ import (
 // TestNetworkNodeAndVolumeControllers runs skiff's own controllers over the network, as a separate process would, and reads the
 // objects they maintain with upstream's client.
 func TestNetworkNodeAndVolumeControllers(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

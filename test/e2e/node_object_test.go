@@ -22,6 +22,7 @@ import (
 
 // TestNodeObject registers a node and reports its status with only a node's permissions, on skiff.
 func TestNodeObject(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -32,6 +33,7 @@ func TestNodeObject(t *testing.T) {
 
 // TestNodeObjectOnUpstream does the same on upstream's API server, with its Node authorizer and NodeRestriction.
 func TestNodeObjectOnUpstream(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--enable-admission-plugins=NodeRestriction")
 	if err != nil {
 		t.Fatal(err)

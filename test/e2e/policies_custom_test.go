@@ -35,6 +35,7 @@ var widgetPolicies = []struct{ name, spec, binding string }{
 
 // TestPoliciesOfCustomResources compares policies about custom resources, and with custom resources as params, with upstream.
 func TestPoliciesOfCustomResources(t *testing.T) {
+	t.Parallel()
 	skiff, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 // response: the object or the rejection, and the warnings. Each policy is about objects with a label of its own, so that one policy decides
 // about each write.
 func TestPoliciesLikeUpstream(t *testing.T) {
+	t.Parallel()
 	skiff, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

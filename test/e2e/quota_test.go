@@ -23,6 +23,7 @@ import (
 // TestEtcdQuota fills the database of a server. Writes get status 507, reads and watches are served, and the server is ready. After a
 // deletion writes are accepted again, without waiting for the next compaction.
 func TestEtcdQuota(t *testing.T) {
+	t.Parallel()
 	server, err := cluster.Skiff(t.TempDir(), "--etcd-quota-backend-bytes=16777216", "--etcd-compaction-interval=1h")
 	if err != nil {
 		t.Fatal(err)

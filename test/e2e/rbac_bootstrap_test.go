@@ -18,6 +18,7 @@ import (
 // TestBootstrapPolicy compares skiff's bootstrap roles and bindings with those upstream's API server creates and its controller
 // manager aggregates: the same objects with the same content.
 func TestBootstrapPolicy(t *testing.T) {
+	t.Parallel()
 	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)

@@ -27,6 +27,7 @@ import (
 // TestStoreRoundTrip writes objects of all kinds through one server and reads them through the other on the same etcd, in both
 // directions: every object must be the same.
 func TestStoreRoundTrip(t *testing.T) {
+	t.Parallel()
 	etcdURL := "unix://" + filepath.Join(t.TempDir(), "etcd.sock")
 	const flag = "--disable-admission-plugins=ServiceAccount"
 
@@ -231,6 +232,7 @@ func indent(obj *unstructured.Unstructured) string {
 
 // TestRestart checks that a restarted server has its state, and that two servers cannot share a data directory.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first, err := cluster.Skiff(dir)
 	if err != nil {

@@ -29,6 +29,7 @@ import (
 // plugins on the same cluster: the node upstream selects must be one of those with the highest score, and upstream's message about
 // an unschedulable pod must equal skiff's.
 func TestSchedulerAgreesWithUpstream(t *testing.T) {
+	t.Parallel()
 	const nodes, pods = 24, 300
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 // is killed while pods are created, and the other takes over: no pod stays pending, none is bound twice, no node has more pods than
 // it can run.
 func TestServersShareScheduling(t *testing.T) {
+	t.Parallel()
 	const nodes, podsPerNode, wave = 4, 30, 40
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()

@@ -112,6 +112,7 @@ func (w *schedulerCluster) phases(t testing.TB) (running int, byNode map[string]
 // TestSchedulerOnHollowNodes schedules pods to hollow nodes through a real server: they run, spread, stay pending with a reason,
 // preempt, and are deleted.
 func TestSchedulerOnHollowNodes(t *testing.T) {
+	t.Parallel()
 	const nodes, load = 20, 200
 	w := startSchedulerCluster(t, hollow.Config{Nodes: nodes, CPU: "4", Zones: 3})
 	ctx := t.Context()

@@ -16,6 +16,7 @@ import (
 // TestSkiffSchedulesForUpstream runs skiff's scheduler and hollow nodes with upstream's API server: pods get nodes and run, and an
 // unschedulable pod has upstream's message.
 func TestSkiffSchedulesForUpstream(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--disable-admission-plugins=ServiceAccount")
 	if err != nil {
 		t.Fatal(err)

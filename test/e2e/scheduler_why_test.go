@@ -208,6 +208,7 @@ func (a *whyTest) checkResponses() {
 
 // TestWhy queries the scheduler inside a server, through the API server.
 func TestWhy(t *testing.T) {
+	t.Parallel()
 	a := startWhyTest(t, "--without=controllers")
 	a.checkResponses()
 	data, err := a.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(a.ctx)
@@ -225,6 +226,7 @@ func TestWhy(t *testing.T) {
 
 // TestWhyStandalone queries a standalone scheduler at its own port.
 func TestWhyStandalone(t *testing.T) {
+	t.Parallel()
 	a := startWhyTest(t)
 	directory := filepath.Join(a.cluster.Dir, "data/pki")
 	ca, err := pki.ReadCA(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))

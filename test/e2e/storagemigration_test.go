@@ -22,6 +22,7 @@ var storageVersionMigrations = schema.GroupVersionResource{Group: "storagemigrat
 // TestStorageVersionMigration changes the storage version of a custom resource and migrates its objects: then the old version can be removed
 // from the definition.
 func TestStorageVersionMigration(t *testing.T) {
+	t.Parallel()
 	etcdURL := "unix://" + filepath.Join(t.TempDir(), "etcd.sock")
 	c, err := cluster.Skiff(t.TempDir(), "--etcd-listen-client-url="+etcdURL, "--without=scheduler")
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 // TestWatch starts many watchers, on separate and on shared connections, that watch the same writes through each HTTP/2 server: every
 // watcher gets every event once and in order, also when it resumes.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	for _, server := range http2Servers {
 		for _, contentType := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
 			t.Run(server+"/"+contentType, func(t *testing.T) {

@@ -152,6 +152,7 @@ func webhookWrites() (calls []call) {
 // TestWebhooksLikeUpstream creates the same webhooks in skiff and in upstream, sends both the same writes, and compares every response and
 // every review that the webhooks got.
 func TestWebhooksLikeUpstream(t *testing.T) {
+	t.Parallel()
 	skiff, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

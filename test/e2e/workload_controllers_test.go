@@ -23,6 +23,7 @@ import (
 // TestWorkloadControllers runs skiff's own controllers, in this process and over the network: a Deployment of 100 replicas is rolled
 // out and back.
 func TestWorkloadControllers(t *testing.T) {
+	t.Parallel()
 	const replicas = 100
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -34,6 +35,7 @@ func TestWorkloadControllers(t *testing.T) {
 
 // TestWorkloadControllersOnUpstream does the same on upstream's API server.
 func TestWorkloadControllersOnUpstream(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -126,6 +128,7 @@ func bindAll(ctx context.Context, k clientset.Interface) {
 // deployment, then upstream's take over again: after each change there is nothing to write. Names contain hashes of pod templates;
 // if one differed, every workload of a cluster would be restarted.
 func TestTakeOver(t *testing.T) {
+	t.Parallel()
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
