@@ -12,8 +12,8 @@ import (
 	"skiff/internal/pki"
 )
 
-// startTimeout bounds the start of a control plane on a loaded host.
-const startTimeout = 90 * time.Second
+// startTimeout bounds the start of a control plane on a loaded host, where several may start at once.
+const startTimeout = 5 * time.Minute
 
 // keys are the certificates of an upstream control plane.
 type keys struct {

@@ -212,7 +212,7 @@ func auditEvents(t *testing.T, c *cluster.Cluster, log string, requests []audite
 func readAudit(t *testing.T, log, last string) map[string][]any {
 	t.Helper()
 	var data []byte
-	for deadline := time.Now().Add(10 * time.Second); bytes.Count(data, []byte(last)) < 2; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); bytes.Count(data, []byte(last)) < 2; time.Sleep(20 * time.Millisecond) {
 		var err error
 		if data, err = os.ReadFile(log); err != nil || time.Now().After(deadline) {
 			t.Fatalf("the audit log has no event for %s: %v", last, err)

@@ -102,13 +102,13 @@ var controls = []control{
 	}},
 
 	{"2.1", "etcd has a certificate", "pki/etcd-server.crt at --etcd-listen-client-url; by default nothing listens", func(t *testing.T, b *benchmark) {
-		if err := b.readFromEtcd(t, "etcd-client", "/registry/namespaces/default"); err != nil {
+		if err := b.readFromEtcd(t, time.Minute, "etcd-client", "/registry/namespaces/default"); err != nil {
 			t.Error(err)
 		}
 		strongTLS(t, "https://"+b.etcd, b.etcdTLS(t, "etcd-client"))
 	}},
 	{"2.2", "etcd wants client certificates", "always", func(t *testing.T, b *benchmark) {
-		if b.readFromEtcd(t, "", "/registry/namespaces/default") == nil {
+		if b.readFromEtcd(t, time.Second, "", "/registry/namespaces/default") == nil {
 			t.Error("etcd responds without a client certificate")
 		}
 	}},
@@ -117,7 +117,7 @@ var controls = []control{
 	{"2.5", "etcd wants its peers' certificates", "it has no peers and listens for none", noPeers},
 	{"2.6", "etcd's peer certificates are not signed by themselves", "it has no peers and listens for none", noPeers},
 	{"2.7", "etcd has its own CA", "default: pki/etcd-ca.crt", func(t *testing.T, b *benchmark) {
-		if b.readFromEtcd(t, "admin", "/registry/namespaces/default") == nil {
+		if b.readFromEtcd(t, time.Second, "admin", "/registry/namespaces/default") == nil {
 			t.Error("etcd accepts a certificate of the cluster's CA")
 		}
 	}},
@@ -555,15 +555,15 @@ func checkListeners(t *testing.T, c *cluster.Cluster, want ...string) {
 	}
 }
 
-// readFromEtcd reads a key with a certificate of the PKI directory, or without.
-func (b *benchmark) readFromEtcd(t *testing.T, cert, key string) error {
+// readFromEtcd reads a key with a certificate of the PKI directory, or without. A client that etcd rejects tries again until the timeout.
+func (b *benchmark) readFromEtcd(t *testing.T, timeout time.Duration, cert, key string) error {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + b.etcd}, TLS: b.etcdTLS(t, cert)})
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	_, err = client.Get(ctx, key)
 	return err

@@ -147,7 +147,8 @@ func runCommand(dir, kubeconfig, command string) string {
 	}
 	cmd := exec.Command("timeout", "60", "bash", "-c", command)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig,
+	// kubectl uses a third less CPU time when it collects less garbage.
+	cmd.Env = append(os.Environ(), "GOGC=400", "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig,
 		"HOME="+dir, "KUBE_EDITOR="+filepath.Join(dir, "editor"), "KUBECTL_EXTERNAL_DIFF=diff -N -u")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -253,7 +253,7 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(second.Stop)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	client, _ = dynamicClient(t, second)
 	found, err := client.Resource(configMaps).Namespace("default").Get(ctx, "kept", metav1.GetOptions{})
