@@ -444,6 +444,7 @@ func (n *nodeComponents) buildNode() error {
 		Client: n.client, Runtime: n.runtime, Events: n.recorder, Pressure: n.pressure,
 		Problems: n.notReadyErrors, Network: n.networkStatus, NetworkReady: func() { n.kubelet.SyncAll() },
 		Observed: func() { n.volumes.NodeChanged() }, VolumesInUse: n.volumesInUse,
+		VolumesReported: func(names []corev1.UniqueVolumeName) { n.volumes.ReportedInUse(names) },
 		Devices: func() (d node.Devices) {
 			d.Capacity, d.Allocatable, d.Removed = n.devices.Capacity(time.Now())
 			return d

@@ -105,6 +105,8 @@ type Dependencies struct {
 	Devices      func() Devices
 	// VolumesInUse returns the attached volumes in use, and false while they are not known yet.
 	VolumesInUse func() ([]corev1.UniqueVolumeName, bool)
+	// VolumesReported is called with the result of VolumesInUse when the API object has it, before VolumesInUse is called again.
+	VolumesReported func([]corev1.UniqueVolumeName)
 	// Observed is called when the API object was read. It must not block.
 	Observed func()
 	// PodCIDRs is called when the node's pod CIDRs are assigned or change. It must not block for long.
@@ -546,6 +548,7 @@ func (n *Node) reportStatus(ctx context.Context, nodes client.Resource[*corev1.N
 	}
 	n.mu.Unlock()
 	if !differs && !reportDue {
+		n.volumesReported(in)
 		return nil
 	}
 	patch, err := statusPatch(&old.Status, &status)
@@ -566,8 +569,16 @@ func (n *Node) reportStatus(ctx context.Context, nodes client.Resource[*corev1.N
 	n.rebooted = n.rebooted || slices.ContainsFunc(events, func(e Event) bool { return e.Reason == "Rebooted" })
 	n.mu.Unlock()
 	n.setObserved(updated)
+	n.volumesReported(in)
 	n.recordEvents(events)
 	return nil
+}
+
+// volumesReported passes on the volumes in use that the API object has.
+func (n *Node) volumesReported(in StatusInput) {
+	if n.VolumesReported != nil && in.VolumesInUseKnown {
+		n.VolumesReported(in.VolumesInUse)
+	}
 }
 
 // statusChanged compares two statuses, ignoring heartbeats.

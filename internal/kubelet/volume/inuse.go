@@ -17,7 +17,7 @@ import (
 
 // A volume that must be attached is mounted in this order:
 //
-//  1. The node's status reports it in volumesInUse.
+//  1. A report of the node's status that has it in volumesInUse is stored, after setWanted: no later report is without it then.
 //  2. After that, volumesAttached of the Node object, read from the API, has it, and its VolumeAttachment is not being deleted.
 //  3. It is staged and published.
 //
@@ -26,6 +26,8 @@ import (
 
 // reportTimeout is how long a mount waits for the report of the node's status. The pod's worker retries after it.
 const reportTimeout = 5 * time.Second
+
+var errNotInUse = errors.New("Volume has not been added to the list of VolumesInUse in the node's volume status")
 
 // uniqueName is the name of a volume in the node's status.
 func (d volumeData) uniqueName() corev1.UniqueVolumeName {
@@ -53,7 +55,9 @@ func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, wanted := range v.wanted {
-		maps.Copy(names, wanted)
+		for name := range wanted {
+			names[name] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(names)), nil
 }
@@ -65,7 +69,34 @@ func (v *Volumes) setWanted(uid types.UID, name corev1.UniqueVolumeName) {
 	if v.wanted[uid] == nil {
 		v.wanted[uid] = map[corev1.UniqueVolumeName]bool{}
 	}
-	v.wanted[uid][name] = true
+	if _, ok := v.wanted[uid][name]; !ok {
+		v.wanted[uid][name] = false
+	}
+}
+
+// isReported reports whether the node's status has had a volume in volumesInUse since a pod wants it.
+func (v *Volumes) isReported(uid types.UID, name corev1.UniqueVolumeName) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.wanted[uid][name]
+}
+
+// ReportedInUse says that a report of the node's status with these volumesInUse was stored. Reports are made one after the other: InUse is called
+// for the next only after this.
+func (v *Volumes) ReportedInUse(names []corev1.UniqueVolumeName) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	reported := map[corev1.UniqueVolumeName]bool{}
+	for _, name := range names {
+		reported[name] = true
+	}
+	for _, wanted := range v.wanted {
+		for name := range wanted {
+			wanted[name] = wanted[name] || reported[name]
+		}
+	}
+	close(v.nodeObserved)
+	v.nodeObserved = make(chan struct{})
 }
 
 // inUseChanged has the node's status reported.
@@ -90,13 +121,14 @@ func (v *Volumes) nextNode() <-chan struct{} {
 	return v.nodeObserved
 }
 
-// waitReportedInUse waits until the node's status has a volume in volumesInUse.
+// waitReportedInUse waits until a volume is in volumesInUse of the node's status and stays there. That an older report has it is not enough: the
+// next, which is without it, may be on its way.
 func (v *Volumes) waitReportedInUse(ctx context.Context, vol *csiVolume) error {
 	v.setWanted(vol.pod.UID, vol.uniqueName())
 	timeout := time.After(reportTimeout)
 	for asked := false; ; {
 		changed := v.nextNode()
-		if node := v.Node(); node != nil && slices.Contains(node.Status.VolumesInUse, vol.uniqueName()) {
+		if v.isReported(vol.pod.UID, vol.uniqueName()) {
 			return nil
 		}
 		if !asked {
@@ -108,7 +140,7 @@ func (v *Volumes) waitReportedInUse(ctx context.Context, vol *csiVolume) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-timeout:
-			return waitForAttachError(vol, errors.New("Volume has not been added to the list of VolumesInUse in the node's volume status"))
+			return waitForAttachError(vol, errNotInUse)
 		}
 	}
 }
@@ -133,6 +165,10 @@ func (v *Volumes) checkAttached(ctx context.Context, vol *csiVolume) error {
 	isVolume := func(a corev1.AttachedVolume) bool { return a.Name == vol.uniqueName() }
 	if !slices.ContainsFunc(node.Status.VolumesAttached, isVolume) {
 		return waitForAttachError(vol, errors.New("Volume not attached according to node status"))
+	}
+	if !slices.Contains(node.Status.VolumesInUse, vol.uniqueName()) {
+		v.inUseChanged()
+		return waitForAttachError(vol, errNotInUse)
 	}
 	vol.publishContext = attachment.Status.AttachmentMetadata
 	return nil

@@ -571,15 +571,26 @@ func TestMountDuringDetach(t *testing.T) {
 	editNode(t, v, func(n *corev1.Node) {
 		n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "kubernetes.io/csi/disk.example.com^h"}}
 	})
+	const notInUse = "Volume has not been added to the list of VolumesInUse"
+	report := v.InUseChanged
+	v.InUseChanged = func() { // another program has overwritten the report
+		used, _ := v.InUse()
+		v.ReportedInUse(used)
+	}
+	if err := v.Mount(ctx, pod); err == nil || !strings.Contains(err.Error(), notInUse) || len(driver.calls) > 0 {
+		t.Errorf("mounted although the Node object does not have the volume in use: %v, calls %q", err, driver.calls)
+	}
+	v.InUseChanged = report
 	if err := attachments.Delete(ctx, "", attachment.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.Mount(ctx, pod); err == nil || !strings.Contains(err.Error(), "is being deleted") || len(driver.calls) > 0 {
 		t.Errorf("mounted on an attachment that is being deleted: %v, calls %q", err, driver.calls)
 	}
-	v.InUseChanged = nil // the node's status is not reported
-	editNode(t, v, func(n *corev1.Node) { n.Status.VolumesInUse = nil })
-	if err := v.Mount(ctx, pod); err == nil || !strings.Contains(err.Error(), "Volume has not been added to the list of VolumesInUse") || len(driver.calls) > 0 {
+	v.InUseChanged = nil // the node's status is not reported again
+	pod = pod.DeepCopy()
+	pod.UID = "second"
+	if err := v.Mount(ctx, pod); err == nil || !strings.Contains(err.Error(), notInUse) || len(driver.calls) > 0 {
 		t.Errorf("mounted without a report: %v, calls %q", err, driver.calls)
 	}
 }
@@ -602,6 +613,7 @@ func followNode(t *testing.T, v *Volumes) (node func() *corev1.Node) {
 			t.Error(err)
 		}
 		editNode(t, v, func(n *corev1.Node) { n.Status.VolumesInUse = used })
+		v.ReportedInUse(used)
 	}
 	return node
 }

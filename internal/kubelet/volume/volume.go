@@ -73,9 +73,9 @@ type Volumes struct {
 
 	mu   sync.Mutex // guards what follows, and each pod's byName
 	pods map[types.UID]*podVolumes
-	// wanted are the volumes that pods are about to use and that must be attached.
+	// wanted are the volumes that pods are about to use and that must be attached, and whether they were reported since.
 	wanted map[types.UID]map[corev1.UniqueVolumeName]bool
-	// nodeObserved is closed and replaced by NodeChanged.
+	// nodeObserved is closed and replaced by NodeChanged and ReportedInUse.
 	nodeObserved chan struct{}
 	// shared is set if Prepare bind-mounted the root directory onto itself.
 	shared bool
