@@ -55,11 +55,26 @@ func (p *Policy) announcedPod(key types.NamespacedName, a *announcement) (*corev
 	if a == nil {
 		return nil, false
 	}
-	object, ok := p.pods.Get(key.Namespace, key.Name)
-	if ok && (a.isFor(object) || a.isOlder(object)) {
-		return object, a.isFor(object)
+	object, _ := p.pods.Get(key.Namespace, key.Name)
+	running, _ := p.kubeletPod(a.uid)
+	pod := a.podOf(object, running)
+	return pod, pod != nil
+}
+
+// podOf returns the object of the announced pod. object is the pod of its name in the API, running that of its UID in the kubelet; nil: there is none.
+func (a *announcement) podOf(object, running *corev1.Pod) *corev1.Pod {
+	switch {
+	case object == nil:
+		return running
+	case a.isFor(object):
+		return object
+	// The annotation of a mirror pod has no UID that the static pod sets itself, and a mirror pod is created again when it was deleted.
+	case running != nil && podstate.IsStatic(running) && podstate.IsMirror(object):
+		return running
+	case a.isOlder(object):
+		return nil
 	}
-	return p.kubeletPod(a.uid)
+	return running
 }
 
 // kubeletPod returns a pod that the kubelet runs.

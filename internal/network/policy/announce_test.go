@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -58,6 +59,38 @@ func TestAnnouncementsWithoutAPI(t *testing.T) {
 			t.Error("the announcement of an unknown pod is kept")
 		}
 	})
+}
+
+// A pod that has replaced an announced one is not the announced one, unless it is the mirror pod of a static pod that runs.
+func TestPodOfAnnouncement(t *testing.T) {
+	now := time.Now()
+	pod := func(uid types.UID, created time.Time, annotations map[string]string) *corev1.Pod {
+		p := testPod("default/pod", thisNode, "")
+		p.UID, p.CreationTimestamp, p.Annotations = uid, metav1.NewTime(created), annotations
+		return p
+	}
+	before, after := now.Add(-time.Minute), now.Add(time.Minute)
+	static := map[string]string{podstate.ConfigSourceAnnotationKey: "file"}
+	mirror := map[string]string{podstate.ConfigSourceAnnotationKey: "file", corev1.MirrorPodAnnotationKey: "hash"}
+	ordinary, staticPod := pod("own", before, nil), pod("own", before, static)
+	for _, row := range []struct {
+		name                  string
+		object, running, want *corev1.Pod
+	}{
+		{"in neither", nil, nil, nil},
+		{"in the kubelet", nil, ordinary, ordinary},
+		{"in the API", ordinary, nil, ordinary},
+		{"an older pod in the API", pod("other", before, nil), ordinary, ordinary},
+		{"replaced", pod("other", after, nil), ordinary, nil},
+		{"replaced while the old one runs", pod("other", after, nil), staticPod, nil},
+		{"a static pod with a UID of its own, its mirror made later", pod("mirror", after, mirror), staticPod, staticPod},
+		{"a static pod that was removed", pod("mirror", after, mirror), nil, nil},
+	} {
+		a := &announcement{uid: "own", at: now}
+		if got := a.podOf(row.object, row.running); got != row.want {
+			t.Errorf("%s: %v, want %v", row.name, got, row.want)
+		}
+	}
 }
 
 // announcementOf returns the announcement of a pod in the namespace default, or nil.
