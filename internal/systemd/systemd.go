@@ -3,6 +3,7 @@
 package systemd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ const (
 	// replyTimeout bounds the time until systemd has carried out a call; to read all unit files takes long on a slow host. Jobs are bounded by
 	// their callers.
 	replyTimeout = 2 * time.Minute
+	// connectTimeout bounds the time until a connection can be used. Other callers wait meanwhile.
+	connectTimeout = 30 * time.Second
 )
 
 // ErrNoUnit means that a unit is not loaded.
@@ -58,63 +61,68 @@ func (m *Manager) Close() {
 }
 
 // connection returns a connection that receives the signals of jobs.
-func (m *Manager) connection() (*dbus.Conn, error) {
+func (m *Manager) connection(ctx context.Context) (*dbus.Conn, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.conn != nil && m.conn.Connected() {
 		return m.conn, nil
 	}
-	conn, err := connect(m.Address)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	conn, err := connect(ctx, m.Address)
 	if err != nil {
 		return nil, fmt.Errorf("connect to systemd: %w", err)
-	}
-	// Without a subscriber systemd sends no signals.
-	if err := conn.Object(busName, managerPath).Call(manager+".Subscribe", 0).Err; err != nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("subscribe to systemd: %w", err)
 	}
 	m.conn = conn
 	return conn, nil
 }
 
-func connect(address string) (*dbus.Conn, error) {
-	var conn *dbus.Conn
-	var err error
-	if address == "" {
-		conn, err = dbus.ConnectSystemBus()
-	} else {
-		conn, err = dbus.Connect(address)
+// connect connects to the bus at an address, or to that of this host, and subscribes to the signals of jobs.
+func connect(ctx context.Context, address string) (*dbus.Conn, error) {
+	if address != "" {
+		return open(ctx, (*dbus.Conn).Hello, func() (*dbus.Conn, error) { return dbus.Dial(address) })
 	}
+	conn, err := open(ctx, (*dbus.Conn).Hello, func() (*dbus.Conn, error) { return dbus.SystemBusPrivate() })
+	if err == nil || ctx.Err() != nil {
+		return conn, err
+	}
+	withoutBus := func(*dbus.Conn) error { return nil }
+	if private, privateErr := open(ctx, withoutBus, func() (*dbus.Conn, error) { return dbus.Dial(privateSocket) }); privateErr == nil {
+		return private, nil
+	}
+	return nil, err
+}
+
+// open prepares a connection that dial has made; hello introduces it to a bus daemon. The calls for that have no time-outs of their own: when ctx is
+// done, the connection is closed, which ends them.
+func open(ctx context.Context, hello func(*dbus.Conn) error, dial func() (*dbus.Conn, error)) (*dbus.Conn, error) {
+	conn, err := dial()
 	if err != nil {
-		if private := connectPrivate(); address == "" && private != nil {
-			return private, nil
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	steps := []func() error{
+		func() error { return conn.Auth(nil) },
+		func() error { return hello(conn) },
+		func() error {
+			return conn.AddMatchSignal(dbus.WithMatchObjectPath(managerPath), dbus.WithMatchInterface(manager), dbus.WithMatchMember("JobRemoved"))
+		},
+		// Without a subscriber systemd sends no signals.
+		func() error { return conn.Object(busName, managerPath).Call(manager+".Subscribe", 0).Err },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			_ = conn.Close()
+			return nil, cmp.Or(ctx.Err(), err)
 		}
-		return nil, err
-	}
-	err = conn.AddMatchSignal(dbus.WithMatchObjectPath(managerPath), dbus.WithMatchInterface(manager), dbus.WithMatchMember("JobRemoved"))
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
 	}
 	return conn, nil
 }
 
-// connectPrivate connects to systemd without a bus daemon; nil: that is not possible.
-func connectPrivate() *dbus.Conn {
-	conn, err := dbus.Dial(privateSocket)
-	if err != nil {
-		return nil
-	}
-	if err := conn.Auth(nil); err != nil {
-		_ = conn.Close()
-		return nil
-	}
-	return conn
-}
-
 // call calls a method of the manager.
 func (m *Manager) call(ctx context.Context, method string, args ...any) error {
-	conn, err := m.connection()
+	conn, err := m.connection(ctx)
 	if err != nil {
 		return err
 	}
@@ -125,7 +133,7 @@ func (m *Manager) call(ctx context.Context, method string, args ...any) error {
 
 // job calls a method that starts a job, and waits for the job's result.
 func (m *Manager) job(ctx context.Context, method string, args ...any) error {
-	conn, err := m.connection()
+	conn, err := m.connection(ctx)
 	if err != nil {
 		return err
 	}

@@ -11,19 +11,28 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/godbus/dbus/v5"
+
+	"skiff/test/bus"
 	fake "skiff/test/systemd"
 )
 
-func start(t *testing.T) (*fake.Systemd, *Manager) {
+// socketDir returns a directory for sockets. Their paths are limited; that of t.TempDir may be too long.
+func socketDir(t *testing.T) string {
 	t.Helper()
-	// The path of a socket is limited; that of t.TempDir may be too long.
 	dir, err := os.MkdirTemp("", "systemd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	host, err := fake.Start(dir)
+	return dir
+}
+
+func start(t *testing.T) (*fake.Systemd, *Manager) {
+	t.Helper()
+	host, err := fake.Start(socketDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +90,7 @@ func TestReconnectAndConcurrentJobs(t *testing.T) {
 	if err := m.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := m.connection()
+	conn, err := m.connection(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +117,41 @@ func TestContext(t *testing.T) {
 	if err := m.Restart(ctx, "x.service"); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want the context's", err)
 	}
+}
+
+// A systemd that accepts connections and does not answer blocks no caller for longer than its context.
+func TestUnresponsive(t *testing.T) {
+	check := func(t *testing.T, address string) {
+		t.Helper()
+		m := &Manager{Address: address}
+		t.Cleanup(m.Close)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := m.Reload(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v, want the context's", err)
+		}
+	}
+	t.Run("authentication", func(t *testing.T) {
+		socket := filepath.Join(socketDir(t), "bus")
+		listener, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { listener.Close() })
+		check(t, "unix:path="+socket)
+	})
+	t.Run("subscription", func(t *testing.T) {
+		ended := make(chan struct{})
+		server, err := bus.Start(socketDir(t), func(string, *dbus.Message) bus.Reply {
+			<-ended
+			return bus.Reply{}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { close(ended); server.Stop() })
+		check(t, server.Address)
+	})
 }
 
 func TestNotify(t *testing.T) {
