@@ -55,7 +55,7 @@ func (p *patcher) merge(m *managedfields.Manager, base kind.Object) (kind.Object
 		return nil, apierrors.NewRequestEntityTooLargeError(
 			fmt.Sprintf("The allowed maximum items in a list or map of an applied configuration is %d, got %d", maxAppliedItems, n))
 	}
-	if err := checkQuantities(reflect.TypeOf(p.w.res.newObject()), configuration.Object); err != nil {
+	if err := checkConfiguration(configuration.Object, p.w.res.newObject()); err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 	}
 	obj, err := m.Apply(base, configuration, p.options.FieldManager, ptr.Deref(p.options.Force, false))
@@ -72,6 +72,17 @@ func (p *patcher) merge(m *managedfields.Manager, base kind.Object) (kind.Object
 		warnOfStrictErrors([]error{err}, p.w.warn)
 	}
 	return obj, nil
+}
+
+// checkConfiguration checks that an applied configuration can be converted to obj at a small cost.
+func checkConfiguration(configuration map[string]any, obj kind.Object) error {
+	if err := kind.CheckPaths(configuration); err != nil {
+		return err
+	}
+	if err := checkNesting(configuration, obj); err != nil {
+		return err
+	}
+	return checkQuantities(reflect.TypeOf(obj), configuration)
 }
 
 // maxAppliedItems is the length of the longest list or map in an applied configuration. The library inserts each item into a sorted list, which is

@@ -376,6 +376,9 @@ func unmarshalStrict(data []byte, obj kind.Object, directive fieldValidation) (s
 		unstructured.SetUnstructuredContent(content)
 		return strictErrs, err
 	}
+	if err := checkJSONNesting(data, obj); err != nil {
+		return nil, err
+	}
 	if err := checkJSONQuantities(data, obj); err != nil {
 		return nil, err
 	}
@@ -396,6 +399,9 @@ func (s *Server) decodeProtobuf(obj kind.Object, body []byte, want schema.GroupV
 	}
 	if err := s.checkKind(gv.WithKind(e.kind), want); err != nil {
 		return err
+	}
+	if err := checkProtobufNesting(e.raw, obj); err != nil {
+		return errCannotHandle(want, want.Kind, err)
 	}
 	if err := checkProtobufQuantities(e.raw, obj); err != nil {
 		return errCannotHandle(want, want.Kind, err)

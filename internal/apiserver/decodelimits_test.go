@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bytes"
+	"encoding/binary"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/kind"
 )
@@ -89,4 +91,67 @@ func TestProtobufQuantities(t *testing.T) {
 			t.Errorf("cpu %s: code %d, want %d: %.300s", test.cpu, got.Code, test.code, got.Body)
 		}
 	}
+}
+
+// TestNestedDefinitions: schemas that would be read again at each level, or overflow the stack, are refused before they are decoded.
+func TestNestedDefinitions(t *testing.T) {
+	s := newGrowthServer(t)
+	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	definition := func(schema string) string {
+		return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"foos.example.com"},"spec":{"group":"example.com","scope":"Namespaced",` +
+			`"names":{"plural":"foos","singular":"foo","kind":"Foo","listKind":"FooList"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":` + schema + `}}]}}`
+	}
+	nested := func(levels, leaf int) string {
+		return definition(`{"type":"object","properties":{"a":` + strings.Repeat(`{"type":"array","items":`, levels) +
+			`{"type":"string","description":"` + strings.Repeat("x", leaf) + `"}` + strings.Repeat(`}`, levels+2))
+	}
+	const refused = "exceeded the maximum depth"
+	for _, test := range []struct {
+		name, method, contentType, body string
+		code                            int
+		text                            string
+	}{
+		{"JSON", "POST", mediaJSON, nested(4000, 2<<20), 400, refused},
+		{"YAML", "POST", mediaYAML, nested(1000, 1<<20), 400, refused},
+		{"apply", "PATCH", applyPatch, nested(1000, 1<<20), 400, refused},
+		{"protobuf", "POST", mediaProtobuf, nestedProtobuf(400_000), 400, refused},
+		{"ordinary", "POST", mediaJSON, nested(20, 100_000), 201, ""},
+		{"merge patch", "PATCH", mergePatch, nested(1000, 1<<20), 422, refused},
+		{"strategic patch", "PATCH", strategicPatch, nested(1000, 1<<20), 422, refused},
+	} {
+		at := path
+		if test.method == "PATCH" {
+			at += "/foos.example.com?fieldManager=m"
+		}
+		var got *httptest.ResponseRecorder
+		if took := cpuTime(t, func() { got = s.serveRaw(test.method, at, test.contentType, []byte(test.body)) }); took > 5*time.Second {
+			t.Errorf("%s: %v of CPU time", test.name, took)
+		}
+		if got.Code != test.code || !strings.Contains(got.Body.String(), test.text) {
+			t.Errorf("%s: code %d, want %d %s: %.300s", test.name, got.Code, test.code, test.text, got.Body)
+		}
+	}
+}
+
+// nestedProtobuf is a definition whose schema has levels of "not".
+func nestedProtobuf(levels int) string {
+	field := func(number int, message []byte) []byte {
+		header := binary.AppendUvarint(binary.AppendUvarint(nil, uint64(number<<3|2)), uint64(len(message)))
+		return append(header, message...)
+	}
+	const not = 28
+	lengths := make([]int, levels)
+	length := 0
+	for i := range lengths {
+		lengths[i] = length
+		length += len(binary.AppendUvarint(binary.AppendUvarint(nil, not<<3|2), uint64(length)))
+	}
+	var schemas []byte
+	for i := range lengths {
+		schemas = binary.AppendUvarint(binary.AppendUvarint(schemas, not<<3|2), uint64(lengths[levels-1-i]))
+	}
+	const spec, versions, versionSchema, openAPIV3Schema = 2, 7, 4, 1
+	raw := field(spec, field(versions, field(versionSchema, field(openAPIV3Schema, schemas))))
+	prefix := envelopePrefix(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	return string(append(append(append([]byte{}, prefix...), field(2, raw)...), envelopeTail...))
 }

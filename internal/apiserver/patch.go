@@ -273,6 +273,9 @@ func (p *patcher) strategic(obj kind.Object, empty func() kind.Object) (kind.Obj
 		})
 	}
 	out := empty()
+	if err := checkNesting(merged, out); err != nil {
+		return nil, invalid(err)
+	}
 	if err := checkQuantities(reflect.TypeOf(out), merged); err != nil {
 		return nil, invalid(err)
 	}

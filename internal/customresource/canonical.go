@@ -13,10 +13,12 @@ import (
 // shape is a structural schema as far as pruning and defaulting depend on it.
 type shape struct {
 	nullable, preserve bool
-	properties         map[string]*shape
-	defaulted          []string // the properties that have a default
-	additional         *shape   // of values with other keys
-	items              *shape
+	// defaultSize is the size of the schema's own default, with the defaults inside that it does not set; 0: there is none.
+	defaultSize int
+	properties  map[string]*shape
+	defaulted   []string // the properties that have a default
+	additional  *shape   // of values with other keys
+	items       *shape
 	// opaque: the library must decide.
 	opaque bool
 }
@@ -41,6 +43,9 @@ func newShape(s *structuralschema.Structural) *shape {
 	}
 	if s.Items != nil {
 		out.items = newShape(s.Items)
+	}
+	if s.Default.Object != nil {
+		out.defaultSize = min(sizeOf(s.Default.Object)+out.growth(s.Default.Object), maxSize)
 	}
 	return out
 }

@@ -65,14 +65,20 @@ func (d *definition) prune(obj kind.Object, served *kind.Version) (unknown []str
 	if d.versionOf(obj) != v {
 		return nil, nil // validation refuses it
 	}
+	if err := kind.CheckPaths(content(obj)); err != nil {
+		return nil, err
+	}
 	return v.coerce(obj, coerceOptions{trackUnknown: true})
 }
 
-// setDefaults sets the defaults of a version. A schema that cannot be compiled has been reported by prune.
+// setDefaults sets the defaults of a version, unless they would make the object too large: validation refuses it then, and a stored object is
+// served without them. A schema that cannot be compiled has been reported by prune.
 func (v *version) setDefaults(obj kind.Object) {
-	if s, err := v.structural(); err == nil && v.versionOf(obj) == v && content(obj)["kind"] == v.gvk.Kind {
-		defaulting.Default(content(obj), s.Structural)
+	s, err := v.structural()
+	if err != nil || v.versionOf(obj) != v || content(obj)["kind"] != v.gvk.Kind || s.shape.growth(content(obj)) > maxGrowth {
+		return
 	}
+	defaulting.Default(content(obj), s.Structural)
 }
 
 // fromStore prunes and defaults a stored object in the version in which it was stored.

@@ -77,6 +77,9 @@ func (d *definition) validate(req *kind.Request, obj, old kind.Object) field.Err
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
 	root := content(obj)
+	if errs := c.shape.checkGrowth(root); len(errs) > 0 {
+		return errs
+	}
 	if old == nil {
 		errs := schemavalidation.ValidateCustomResource(nil, root, c.schema)
 		errs = append(errs, v.validateScaleSpec(root)...)
@@ -105,6 +108,9 @@ func (v *version) validateStatus(_ *kind.Request, obj, old kind.Object) field.Er
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
 	root, before := content(obj), content(old)
+	if errs := c.shape.checkGrowth(root); len(errs) > 0 {
+		return errs
+	}
 	ratcheting := c.correlate(root, before)
 	var errs field.ErrorList
 	if status, ok := root["status"]; ok && c.status != nil {

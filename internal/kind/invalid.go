@@ -21,8 +21,8 @@ func Invalid(path *field.Path, value any, messages []string) field.ErrorList {
 	return errs
 }
 
-// maxInvalidText bounds the text of an Invalid error. An error contains the invalid value, which can be as long as the request, and each item of
-// a list can cause one.
+// maxInvalidText bounds the text of an Invalid error. An error contains the invalid value and its path, which has the keys of maps: both can be as
+// long as the request, and each item of a list can cause one.
 const maxInvalidText = 4 << 20
 
 // NewInvalid is the Status of an object that is invalid, equal to that of apierrors.NewInvalid but made in linear time. Errors whose text
@@ -34,7 +34,7 @@ func NewInvalid(kind schema.GroupKind, name string, errs field.ErrorList) *apier
 	size := 0
 	for i, err := range errs {
 		body := err.ErrorBody()
-		if size += len(body); size > maxInvalidText && i > 0 {
+		if size += len(body) + len(err.Field); size > maxInvalidText && i > 0 {
 			messages = append(messages, fmt.Sprintf("and %d more errors", len(errs)-i))
 			break
 		}

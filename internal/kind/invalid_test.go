@@ -36,3 +36,29 @@ func TestInvalidTextIsBounded(t *testing.T) {
 		t.Errorf("%d bytes, %d causes, ...%s", len(status.Message), len(status.Details.Causes), status.Message[len(status.Message)-50:])
 	}
 }
+
+// TestInvalidPathsAreBounded: each item of a list has the key of the map around it in its path.
+func TestInvalidPathsAreBounded(t *testing.T) {
+	path := field.NewPath("spec").Key(strings.Repeat("x", maxInvalidText/4))
+	var errs field.ErrorList
+	for i := range 100 {
+		errs = append(errs, field.Required(path.Index(i), ""))
+	}
+	status := NewInvalid(schema.GroupKind{Kind: "Pod"}, "web", errs).ErrStatus
+	if len(status.Message) > maxInvalidText+1000 || len(status.Details.Causes) != 3 || !strings.HasSuffix(status.Message, "and 97 more errors]") {
+		t.Errorf("%d bytes, %d causes", len(status.Message), len(status.Details.Causes))
+	}
+}
+
+func TestCheckPaths(t *testing.T) {
+	items := make([]any, 1000)
+	for i := range items {
+		items[i] = map[string]any{"a": int64(1)}
+	}
+	if err := CheckPaths(map[string]any{"spec": map[string]any{"list": items}}); err != nil {
+		t.Errorf("an ordinary object: %v", err)
+	}
+	if err := CheckPaths(map[string]any{"spec": map[string]any{strings.Repeat("x", maxPathBytes/1000): items}}); err == nil {
+		t.Error("the paths of an object have no bound")
+	}
+}

@@ -1,6 +1,7 @@
 package apiextensions
 
 import (
+	"iter"
 	"reflect"
 
 	celgo "github.com/google/cel-go/cel"
@@ -171,44 +172,57 @@ func specContains(spec *apiextensions.CustomResourceDefinitionSpec, is func(*api
 
 // contains reports whether a schema, or one inside, satisfies the predicate, which must not keep its argument.
 func contains(s *apiextensions.JSONSchemaProps, is func(*apiextensions.JSONSchemaProps) bool) bool {
-	if s == nil {
-		return false
-	}
-	if is(s) || contains(s.Not, is) || containsAny(s.AllOf, is) || containsAny(s.AnyOf, is) || containsAny(s.OneOf, is) {
+	if is(s) {
 		return true
 	}
-	if s.Items != nil && (contains(s.Items.Schema, is) || containsAny(s.Items.JSONSchemas, is)) {
-		return true
-	}
-	if s.AdditionalProperties != nil && contains(s.AdditionalProperties.Schema, is) {
-		return true
-	}
-	if s.AdditionalItems != nil && contains(s.AdditionalItems.Schema, is) {
-		return true
-	}
-	for _, inner := range []map[string]apiextensions.JSONSchemaProps{s.Properties, s.PatternProperties, s.Definitions} {
-		for name := range inner {
-			schema := inner[name]
-			if contains(&schema, is) {
-				return true
-			}
-		}
-	}
-	for _, dependency := range s.Dependencies {
-		if contains(dependency.Schema, is) {
+	for _, inner := range schemasInside(s) {
+		if contains(inner, is) {
 			return true
 		}
 	}
 	return false
 }
 
-func containsAny(list []apiextensions.JSONSchemaProps, is func(*apiextensions.JSONSchemaProps) bool) bool {
-	for i := range list {
-		if contains(&list[i], is) {
+// schemasInside are the schemas that a schema contains, with what a path to them has besides the path to the schema. They must not be kept.
+func schemasInside(s *apiextensions.JSONSchemaProps) iter.Seq2[string, *apiextensions.JSONSchemaProps] {
+	return func(yield func(string, *apiextensions.JSONSchemaProps) bool) {
+		ok := func(name string, inner *apiextensions.JSONSchemaProps) bool {
+			return inner == nil || yield(name, inner)
+		}
+		all := func(name string, list []apiextensions.JSONSchemaProps) bool {
+			for i := range list {
+				if !ok(name, &list[i]) {
+					return false
+				}
+			}
 			return true
 		}
+		named := func(prefix string, schemas map[string]apiextensions.JSONSchemaProps) bool {
+			for name := range schemas {
+				if inner := schemas[name]; !ok(prefix+name, &inner) {
+					return false
+				}
+			}
+			return true
+		}
+		items := func() bool {
+			return s.Items == nil || ok(".items", s.Items.Schema) && all(".items[]", s.Items.JSONSchemas)
+		}
+		values := func(name string, values *apiextensions.JSONSchemaPropsOrBool) bool {
+			return values == nil || ok(name, values.Schema)
+		}
+		dependencies := func() bool {
+			for name, dependency := range s.Dependencies {
+				if !ok(".dependencies[]"+name, dependency.Schema) {
+					return false
+				}
+			}
+			return true
+		}
+		_ = ok(".not", s.Not) && all(".allOf[]", s.AllOf) && all(".anyOf[]", s.AnyOf) && all(".oneOf[]", s.OneOf) && items() &&
+			values(".additionalProperties", s.AdditionalProperties) && values(".additionalItems", s.AdditionalItems) &&
+			named(".properties[]", s.Properties) && named(".patternProperties[]", s.PatternProperties) && named(".definitions[]", s.Definitions) && dependencies()
 	}
-	return false
 }
 
 func hasDefault(s *apiextensions.JSONSchemaProps) bool { return s.Default != nil }

@@ -31,10 +31,22 @@ var ruleReasons = []string{
 	string(apiextensions.FieldValueDuplicate), string(apiextensions.FieldValueForbidden), string(apiextensions.FieldValueInvalid), string(apiextensions.FieldValueRequired),
 }
 
-// validateRule validates a rule without compiling it.
-func validateRule(s *apiextensions.JSONSchemaProps, i int, path *field.Path) field.ErrorList {
+// validateRules validates the rules of a schema without compiling them.
+func (v *validator) validateRules(s *apiextensions.JSONSchemaProps, n node) field.ErrorList {
 	var errs field.ErrorList
-	rule := &s.XValidations[i]
+	var structural *structuralschema.Structural
+	if slices.ContainsFunc(s.XValidations, func(rule apiextensions.ValidationRule) bool { return rule.FieldPath != "" }) {
+		structural = v.structuralOf(s, n)
+	}
+	for i := range s.XValidations {
+		errs = append(errs, validateRule(&s.XValidations[i], structural, n.path.Child("x-kubernetes-validations").Index(i))...)
+	}
+	return errs
+}
+
+// validateRule validates a rule without compiling it. structural is the schema with the rule, nil if it is not known.
+func validateRule(rule *apiextensions.ValidationRule, structural *structuralschema.Structural, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
 	expression, message := strings.TrimSpace(rule.Rule), strings.TrimSpace(rule.Message)
 	switch {
 	case expression == "":
@@ -61,12 +73,32 @@ func validateRule(s *apiextensions.JSONSchemaProps, i int, path *field.Path) fie
 	if hasLineBreak(rule.FieldPath) {
 		errs = append(errs, field.Invalid(path.Child("fieldPath"), rule.FieldPath, "must not contain line breaks"))
 	}
-	if structural, err := structuralschema.NewStructural(s); err == nil {
+	if structural != nil {
 		if _, _, err := resolvePath(rule.FieldPath, structural); err != nil {
 			errs = append(errs, field.Invalid(path.Child("fieldPath"), rule.FieldPath, "must be a valid path"))
 		}
 	}
 	return errs
+}
+
+// maxConversions bounds how many schemas are converted for themselves, because each conversion costs as much as everything inside.
+const maxConversions = 100
+
+// structuralOf returns the structural form of a schema, nil if it has none. It is a part of the root's, if the root has one and the schema is
+// not in a condition (allOf, not and so on). Otherwise the definition is refused in any case: field paths are then checked as far as
+// maxConversions allows.
+func (v *validator) structuralOf(s *apiextensions.JSONSchemaProps, n node) *structuralschema.Structural {
+	if n.structural != nil {
+		return n.structural
+	}
+	if v.conversions++; v.conversions > maxConversions {
+		return nil
+	}
+	structural, err := structuralschema.NewStructural(s)
+	if err != nil {
+		return nil
+	}
+	return structural
 }
 
 // resolvePath returns the schema that a path leads to. The library panics at a path into a map whose values have no schema.
@@ -320,11 +352,7 @@ type ruleCost struct {
 }
 
 func (t *totalCost) add(path *field.Path, cost uint64) {
-	if math.MaxUint64-t.sum < cost {
-		t.sum = math.MaxUint64
-	} else {
-		t.sum += cost
-	}
+	t.sum = add(t.sum, cost)
 	if cost < notedCost {
 		return
 	}

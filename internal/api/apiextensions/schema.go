@@ -62,6 +62,7 @@ func (v *validator) rootSchema(schema *apiextensions.JSONSchemaProps, status, un
 		case err != nil:
 			notStructural = field.ErrorList{field.Invalid(path, "", err.Error())}
 		default:
+			n.structural = structural
 			found := v.structural(structural, path)
 			errs = append(errs, found...)
 			if len(found) == 0 {
@@ -121,11 +122,13 @@ type node struct {
 	uncorrelatable *field.Path
 	// rules is nil where rules are not validated.
 	rules *ruleScope
+	// structural is the structural form of the schema, nil where it is not known.
+	structural *structuralschema.Structural
 }
 
 // inside is the place of a schema that a schema contains. Rules are not validated there unless the caller sets them.
 func (n node) inside(path *field.Path) node {
-	n.path, n.root, n.rules = path, false, nil
+	n.path, n.root, n.rules, n.structural = path, false, nil, nil
 	return n
 }
 
@@ -161,9 +164,7 @@ func (v *validator) schema(s *apiextensions.JSONSchemaProps, n node) (errs, rule
 	if !v.allow.invalidListKeys {
 		errs = append(errs, validateListKeys(s, n.path)...)
 	}
-	for i := range s.XValidations {
-		errs = append(errs, validateRule(s, i, n.path.Child("x-kubernetes-validations").Index(i))...)
-	}
+	errs = append(errs, v.validateRules(s, n)...)
 	if len(s.XValidations) > 0 && len(errs) == 0 && n.rules != nil {
 		ruleErrs = append(ruleErrs, v.rules(s, n)...)
 	}
@@ -178,6 +179,9 @@ func (v *validator) eachInside(s *apiextensions.JSONSchemaProps, n node, visit f
 			at.noDefaults = "inside additionalProperties applying to object metadata"
 		}
 		at.rules = n.rules.additionalProperties(a.Schema)
+		if n.structural != nil && n.structural.AdditionalProperties != nil {
+			at.structural = n.structural.AdditionalProperties.Structural
+		}
 		visit(a.Schema, at)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
@@ -193,6 +197,10 @@ func (v *validator) eachInside(s *apiextensions.JSONSchemaProps, n node, visit f
 			}
 		}
 		at.rules = n.rules.property(&property, name)
+		if n.structural != nil {
+			inner := n.structural.Properties[name]
+			at.structural = &inner
+		}
 		visit(&property, at)
 	}
 	visit(s.Not, n.inside(n.path.Child("not")))
@@ -215,7 +223,11 @@ func (v *validator) eachInside(s *apiextensions.JSONSchemaProps, n node, visit f
 			at = at.withoutOld(n.path)
 		}
 		at.rules = n.rules.items(s.Items.Schema)
+		if n.structural != nil {
+			at.structural = n.structural.Items
+		}
 		visit(s.Items.Schema, at)
+		at.structural = nil
 		for i := range s.Items.JSONSchemas {
 			at.path, at.rules = n.path.Child("items").Index(i), n.rules.items(&s.Items.JSONSchemas[i])
 			visit(&s.Items.JSONSchemas[i], at)

@@ -60,6 +60,9 @@ func validateDefinition(_ *kind.Request, crd, old *definition) field.ErrorList {
 		v.allow = allowancesFor(next, previous)
 	}
 	spec := field.NewPath("spec")
+	if tooExpensive := v.compileCost(&next.Spec, spec); len(tooExpensive) > 0 {
+		return append(errs, tooExpensive...)
+	}
 	errs = append(errs, v.spec(&next.Spec, spec)...)
 	if old != nil {
 		errs = append(errs, validateImmutable(crd, old, spec)...)
@@ -142,6 +145,8 @@ func validateApproval(crd, old *definition) field.ErrorList {
 // validator validates one definition.
 type validator struct {
 	allow allowances
+	// conversions is the number of schemas that were converted for themselves; see structuralOf.
+	conversions int
 }
 
 // spec validates the specification.
