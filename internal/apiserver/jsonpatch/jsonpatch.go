@@ -54,9 +54,3 @@ func Apply(patch Patch, text []byte) ([]byte, error) {
 	}
 	return d.root.appendTo(make([]byte, 0, len(text))), nil
 }
-
-// Merge applies a JSON merge patch (RFC 7386). badPatch: the patch itself is not valid.
-func Merge(document, patch []byte) (merged []byte, badPatch bool, err error) {
-	merged, err = jsonpatch.MergePatch(document, patch)
-	return merged, err == jsonpatch.ErrBadJSONPatch, err
-}
