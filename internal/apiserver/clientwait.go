@@ -9,7 +9,7 @@ import (
 )
 
 // A request has its seats while the server works on it, not while it waits for its client: for the body to arrive, or for the response to be
-// accepted; nor while it waits behind other large writes. Otherwise one user whose clients send or read slowly, or not at all, would occupy the seats of all users of its priority level until the
+// accepted; nor while it waits behind other large writes, or for a webhook. Otherwise one user whose clients send or read slowly, or not at all, would occupy the seats of all users of its priority level until the
 // requests time out. What waiting requests hold is bounded by their number instead.
 const (
 	// seatGrace is how long a request keeps its seats while it waits.
@@ -128,6 +128,18 @@ func (c *clientWait) end(err error) error {
 		}
 	}
 	return err
+}
+
+// waitForServer calls f, which waits for another server: a webhook that does not respond must not hold up the requests of others.
+func (r *request) waitForServer(f func()) {
+	wait := r.w.wait
+	if wait == nil {
+		f()
+		return
+	}
+	wait.begin()
+	f()
+	_ = wait.end(nil) // an error: the request's context is done, which the handler finds out itself
 }
 
 // resume is end for a wait after which the request may be processed, because others have been. The seats are occupied at once, even if all are

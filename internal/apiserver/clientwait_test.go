@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 )
@@ -254,6 +255,50 @@ func TestWaitingLargeWritesNeedNoSeats(t *testing.T) {
 	}
 	if got := s.get("/api/v1/namespaces/ns/pods/none", "Authorization: Bearer guest"); got.code != http.StatusNotFound {
 		t.Errorf("afterwards a small request got %d", got.code)
+	}
+}
+
+// slowWebhook is an admission plugin that waits for a server until released is closed.
+type slowWebhook struct{ released chan struct{} }
+
+func (*slowWebhook) Name() string { return "SlowWebhook" }
+
+func (*slowWebhook) Handles(a *admission.Attributes) bool { return a.Operation == admission.Create }
+
+func (p *slowWebhook) Mutate(_ context.Context, a *admission.Attributes) error {
+	a.Wait(func() { <-p.released })
+	return nil
+}
+
+// Writes that wait for a webhook have no seats: other requests of the same priority level are served.
+func TestWaitingForWebhookNeedsNoSeats(t *testing.T) {
+	hook := &slowWebhook{make(chan struct{})}
+	s := fairServer(t, &guard{}, patient, func(c *Config) { c.Admission = admission.Chain{hook} })
+	const writes = 3
+	done := make(chan *httptest.ResponseRecorder, writes)
+	for i := range writes {
+		body := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"slow-%d"}}`, i)
+		req := httptest.NewRequestWithContext(t.Context(), "POST", "/api/v1/namespaces/ns/pods", strings.NewReader(body))
+		req.Header.Set("Authorization", "Bearer guest")
+		req.Header.Set("Content-Type", "application/json")
+		go func() {
+			recorder := httptest.NewRecorder()
+			s.Handler().ServeHTTP(recorder, req)
+			done <- recorder
+		}()
+		waitUntil(t, "the write waits without seats", func() bool { return s.waits.total.Load() == int64(i+1) })
+	}
+	if got := s.get("/api/v1/namespaces/ns/pods/none", "Authorization: Bearer guest"); got.code != http.StatusNotFound {
+		t.Errorf("another request got %d", got.code)
+	}
+	close(hook.released)
+	for range writes {
+		if recorder := <-done; recorder.Code != http.StatusCreated {
+			t.Errorf("a write got %d: %.200s", recorder.Code, recorder.Body)
+		}
+	}
+	if n := s.waits.total.Load(); n != 0 {
+		t.Errorf("%d requests are counted as waiting", n)
 	}
 }
 

@@ -51,7 +51,7 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
 			User: req.user, DryRun: dryRun, Versions: &writtenVersions{s, req.res, req.sub},
-			Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest,
+			Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest, OnWait: req.waitForServer,
 		},
 	}
 	if req.res.kind.Namespaced {

@@ -48,10 +48,21 @@ type Attributes struct {
 	Annotate func(key, value string)
 	// AnnotateRequest adds an audit annotation that repeats part of the request: it is recorded where the request object is.
 	AnnotateRequest func(key, value string)
+	// OnWait calls a function that waits for another server; the request has no seats meanwhile. nil: it has none anyway.
+	OnWait func(wait func())
 
 	reinvocation reinvocation
 	// charged is what ResourceQuota has charged for the write, so that Undo can refund it.
 	charged *charge
+}
+
+// Wait calls a function that waits for another server.
+func (a *Attributes) Wait(wait func()) {
+	if a.OnWait == nil {
+		wait()
+		return
+	}
+	a.OnWait(wait)
 }
 
 // is reports whether the write is to the resource, or to a subresource of it.

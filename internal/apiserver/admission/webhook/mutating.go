@@ -111,7 +111,8 @@ func (p *Mutating) patched(ctx context.Context, v *invocation, r *request, annot
 	if err != nil {
 		return false, err
 	}
-	response, err := p.call(ctx, v, review)
+	var response *admissionv1.AdmissionResponse
+	r.attributes.Wait(func() { response, err = p.call(ctx, v, review) })
 	if err != nil {
 		return false, err
 	}

@@ -79,7 +79,7 @@ func (p *Validating) Validate(ctx context.Context, a *admission.Attributes) erro
 	if ctx.Err() != nil {
 		return errTimeout()
 	}
-	p.callAll(ctx, calls)
+	a.Wait(func() { p.callAll(ctx, calls) })
 	return p.results(a, calls)
 }
 
