@@ -165,7 +165,8 @@ func testLogs(t *testing.T, c *cluster.Cluster) {
 	}
 	expectLine("three")
 	for _, word := range []string{"four", "five"} {
-		kubectl(t, c, word+"\n", "exec", "-i", "speaker", "-c", "c", "--", "sh", "-c", "cat >> /scratch/said")
+		// The command keeps its output open: when that ends, containerd no longer copies the input, of which some may not have arrived.
+		kubectl(t, c, word+"\n", "exec", "-i", "speaker", "-c", "c", "--", "tee", "-a", "/scratch/said")
 		expectLine(word)
 	}
 }
