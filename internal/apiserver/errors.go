@@ -63,7 +63,7 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	case errors.Is(err, cache.ErrRemoved):
 		return errNoRoute()
 	case errors.Is(err, cache.ErrReplaced):
-		return apierrors.NewServerTimeout(res, "write", 1)
+		return apierrors.NewServerTimeout(res, "requested", 1)
 	case errors.Is(err, cache.ErrFuture), errors.Is(err, store.ErrFuture):
 		return apierrors.NewTimeoutError(err.Error(), 1)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, cache.ErrTimeout):

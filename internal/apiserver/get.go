@@ -23,20 +23,11 @@ func (s *Server) get(req *request) error {
 // read returns the object that the request names: the newest state without a resourceVersion, the cached state for "0", and otherwise a
 // state that is not older than the resourceVersion.
 func (s *Server) read(req *request) (*cache.Entry, error) {
-	if version := req.query.Get("resourceVersion"); version == "" {
-		if _, err := s.config.Cache.Sync(req.ctx); err != nil {
-			return nil, err
-		}
-	} else {
-		wanted, err := parseResourceVersion(version)
-		if err != nil {
-			return nil, err
-		}
-		if err := s.waitFor(req.ctx, wanted); err != nil {
-			return nil, err
-		}
+	start, err := s.listStart(req.ctx, req.res.table, "", &listOptions{resourceVersion: req.query.Get("resourceVersion")})
+	if err != nil {
+		return nil, err
 	}
-	entry := req.res.table.Get(req.res.kind.Key(req.info.namespace, req.info.name))
+	entry := start.snapshot.Get(req.res.kind.Key(req.info.namespace, req.info.name))
 	if entry == nil {
 		return nil, apierrors.NewNotFound(req.res.groupResource(), req.info.name)
 	}

@@ -80,10 +80,10 @@ func (c kindClient) List(ctx context.Context, gr schema.GroupResource, namespace
 		return nil, err
 	}
 	defer res.release()
-	if _, err := c.s.config.Cache.Sync(ctx); err != nil {
+	snapshot, err := c.s.newestState(ctx, res.table)
+	if err != nil {
 		return nil, err
 	}
-	snapshot := res.table.Snapshot()
 	if snapshot.Len("") == 0 {
 		return nil, nil // frequent for limit ranges and quotas
 	}

@@ -231,8 +231,8 @@ func (s *Server) listStart(ctx context.Context, table *cache.Table, prefix strin
 		return s.continueStart(ctx, table, prefix, opts)
 	}
 	if opts.resourceVersion == "" {
-		_, err := s.config.Cache.Sync(ctx)
-		return listStart{snapshot: table.Snapshot()}, err
+		snapshot, err := s.newestState(ctx, table)
+		return listStart{snapshot: snapshot}, err
 	}
 	wanted, err := parseResourceVersion(opts.resourceVersion)
 	if err != nil {
@@ -244,7 +244,8 @@ func (s *Server) listStart(ctx context.Context, table *cache.Table, prefix strin
 	if opts.match == matchExact || (opts.match == "" && opts.limit > 0 && wanted > 0) {
 		return startAt(table, wanted, "")
 	}
-	return listStart{snapshot: table.Snapshot()}, nil
+	snapshot, err := stateSince(table, wanted)
+	return listStart{snapshot: snapshot}, err
 }
 
 func (s *Server) continueStart(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (listStart, error) {
@@ -256,13 +257,31 @@ func (s *Server) continueStart(ctx context.Context, table *cache.Table, prefix s
 		return listStart{}, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
 	}
 	if revision < 0 {
-		_, err := s.config.Cache.Sync(ctx)
-		return listStart{snapshot: table.Snapshot(), from: from}, err
+		snapshot, err := s.newestState(ctx, table)
+		return listStart{snapshot: snapshot, from: from}, err
 	}
 	if err := s.waitFor(ctx, revision); err != nil {
 		return listStart{}, err
 	}
 	return startAt(table, revision, from)
+}
+
+// newestState returns the newest state of a table, consistently.
+func (s *Server) newestState(ctx context.Context, table *cache.Table) (cache.Snapshot, error) {
+	reached, err := s.config.Cache.Sync(ctx)
+	if err != nil {
+		return cache.Snapshot{}, err
+	}
+	return stateSince(table, reached)
+}
+
+// stateSince returns the state that a table has when the cache has reached a revision. A table that has not reached it was removed.
+func stateSince(table *cache.Table, reached store.Revision) (cache.Snapshot, error) {
+	snapshot := table.Snapshot()
+	if snapshot.Revision() < reached {
+		return cache.Snapshot{}, cache.ErrReplaced
+	}
+	return snapshot, nil
 }
 
 // startAt starts a list at a past revision: in the cache if it has it, otherwise in the store.

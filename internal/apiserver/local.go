@@ -73,10 +73,11 @@ func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 		return nil, err
 	}
 	defer res.release()
-	if _, err := l.server.config.Cache.Sync(ctx); err != nil {
+	snapshot, err := l.server.newestState(ctx, res.table)
+	if err != nil {
 		return nil, err
 	}
-	e := res.table.Get(res.kind.Key(namespace, name))
+	e := snapshot.Get(res.kind.Key(namespace, name))
 	if e == nil {
 		return nil, apierrors.NewNotFound(gvr.GroupResource(), name)
 	}
@@ -91,10 +92,10 @@ func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, names
 		return nil, "", err
 	}
 	defer res.release()
-	if _, err := l.server.config.Cache.Sync(ctx); err != nil {
+	snapshot, err := l.server.newestState(ctx, res.table)
+	if err != nil {
 		return nil, "", err
 	}
-	snapshot := res.table.Snapshot()
 	objs, err = res.objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
 	return objs, strconv.FormatInt(snapshot.Revision(), 10), err
 }
@@ -134,10 +135,10 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 	}
 	initial := options.SendInitialEvents != nil && *options.SendInitialEvents
 	if initial || revision == 0 {
-		if _, err := l.server.config.Cache.Sync(ctx); err != nil {
+		snapshot, err := l.server.newestState(ctx, res.table)
+		if err != nil {
 			return nil, err
 		}
-		snapshot := res.table.Snapshot()
 		revision = snapshot.Revision()
 		if initial {
 			if w.initial, err = res.objectsOf(snapshot, w.match); err != nil {

@@ -23,6 +23,7 @@ type shaky struct {
 	mu     sync.Mutex
 	cut    context.CancelFunc
 	broken bool
+	onList func() // called before each list; nil: nothing
 }
 
 func (s *shaky) inner() store.Store {
@@ -42,7 +43,20 @@ func (s *shaky) Current(ctx context.Context) (store.Revision, error) {
 }
 
 func (s *shaky) List(ctx context.Context, prefix, from string, limit int, at store.Revision) ([]store.KeyValue, store.Revision, int64, error) {
+	s.mu.Lock()
+	onList := s.onList
+	s.mu.Unlock()
+	if onList != nil {
+		onList()
+	}
 	return s.inner().List(ctx, prefix, from, limit, at)
+}
+
+// beforeList sets what is called before each list.
+func (s *shaky) beforeList(call func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onList = call
 }
 
 func (s *shaky) Watch(ctx context.Context, prefix string, after store.Revision) store.Watch {

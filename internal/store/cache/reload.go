@@ -18,22 +18,38 @@ func (c *Cache) reload(ctx context.Context) error {
 		return err
 	}
 	lists := map[*Table][]*Entry{}
-	for t := range c.allTables() {
-		if lists[t], _, err = c.list(ctx, t, revision); err != nil {
-			return err
+	for !c.installReloaded(lists, revision) {
+		for t := range c.allTables() {
+			if _, listed := lists[t]; listed {
+				continue
+			}
+			if lists[t], _, err = c.list(ctx, t, revision); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
+}
+
+// installReloaded installs the lists, unless a table has none: one that was loaded meanwhile, or that was not found because the table that
+// replaces it was removed.
+func (c *Cache) installReloaded(lists map[*Table][]*Entry, revision store.Revision) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for t := range c.allTables() {
+		if _, listed := lists[t]; t.loaded && !listed {
+			return false
+		}
+	}
 	c.generation++
 	c.unclaimed.drop()
 	reached := c.revision.Load()
 	now := time.Now()
 	for t := range c.allTables() {
-		entries, listed := lists[t]
+		entries := lists[t]
 		t.backlog = nil
 		switch {
-		case !t.loaded || !listed:
+		case !t.loaded:
 			// loadWhileRunning checks the generation and starts over.
 		case revision < reached:
 			// The store was restored to an older state. No cursor is valid after that.
@@ -52,7 +68,7 @@ func (c *Cache) reload(ctx context.Context) error {
 		t.wakeAll()
 		t.wakeWriters(true)
 	}
-	return nil
+	return true
 }
 
 // reconcile stages the events that lead from the table's tree to the entries listed at a revision.

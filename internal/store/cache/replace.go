@@ -127,6 +127,7 @@ func (c *Cache) Remove(t *Table) {
 // end ends a table that receives no more events. Later writes fail with reason. cache.mu must be held.
 func (t *Table) end(reason error) {
 	t.replaces.Store(nil)
+	t.endedAt.Store(t.cache.Revision())
 	t.retired.Store(true)
 	t.removed.Store(true)
 	if t.expiry != nil {

@@ -174,7 +174,7 @@ func TestWriteWhileRemoved(t *testing.T) {
 				}
 			})
 		}
-		for count.Load() < 20 {
+		for count.Load() < 20 && !t.Failed() {
 			runtime.Gosched()
 		}
 		c.Retire(current, time.Hour)
@@ -212,5 +212,65 @@ func TestRetiredTableWithoutHistory(t *testing.T) {
 			}
 		}
 		pods.Release()
+	})
+}
+
+// A table that was removed has the state of its last event. Its lists must not claim a later one: a watch from there would miss changes.
+func TestRevisionOfRemovedTable(t *testing.T) {
+	ctx := context.Background()
+	c, tables := start(t, memory.New(), podResource())
+	old := tables[0]
+	last := must(old.Create(ctx, podKey("ns", "a"), newPod("ns", "a"), 0))
+	old.Acquire()
+	next := c.Replace(old, podResource())
+	c.Retire(old, time.Hour)
+	c.Remove(next)
+	added := c.Add(podResource())
+	missed := must(added.Create(ctx, podKey("ns", "b"), newPod("ns", "b"), 0))
+	if snapshot := old.Snapshot(); snapshot.Len("") != 1 || snapshot.Revision() < last.Revision() || snapshot.Revision() >= missed.Revision() {
+		t.Errorf("%d objects at revision %d; the second was written at %d", snapshot.Len(""), snapshot.Revision(), missed.Revision())
+	}
+	if _, err := old.SnapshotAt(missed.Revision()); !errors.Is(err, ErrFuture) {
+		t.Errorf("the state at a revision after the end of the table: %v", err)
+	}
+	old.Release()
+}
+
+// When history is lost, all retired tables are listed again, also the one behind a table that is removed meanwhile.
+func TestRetiredTableRemovedWhileListed(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, oldest *Table) {
+		mustCreate(t, oldest, "a")
+		oldest.Acquire()
+		middle := c.Replace(oldest, podResource())
+		c.Retire(oldest, time.Hour)
+		middle.Acquire()
+		newest := c.Replace(middle, podResource())
+		c.Retire(middle, time.Hour)
+		s.breakFeed()
+		synctest.Wait()
+		putBehind(t, s.inner(), "b", "b")
+		last := putBehind(t, s.inner(), "c", "c")
+		if err := s.inner().Compact(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+		lists := 0
+		s.beforeList(func() {
+			if lists++; lists == 2 {
+				middle.Release() // the second table is being listed
+			}
+		})
+		s.repair()
+		if err := c.WaitFor(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+		if !middle.removed.Load() {
+			t.Fatal("the second table was not removed while it was listed")
+		}
+		for i, table := range []*Table{newest, oldest} {
+			if !maps.Equal(content(table.Snapshot()), listed(t, s.inner(), 0)) {
+				t.Errorf("table %d has %v", i, content(table.Snapshot()))
+			}
+		}
+		oldest.Release()
 	})
 }

@@ -33,6 +33,8 @@ type Table struct {
 	users atomic.Int64
 	// retired: another table is in its place, and its cursors end. removed: it receives no more events.
 	retired, removed atomic.Bool
+	// endedAt is the revision of the cache when the table was removed: the last one that it has. Zero before.
+	endedAt atomic.Int64
 	// replaces is the table with the same prefix that this one replaces, until that one is removed. It changes with cache.mu held.
 	replaces atomic.Pointer[Table]
 	// replacedAt is the revision before requests found another table in this one's place; zero: they find this one.
@@ -70,6 +72,7 @@ func newTable(c *Cache, r Resource) *Table {
 
 // published returns the newest state that is not ahead of the cache's revision, and that revision. A state is installed
 // before its revision is published, so a state that is not ahead has every change up to the revision and none after it.
+// The revision of a table that was removed is that of its removal.
 func (t *Table) published() (*state, store.Revision) {
 	if !t.cache.isReady.Load() {
 		return &state{}, 0
@@ -78,13 +81,21 @@ func (t *Table) published() (*state, store.Revision) {
 		revision := t.cache.revision.Load()
 		s := t.state.Load()
 		if s.revision <= revision {
-			return s, revision
+			return s, t.lastRevision(revision)
 		}
 		// A batch is installed but not yet published; the previous state is still current.
 		if s = s.previous.Load(); s != nil && s.revision <= revision {
-			return s, revision
+			return s, t.lastRevision(revision)
 		}
 	}
+}
+
+// lastRevision is the newest revision that the table has, given one that the cache has published. It is stored before a later one is published.
+func (t *Table) lastRevision(published store.Revision) store.Revision {
+	if ended := t.endedAt.Load(); ended > 0 {
+		return min(published, ended)
+	}
+	return published
 }
 
 // Get returns the newest entry of a key, nil when there is none.
