@@ -4,6 +4,7 @@
 package forward
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log"
@@ -18,7 +19,7 @@ import (
 func Request(w http.ResponseWriter, r *http.Request, to *url.URL, over http.RoundTripper) error {
 	var failed error
 	reverse := &httputil.ReverseProxy{
-		Transport: over,
+		Transport: withoutInterim{over, r.Context()},
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL, p.Out.Host = to, to.Host
 			p.SetXForwarded()
@@ -33,6 +34,18 @@ func Request(w http.ResponseWriter, r *http.Request, to *url.URL, over http.Roun
 		return nil
 	}
 	return failed
+}
+
+// withoutInterim keeps responses of status 1xx, before the final one, from the client. The proxy would write them like final ones and remove the
+// headers that are already set; it learns about them by the trace in the context of its request.
+type withoutInterim struct {
+	http.RoundTripper
+	ctx context.Context // of the client's request
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t withoutInterim) RoundTrip(r *http.Request) (*http.Response, error) {
+	return t.RoundTripper.RoundTrip(r.WithContext(t.ctx))
 }
 
 // removeIdentity removes headers that identify the user.
