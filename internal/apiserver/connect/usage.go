@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,6 +35,8 @@ const (
 // Metrics reads the resource usage of nodes and pods from the kubelets.
 type Metrics struct {
 	backends *backends
+	// queries has the query in flight. Those who wait for it share it, and each may give up.
+	queries singleflight.Group
 
 	mu        sync.Mutex
 	queried   time.Time
@@ -43,13 +46,32 @@ type Metrics struct {
 // NewMetrics makes a source of metrics.
 func NewMetrics(c Config) *Metrics { return &Metrics{backends: newBackends(c)} }
 
-// all queries the kubelets of all ready nodes in parallel, or returns the cached responses. Nodes that do not respond are left out.
+// all returns the responses of the kubelets of all ready nodes: cached ones, or those of a query that is made now. Nodes that do not respond are
+// left out.
 func (m *Metrics) all(ctx context.Context) ([]*statsapi.Summary, error) {
+	if summaries, ok := m.cached(); ok {
+		return summaries, nil
+	}
+	// The query does not end with the request that began it: others wait for it, too.
+	result := m.queries.DoChan("", func() (any, error) { return m.query(context.WithoutCancel(ctx)) })
+	select {
+	case r := <-result:
+		summaries, _ := r.Val.([]*statsapi.Summary)
+		return summaries, r.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// cached returns the responses of the last query, unless they are too old.
+func (m *Metrics) cached() ([]*statsapi.Summary, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if time.Since(m.queried) < usageTTL {
-		return m.summaries, nil
-	}
+	return m.summaries, time.Since(m.queried) < usageTTL
+}
+
+// query queries the kubelets in parallel.
+func (m *Metrics) query(ctx context.Context) ([]*statsapi.Summary, error) {
 	objs, err := m.backends.objects.List(nodes, metav1.NamespaceNone, labels.Everything())
 	if err != nil {
 		return nil, err
@@ -65,9 +87,11 @@ func (m *Metrics) all(ctx context.Context) ([]*statsapi.Summary, error) {
 		queries.Go(func() { responses[i], _ = m.backends.summary(ctx, obj.GetName()) }) // nil for a node that does not respond
 	}
 	queries.Wait()
-	m.queried = time.Now()
-	m.summaries = slices.DeleteFunc(responses, func(s *statsapi.Summary) bool { return s == nil })
-	return m.summaries, nil
+	summaries := slices.DeleteFunc(responses, func(s *statsapi.Summary) bool { return s == nil })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queried, m.summaries = time.Now(), summaries
+	return summaries, nil
 }
 
 func ready(node *corev1.Node) bool {

@@ -1,8 +1,10 @@
 package connect
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -70,5 +72,52 @@ func TestMetrics(t *testing.T) {
 	}
 	if !strings.HasPrefix(pods[0].Window.Duration.String(), "10s") {
 		t.Errorf("window %s", pods[0].Window.Duration)
+	}
+}
+
+// Requests for metrics share one query. Each waits for it as long as its own client does, and the query ends with none of them.
+func TestMetricsOfSlowKubelet(t *testing.T) {
+	queried, released := make(chan struct{}, 8), make(chan struct{})
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		queried <- struct{}{}
+		<-released
+		fmt.Fprint(w, summary)
+	}))
+	t.Cleanup(s.Close)
+	_, objects := world(t, s, "a", "b")
+	objects["nodes /n"].(*corev1.Node).Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	m := NewMetrics(Config{Objects: objects, Kubelet: &tls.Config{RootCAs: roots}})
+	first, cancelFirst := context.WithCancel(t.Context())
+	firstErr := make(chan error, 1)
+	go func() {
+		_, err := m.NodeMetrics(first)
+		firstErr <- err
+	}()
+	<-queried
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := m.NodeMetrics(canceled); !errors.Is(err, context.Canceled) {
+		t.Errorf("a second client that disconnects: %v", err)
+	}
+	cancelFirst()
+	if err := <-firstErr; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first client disconnects: %v", err)
+	}
+	third := make(chan int, 1)
+	go func() {
+		nodes, err := m.NodeMetrics(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		third <- len(nodes)
+	}()
+	close(released)
+	if n := <-third; n != 1 {
+		t.Errorf("the third client got the metrics of %d nodes", n)
+	}
+	if len(queried) != 0 {
+		t.Errorf("the kubelet was queried %d times", 1+len(queried))
 	}
 }
