@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"slices"
@@ -94,7 +95,9 @@ func (s *Server) upgradesAggregated(req *request) bool {
 		s.catalog.findAggregated(req.info.group, req.info.version) != nil
 }
 
-// proxyAggregated passes a request on to an aggregated server. A watch gives its seats back: how long its start takes is not known here.
+// proxyAggregated passes a request on to an aggregated server. A watch gives its seats back: how long its start takes is not known here. Others
+// return them while the aggregated server works, as requests do that wait for their clients: a server that does not respond must not occupy the
+// seats of a priority level.
 func (s *Server) proxyAggregated(req *request, service *APIService) error {
 	if req.info.verb == "watch" {
 		req.seats.Release()
@@ -107,11 +110,22 @@ func (s *Server) proxyAggregated(req *request, service *APIService) error {
 		ctx, cancel = context.WithTimeout(ctx, aggregatedDiscoveryTimeout)
 		defer cancel()
 	}
+	if wait := req.w.wait; wait != nil {
+		req.w.wait = nil // one wait for all that is read and written
+		wait.begin()
+		defer func() {
+			_ = wait.end(errProxied)
+			req.w.wait = wait
+		}()
+	}
 	r := req.Request.WithContext(ctx)
 	r.Header.Set("Audit-Id", req.id)
 	service.Proxy(req.w, r, &req.user)
 	return nil
 }
+
+// errProxied ends the wait of a request that was passed on: it needs no more seats.
+var errProxied = errors.New("request was passed on")
 
 // priorities are the priorities of the versions that discovery lists. ofServed is that of versions without an APIService.
 func (g *servedGroup) priorities(name string, ofServed func(schema.GroupVersion) Priority) map[string]Priority {

@@ -102,6 +102,34 @@ func TestAggregatedDeadlines(t *testing.T) {
 	}
 }
 
+// TestAggregatedSeats: a request has no seat while the aggregated server does not respond.
+func TestAggregatedSeats(t *testing.T) {
+	s := fairServer(t, &guard{}, patient)
+	service := aggregatedService(100, 10, apidiscoveryv2.DiscoveryFreshnessCurrent)
+	released := make(chan struct{})
+	service.Proxy = func(w http.ResponseWriter, _ *http.Request, _ *authn.User) {
+		<-released
+		fmt.Fprint(w, strings.Repeat("x", 2*minWaitBytes))
+	}
+	s.SetAPIService(schema.GroupVersion{Group: "example.com", Version: "v1"}, service)
+	response := make(chan *answer, 1)
+	go func() { response <- s.get("/apis/example.com/v1/namespaces/a/foos", "Authorization: Bearer guest") }()
+	waitUntil(t, "the request returns its seat", func() bool { return s.waits.total.Load() == 1 })
+	if got := s.get("/api/v1/namespaces/ns/pods/none", "Authorization: Bearer guest"); got.code != http.StatusNotFound {
+		t.Errorf("another request got %d", got.code)
+	}
+	close(released)
+	if got := <-response; got.code != http.StatusOK || len(got.body) != 2*minWaitBytes {
+		t.Errorf("%d with %d bytes", got.code, len(got.body))
+	}
+	if n := s.waits.total.Load(); n != 0 || len(s.waits.byUser) != 0 {
+		t.Errorf("%d requests are counted as waiting: %v", n, s.waits.byUser)
+	}
+	if got := s.get("/api/v1/namespaces/ns/pods/none", "Authorization: Bearer guest"); got.code != http.StatusNotFound {
+		t.Errorf("afterwards a request got %d", got.code)
+	}
+}
+
 func (g *servedGroup) orNothing() map[string]*APIService {
 	if g == nil {
 		return nil
