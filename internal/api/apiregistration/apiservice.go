@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"skiff/internal/kind"
@@ -66,6 +67,9 @@ func availability(obj *apiService) string {
 	}
 	return string(c.Status)
 }
+
+// NameOf is the name of the APIService of a group version.
+func NameOf(gv schema.GroupVersion) string { return gv.Version + "." + gv.Group }
 
 // LocalCondition is the condition Available of every local APIService.
 func LocalCondition(now metav1.Time) apiregistrationv1.APIServiceCondition {

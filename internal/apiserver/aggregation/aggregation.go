@@ -11,7 +11,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/workqueue"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/apiserver"
@@ -191,11 +191,11 @@ func (a *Aggregation) apply(service *apiService) {
 	old := a.find(service.Name)
 	if service.Spec.Service == nil {
 		a.set(service.Name, nil)
-		a.Server.SetAPIService(groupVersionOf(service.Name), &apiserver.APIService{Priority: priorityOf(&service.Spec)})
+		a.Server.SetAPIService(helper.APIServiceNameToGroupVersion(service.Name), &apiserver.APIService{Priority: priorityOf(&service.Spec)})
 		a.release(old)
 		return
 	}
-	next := &backend{name: service.Name, gv: groupVersionOf(service.Name), spec: service.Spec, available: isAvailable(service)}
+	next := &backend{name: service.Name, gv: helper.APIServiceNameToGroupVersion(service.Name), spec: service.Spec, available: helper.IsAPIServiceConditionTrue(service, apiregistrationv1.Available)}
 	if old != nil && old.available == next.available && equality.Semantic.DeepEqual(old.spec, next.spec) {
 		return
 	}
@@ -244,7 +244,7 @@ func (a *Aggregation) remove(name string) {
 	old := a.backends[name]
 	delete(a.backends, name)
 	a.mu.Unlock()
-	a.Server.SetAPIService(groupVersionOf(name), nil)
+	a.Server.SetAPIService(helper.APIServiceNameToGroupVersion(name), nil)
 	a.release(old)
 }
 
@@ -319,21 +319,6 @@ func sameServer(a, b *apiregistrationv1.APIServiceSpec) bool {
 	return equality.Semantic.DeepEqual(a.Service, b.Service) && string(a.CABundle) == string(b.CABundle) && a.InsecureSkipTLSVerify == b.InsecureSkipTLSVerify
 }
 
-// groupVersionOf is the group version of an APIService by its name. Versions have no dots.
-func groupVersionOf(name string) schema.GroupVersion {
-	version, group, _ := strings.Cut(name, ".")
-	return schema.GroupVersion{Group: group, Version: version}
-}
-
 func priorityOf(spec *apiregistrationv1.APIServiceSpec) apiserver.Priority {
 	return apiserver.Priority{Group: spec.GroupPriorityMinimum, Version: spec.VersionPriority}
-}
-
-func isAvailable(service *apiService) bool {
-	for _, c := range service.Status.Conditions {
-		if c.Type == apiregistrationv1.Available {
-			return c.Status == apiregistrationv1.ConditionTrue
-		}
-	}
-	return false
 }

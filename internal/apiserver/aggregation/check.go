@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"skiff/internal/webhook"
 )
@@ -32,7 +33,7 @@ func (a *Aggregation) Check(ctx context.Context, service *apiregistrationv1.APIS
 	defer running.Wait()
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	path := discoveryPath(groupVersionOf(service.Name))
+	path := discoveryPath(helper.APIServiceNameToGroupVersion(service.Name))
 	results := make(chan error, checkAttempts)
 	for range checkAttempts {
 		running.Go(func() { results <- probe(ctx, over.ServiceTransport, path) })

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
@@ -201,10 +200,4 @@ func (a *availability) write(ctx context.Context, service *apiService, available
 		a.Metrics.becameUnavailable(service.Name, available.Reason)
 	}
 	return nil
-}
-
-// groupVersionOf is the group version of an APIService by its name. Versions have no dots.
-func groupVersionOf(name string) schema.GroupVersion {
-	version, group, _ := strings.Cut(name, ".")
-	return schema.GroupVersion{Group: group, Version: version}
 }

@@ -22,6 +22,7 @@ import (
 
 	"skiff/internal/api/apiregistration"
 	"skiff/internal/client"
+	"skiff/internal/controller"
 	"skiff/test/inprocess"
 	"skiff/test/metrics"
 )
@@ -307,5 +308,28 @@ func TestAvailability(t *testing.T) {
 			w.t.Fatal(err)
 		}
 		synctest.Wait()
+	})
+}
+
+// An APIService that was changed since it was read is synced again: it is not taken for synced.
+func TestRegistrationConflict(t *testing.T) {
+	run(t, func(*world) {}, func(w *world) {
+		gv := schema.GroupVersion{Group: "example.com", Version: "v1"}
+		w.create(newLocal(gv, apiregistration.CustomPriority, manageAlways))
+		stale, err := w.services.Get(w.ctx, "", "v1.example.com")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.expect("v1.example.com", "") // no definition needs it
+		w.create(newLocal(gv, apiregistration.CustomPriority, ""))
+		w.expect("v1.example.com", localCondition)
+		r := &registration{services: w.services, setup: &controller.Setup{Client: w.client}}
+		desired := newLocal(gv, apiregistration.CustomPriority, manageAlways)
+		desired.Spec.VersionPriority++
+		for what, v := range map[string]view{"update": {current: stale, desired: desired}, "delete": {current: stale}} {
+			if err := r.apply(w.ctx, controller.KeyOf(stale), v); !apierrors.IsConflict(err) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
 	})
 }

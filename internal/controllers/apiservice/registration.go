@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"skiff/internal/api/apiregistration"
 	"skiff/internal/client"
@@ -77,23 +78,19 @@ func newRegistration(c Config, s *controller.Setup) (controller.Syncer, error) {
 // newLocal is the local APIService of a group version.
 func newLocal(gv schema.GroupVersion, priority apiregistration.Priority, managed string) *apiService {
 	return &apiService{
-		ObjectMeta: metav1.ObjectMeta{Name: nameOf(gv), Labels: map[string]string{managedLabel: managed}},
+		ObjectMeta: metav1.ObjectMeta{Name: apiregistration.NameOf(gv), Labels: map[string]string{managedLabel: managed}},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: priority.Group, VersionPriority: priority.Version,
 		},
 	}
 }
 
-// nameOf is the name of the APIService of a group version.
-func nameOf(gv schema.GroupVersion) string { return gv.Version + "." + gv.Group }
-
 func (r *registration) enqueue(service *apiService) { r.setup.Enqueue(controller.KeyOf(service)) }
 
 // observe enqueues an APIService, and notes that it is available.
 func (r *registration) observe(service *apiService) {
 	r.enqueue(service)
-	c := apiregistration.Condition(&service.Status, apiregistrationv1.Available)
-	if c == nil || c.Status != apiregistrationv1.ConditionTrue {
+	if !helper.IsAPIServiceConditionTrue(service, apiregistrationv1.Available) {
 		return
 	}
 	r.mu.Lock()
@@ -110,7 +107,7 @@ func (r *registration) addDefinition(crd *definition) {
 	var served []string
 	for i := range crd.Spec.Versions {
 		if v := &crd.Spec.Versions[i]; v.Served {
-			served = append(served, nameOf(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}))
+			served = append(served, apiregistration.NameOf(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}))
 		}
 	}
 	r.setVersions(crd.Name, served)
@@ -156,7 +153,7 @@ func (r *registration) Sync(ctx context.Context, key controller.Key) error {
 	return nil
 }
 
-// apply does what decide decides. An APIService that was changed meanwhile is synced again.
+// apply does what decide decides. An APIService that was changed meanwhile is an error, so that it is synced again.
 func (r *registration) apply(ctx context.Context, key controller.Key, v view) error {
 	switch decide(v) {
 	case actionCreate:
@@ -172,7 +169,7 @@ func (r *registration) apply(ctx context.Context, key controller.Key, v view) er
 		changed := v.current.DeepCopy()
 		changed.Spec = v.desired.Spec
 		written, err := r.services.Update(ctx, changed, client.WriteOptions{})
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		if err != nil {
@@ -181,7 +178,7 @@ func (r *registration) apply(ctx context.Context, key controller.Key, v view) er
 		r.setup.RecordWrite(key, written)
 	case actionDelete:
 		err := r.setup.Client.Delete(ctx, v.current, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(v.current.UID))})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete APIService: %w", err)
 		}
 		r.setup.RecordDelete(key, v.current)
@@ -247,7 +244,7 @@ func (r *registration) view(name string) view {
 	}
 	v := view{current: current, desired: r.builtIn[name], atStart: r.atStart.Has(name), synced: r.synced.Has(name)}
 	if v.desired == nil && r.definitions[name].Len() > 0 {
-		v.desired = newLocal(groupVersionOf(name), apiregistration.CustomPriority, manageAlways)
+		v.desired = newLocal(helper.APIServiceNameToGroupVersion(name), apiregistration.CustomPriority, manageAlways)
 	}
 	return v
 }
