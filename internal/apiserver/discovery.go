@@ -2,9 +2,7 @@ package apiserver
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"crypto/sha512"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -147,7 +145,7 @@ func describe(res *resource) []metav1.APIResource {
 		own.Verbs = sortedVerbs(k.DiscoveryVerbs)
 	}
 	if k.Action == nil && k.Computed == nil {
-		own.StorageVersionHash = storageVersionHash(k.StorageGVK())
+		own.StorageVersionHash = kind.StorageVersionHash(k.StorageGVK())
 	}
 	all := []metav1.APIResource{own}
 	subs := k.SubresourcesOf(res.version)
@@ -182,12 +180,6 @@ func sortedVerbs(verbs []string) metav1.Verbs {
 	sorted := slices.Clone(verbs)
 	slices.Sort(sorted)
 	return sorted
-}
-
-// storageVersionHash changes when the version a kind is stored in changes.
-func storageVersionHash(gvk schema.GroupVersionKind) string {
-	sum := sha256.Sum256([]byte(gvk.Group + "/" + gvk.Version + "/" + gvk.Kind))
-	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
 // aggregate makes the aggregated document of the selected groups.

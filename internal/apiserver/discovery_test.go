@@ -7,7 +7,6 @@ import (
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 func TestDiscovery(t *testing.T) {
@@ -93,11 +92,5 @@ func TestAggregatedDiscovery(t *testing.T) {
 	changed := s.get("/apis", accept, "If-None-Match: "+etag)
 	if changed.code != 200 || changed.header.Get("ETag") == etag {
 		t.Errorf("%d %v", changed.code, changed.header)
-	}
-}
-
-func TestStorageVersionHash(t *testing.T) {
-	if got := storageVersionHash(schema.GroupVersionKind{Version: "v1", Kind: "Namespace"}); got != "Q3oi5N2YM8M=" {
-		t.Errorf("hash %s", got)
 	}
 }

@@ -1,6 +1,9 @@
 package kind
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
+
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -21,6 +24,12 @@ func (k *Kind) SetDefaults(v *Version, obj Object) {
 	case v.ToStorageVersion == nil && k.Default != nil:
 		k.Default(obj)
 	}
+}
+
+// StorageVersionHash is what discovery publishes of the type under which objects are stored: it changes when that changes.
+func StorageVersionHash(stored schema.GroupVersionKind) string {
+	sum := sha256.Sum256([]byte(stored.Group + "/" + stored.Version + "/" + stored.Kind))
+	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
 // BodyGVK is the kind of a subresource's body, for a parent in one version.

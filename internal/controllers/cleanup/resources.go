@@ -23,6 +23,8 @@ type resource struct {
 	kind       string
 	namespaced bool
 	verbs      []string
+	// storageVersionHash identifies the version in which the server stores objects; empty: it does not say.
+	storageVersionHash string
 }
 
 func (r resource) can(verbs ...string) bool {
@@ -74,7 +76,9 @@ func (c *metadataClient) resources(ctx context.Context) ([]resource, error) {
 		}
 		for _, r := range list.APIResources {
 			// A resource may specify another group or version for its objects; use the one it is served at.
-			all = append(all, resource{GroupVersionResource: gv.WithResource(r.Name), kind: r.Kind, namespaced: r.Namespaced, verbs: r.Verbs})
+			all = append(all, resource{
+				GroupVersionResource: gv.WithResource(r.Name), kind: r.Kind, namespaced: r.Namespaced, verbs: r.Verbs, storageVersionHash: r.StorageVersionHash,
+			})
 		}
 	}
 	switch {

@@ -5,14 +5,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/client"
+	"skiff/internal/kind"
 )
 
 // definitionManager owns what migrations write to the status of definitions.
@@ -28,6 +32,32 @@ func (m *migrator) definitionOf(ctx context.Context, obj *migration) (*apiextens
 		return nil, fmt.Errorf("get the definition of %s: %w", resourceKey(obj).Name, err)
 	}
 	return crd, nil
+}
+
+// servesDefinition reports whether the API servers store objects in the storage version that the definition of the migration's resource has now. If
+// not, the migration is synced again.
+func (m *migrator) servesDefinition(ctx context.Context, obj *migration, r *resource) (bool, error) {
+	crd, err := m.definitionOf(ctx, obj)
+	if crd == nil {
+		return err == nil, err
+	}
+	stored := schema.GroupVersionKind{Group: crd.Spec.Group, Version: storageVersionOf(crd), Kind: crd.Status.AcceptedNames.Kind}
+	if r.storageVersionHash != "" && r.storageVersionHash != kind.StorageVersionHash(stored) {
+		return false, fmt.Errorf("%s is not served with its storage version %s yet", crd.Name, stored.Version)
+	}
+	if began := meta.FindStatusCondition(obj.Status.Conditions, string(storagemigrationv1.MigrationRunning)); began != nil {
+		if wait := definitionWait - time.Since(began.LastTransitionTime.Time); wait > 0 {
+			m.setup.EnqueueAfter(resourceKey(obj), wait)
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// storageVersionOf is the storage version of a definition. A definition has exactly one.
+func storageVersionOf(crd *apiextensionsv1.CustomResourceDefinition) string {
+	i := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Storage })
+	return crd.Spec.Versions[i].Name
 }
 
 // markDefinition records that a migration runs, and the generation of the definition at its start.
@@ -56,8 +86,7 @@ func (m *migrator) unmarkDefinition(ctx context.Context, obj *migration) error {
 		ended.Reason, ended.Message = "MigrationSucceeded", "The migration has succeeded but the stored versions have not been updated due to a generation mismatch"
 		if began := apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating); began != nil && began.ObservedGeneration == crd.Generation {
 			ended.Message = "The migration has succeeded and the stored versions have been updated"
-			i := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Storage })
-			storedVersions = []string{crd.Spec.Versions[i].Name}
+			storedVersions = []string{storageVersionOf(crd)}
 		}
 	}
 	return m.applyMigrating(ctx, crd, ended, storedVersions)

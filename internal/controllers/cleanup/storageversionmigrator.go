@@ -30,6 +30,9 @@ const (
 	byResource = "resource"
 	// unknownResourceWait is how long a migration waits for its resource to be served.
 	unknownResourceWait = time.Minute
+	// definitionWait is how long a migration of a custom resource waits, so that other API servers that share the store have its definition. It is
+	// the time that a definition needs to be established.
+	definitionWait = 5 * time.Second
 )
 
 // migrationVerbs are the verbs that a resource must have to be migrated.
@@ -50,8 +53,26 @@ var StorageVersionMigrator = controller.Definition{
 		}
 		return m, errors.Join(
 			m.informer.AddIndex(byResource, func(obj *migration) []string { return []string{resourceKey(obj).Name} }),
-			controller.Watch(s, func(obj *migration) []controller.Key { return []controller.Key{resourceKey(obj)} }))
+			m.informer.AddEventHandler(m.enqueue, func(old, obj *migration) {
+				// A message that was written does not cause the next attempt: the text of a transient error may differ each time.
+				if migrationPhaseOf(old) != migrationPhaseOf(obj) {
+					m.enqueue(obj)
+				}
+			}, m.enqueue))
 	},
+}
+
+// migrationPhase is what decides about the next step of a migration.
+type migrationPhase struct {
+	running, succeeded, failed bool
+	resourceVersion            string
+}
+
+func migrationPhaseOf(obj *migration) migrationPhase {
+	return migrationPhase{
+		running: hasCondition(obj, storagemigrationv1.MigrationRunning), succeeded: hasCondition(obj, storagemigrationv1.MigrationSucceeded),
+		failed: hasCondition(obj, storagemigrationv1.MigrationFailed), resourceVersion: obj.Status.ResourceVersion,
+	}
 }
 
 // resourceKey is the key of the resource of a migration.
@@ -65,6 +86,8 @@ type migrator struct {
 	migrations client.Resource[*migration]
 	informer   client.Informer[*migration]
 }
+
+func (m *migrator) enqueue(obj *migration) { m.setup.Enqueue(resourceKey(obj)) }
 
 // Sync finishes the migrations of a resource that have ended, and runs the next one.
 func (m *migrator) Sync(ctx context.Context, key controller.Key) error {
@@ -176,6 +199,9 @@ func (m *migrator) setResourceVersion(ctx context.Context, obj *migration) error
 		return m.fail(ctx, obj, "resource does not exist in discovery")
 	case !r.can(migrationVerbs...):
 		return m.fail(ctx, obj, fmt.Sprintf("resource %q does not support discovery operations: %v", r.GroupVersionResource.String(), migrationVerbs))
+	}
+	if served, err := m.servesDefinition(ctx, obj, r); !served {
+		return err
 	}
 	list, err := m.in(r.GroupVersionResource, "").List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {

@@ -1,10 +1,14 @@
 package cleanup
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/client"
+	"skiff/internal/kind"
 	"skiff/test/inprocess"
 )
 
@@ -168,6 +173,135 @@ func TestMigrations(t *testing.T) {
 		}
 		if obj, err := client.For[*corev1.ConfigMap](c).Get(t.Context(), "default", "thing-1"); err != nil || len(obj.ManagedFields) > 1 {
 			t.Errorf("a migration changes the object: %+v %v", obj, err)
+		}
+	})
+}
+
+// widgetServer is the transport of a client whose server serves widgets, too: one object, stored as the hash says.
+type widgetServer struct {
+	http.RoundTripper
+	mu    sync.Mutex
+	hash  string
+	lists int
+	patch func() string // the response to the next patch
+}
+
+func (s *widgetServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	body, code := "", http.StatusOK
+	switch r.Method + " " + r.URL.Path {
+	case "GET /api":
+		body = `{"kind":"APIVersions","versions":[]}`
+	case "GET /apis":
+		body = `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"example.com","versions":[{"groupVersion":"example.com/v1","version":"v1"}],"preferredVersion":{"groupVersion":"example.com/v1","version":"v1"}}]}`
+	case "GET /apis/example.com/v1":
+		body = fmt.Sprintf(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"example.com/v1","resources":[{"name":"widgets","kind":"Widget","namespaced":true,"verbs":["list","patch","update"],"storageVersionHash":%q}]}`, s.hash)
+	case "GET /apis/example.com/v1/widgets":
+		s.lists++
+		body = `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"7"},"items":[{"metadata":{"namespace":"default","name":"a","resourceVersion":"5"}}]}`
+	case "PATCH /apis/example.com/v1/namespaces/default/widgets/a":
+		body = s.patch()
+		var status metav1.Status
+		if json.Unmarshal([]byte(body), &status) == nil && status.Code != 0 {
+			code = int(status.Code)
+		}
+	default:
+		return s.RoundTripper.RoundTrip(r)
+	}
+	recorder := httptest.NewRecorder()
+	recorder.Header().Set("Content-Type", "application/json")
+	recorder.WriteHeader(code)
+	_, _ = recorder.WriteString(body)
+	return recorder.Result(), nil
+}
+
+func (s *widgetServer) listed() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lists
+}
+
+// startWidgets runs a server with the definition of widgets, stored as v2, and a migration of them.
+func startWidgets(t *testing.T, s *widgetServer) *client.Client {
+	t.Helper()
+	c := inprocess.Start(t, t.Context())
+	c.Config.Wrap(func(over http.RoundTripper) http.RoundTripper {
+		s.RoundTripper = over
+		return s
+	})
+	schema := &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object"}}
+	create(t, c, &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped,
+			Names:    apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Schema: schema}, {Name: "v2", Served: true, Storage: true, Schema: schema}},
+		},
+	})
+	crds := client.For[*apiextensionsv1.CustomResourceDefinition](c)
+	crd, err := crds.Get(t.Context(), "", "widgets.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd = crd.DeepCopy()
+	crd.Status.AcceptedNames, crd.Status.StoredVersions = crd.Spec.Names, []string{"v1", "v2"}
+	if _, err := crds.UpdateStatus(t.Context(), crd); err != nil {
+		t.Fatal(err)
+	}
+	create(t, c, &migration{ObjectMeta: metav1.ObjectMeta{Name: "widgets"}, Spec: storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource{Group: "example.com", Resource: "widgets"}}})
+	run(t, c, StorageVersionMigrator)
+	return c
+}
+
+// untilSucceeded waits for the end of a migration, in the bubble's time.
+func untilSucceeded(t *testing.T, c *client.Client, name string) {
+	t.Helper()
+	for end := time.Now().Add(time.Hour); !strings.Contains(migrationStatus(t, c, name), "Succeeded=True"); time.Sleep(time.Second) {
+		if time.Now().After(end) {
+			t.Fatalf("the migration does not succeed: %s", migrationStatus(t, c, name))
+		}
+	}
+}
+
+func widgetHash(version string) string {
+	return kind.StorageVersionHash(schema.GroupVersionKind{Group: "example.com", Version: version, Kind: "Widget"})
+}
+
+// TestMigrationWaitsForDefinition: objects that a server stores while it does not serve the definition yet have the old version. They would be
+// taken for migrated, because they are newer than the migration.
+func TestMigrationWaitsForDefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &widgetServer{hash: widgetHash("v1"), patch: func() string {
+			return `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"namespace":"default","name":"a"}}`
+		}}
+		c := startWidgets(t, s)
+		time.Sleep(time.Minute)
+		if n := s.listed(); n != 0 || !strings.HasPrefix(migrationStatus(t, c, "widgets"), "Running=True") {
+			t.Fatalf("%d lists before the definition is served: %s", n, migrationStatus(t, c, "widgets"))
+		}
+		s.mu.Lock()
+		s.hash = widgetHash("v2")
+		s.mu.Unlock()
+		untilSucceeded(t, c, "widgets")
+	})
+}
+
+// TestMigrationBackoff: a transient error delays the next attempt, also if its text is a new one each time.
+func TestMigrationBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attempts []time.Time
+		s := &widgetServer{hash: widgetHash("v2"), patch: func() string {
+			if attempts = append(attempts, time.Now()); len(attempts) <= 12 {
+				return refusal(503, metav1.StatusReasonServiceUnavailable, fmt.Sprintf("attempt %d", len(attempts)))
+			}
+			return `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"namespace":"default","name":"a"}}`
+		}}
+		c := startWidgets(t, s)
+		untilSucceeded(t, c, "widgets")
+		// 5 ms, doubled eleven times.
+		if elapsed := attempts[12].Sub(attempts[0]); elapsed < 10*time.Second {
+			t.Errorf("12 attempts failed within %v", elapsed)
 		}
 	})
 }
