@@ -108,7 +108,7 @@ func (n *nodeComponents) buildOverlay() (err error) {
 	}
 	n.network.overlay, err = overlay.New(overlay.Config{
 		Client: n.client, Informers: n.informers, Settings: settings, PrivateKey: private, Log: n.log.With("component", "overlay"),
-		Changed: n.node.Changed, Peers: n.network.firewall.SetPeers,
+		Changed: n.node.Changed, SetTunnel: func(t overlay.Tunnel) { n.network.firewall.SetTunnel(firewall.Tunnel(t)) },
 	})
 	if err == nil {
 		n.runs["overlay"] = n.network.overlay.Run

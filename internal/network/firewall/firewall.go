@@ -57,11 +57,24 @@ type Firewall struct {
 	port       uint16
 
 	mu sync.Mutex
-	// peers are the addresses of other nodes, peerPort the UDP port of their packets. Until they are known the table of an earlier run stays.
-	peers      []netip.Addr
-	peerPort   uint16
-	peersKnown bool
-	problem    error
+	// tunnel is the network between nodes. Until it is known the table of an earlier run stays.
+	tunnel      Tunnel
+	tunnelKnown bool
+	problem     error
+}
+
+// Tunnel is the network between nodes, as far as rules depend on it.
+type Tunnel struct {
+	// Port is the UDP port of its packets; 0: there is none.
+	Port uint16
+	// Authenticated is whether the tunnel itself recognizes the packets of nodes. Packets of other tunnels are accepted from the addresses of nodes alone.
+	Authenticated bool
+	// Nodes are the sorted addresses of the other nodes.
+	Nodes []netip.Addr
+}
+
+func (t Tunnel) equal(other Tunnel) bool {
+	return t.Port == other.Port && t.Authenticated == other.Authenticated && slices.Equal(t.Nodes, other.Nodes)
 }
 
 // New makes a firewall. It starts nothing.
@@ -70,11 +83,11 @@ func New(s Settings, changed func(), log *slog.Logger) *Firewall {
 	return &Firewall{settings: s, changed: changed, log: log, wake: make(chan struct{}, 1), model: m, writer: nft.NewWriter(m, log)}
 }
 
-// SetPeers sets the addresses of the other nodes and the UDP port of their packets; 0: there is none.
-func (f *Firewall) SetPeers(port uint16, peers []netip.Addr) {
+// SetTunnel sets the network between nodes.
+func (f *Firewall) SetTunnel(t Tunnel) {
 	f.mu.Lock()
-	same := f.peersKnown && f.peerPort == port && slices.Equal(f.peers, peers)
-	f.peers, f.peerPort, f.peersKnown = peers, port, true
+	same := f.tunnelKnown && f.tunnel.equal(t)
+	f.tunnel, f.tunnelKnown = t, true
 	f.mu.Unlock()
 	if same {
 		return
@@ -124,21 +137,25 @@ func (f *Firewall) Run(ctx context.Context) error {
 // sync writes the own table and, if any rules of the host have changed, the rules in chains of others.
 func (f *Firewall) sync() error {
 	f.mu.Lock()
-	port, peers, known := f.peerPort, f.peers, f.peersKnown
+	tunnel, known := f.tunnel, f.tunnelKnown
 	f.mu.Unlock()
 	if known {
-		f.model.Replace(nodesOwner, nodesPart(port, peers))
+		f.model.Replace(nodesOwner, nodesPart(f.settings, tunnel))
 		if _, err := f.writer.Apply(); err != nil {
 			return err
 		}
 	}
-	wanted := acceptances(f.settings, port)
-	legacy := syncLegacy(wanted)
+	wanted := acceptances(f.settings, tunnel.Port)
+	return errors.Join(f.syncChains(wanted, tunnel.Port), syncLegacy(wanted))
+}
+
+// syncChains changes the chains of other programs, unless no rules have changed since the last time.
+func (f *Firewall) syncChains(wanted map[string][]acceptance, port uint16) error {
 	now, err := nft.Generation()
 	if err == nil && now == f.generation && port == f.port {
-		return legacy
+		return nil
 	}
-	tables, err := readTables(f.settings.Bridge)
+	tables, now, err := readTables(f.settings.Bridge)
 	if err != nil {
 		return err
 	}
@@ -158,7 +175,7 @@ func (f *Firewall) sync() error {
 		// A change of others in between is found with the next one.
 		f.generation, f.port = now, port
 	}
-	return errors.Join(append(errs, legacy)...)
+	return errors.Join(errs...)
 }
 
 // describe says what an administrator can do about a chain that cannot be changed.
@@ -228,9 +245,11 @@ func (f *Firewall) apply(c change, kinds []acceptance) error {
 	return nil
 }
 
-// nodesPart drops packets to the port of the network between nodes that no node has sent.
-func nodesPart(port uint16, peers []netip.Addr) nft.Part {
-	if port == 0 {
+// nodesPart drops packets to the port of a tunnel without authentication that no node has sent: those that others send to this host, and those that pods
+// of this host send to another one, where they would have this host's address, because they are masqueraded. Nodes may have more addresses than the
+// API says, so pods reach the port at those of other pods alone.
+func nodesPart(s Settings, t Tunnel) nft.Part {
+	if t.Port == 0 || t.Authenticated {
 		return nft.Part{}
 	}
 	part := nft.Part{}
@@ -241,20 +260,26 @@ func nodesPart(port uint16, peers []netip.Addr) nft.Part {
 			set.Name = "nodes4"
 		}
 		part.Sets = append(part.Sets, set)
-		input.Rules = append(input.Rules, nft.NewRule(nft.Family(is4), nft.UDPPort(port), nft.NotIn(set.Name, nft.SourceAddr(is4)), nft.Drop()))
-		for _, a := range peers {
+		input.Rules = append(input.Rules, nft.NewRule(nft.Family(is4), nft.UDPPort(t.Port), nft.NotIn(set.Name, nft.SourceAddr(is4)), nft.Drop()))
+		for _, a := range t.Nodes {
 			if a.Is4() == is4 {
 				part.Elements = append(part.Elements, nft.Element{Set: set.Name, Key: nft.Bytes(a)})
 			}
 		}
 	}
-	part.Chains = []nft.Chain{input}
+	forward := nft.Chain{Name: "pods", Hook: &nft.Hook{Type: "filter", Point: "forward", Priority: nodesPriority}}
+	fromPods := nft.NewRule(nft.FromInterface(s.Bridge), nft.UDPPort(t.Port))
+	for _, p := range s.ClusterCIDRs {
+		forward.Rules = append(forward.Rules, nft.NewRule(fromPods, nft.Destination(p), nft.Accept()))
+	}
+	forward.Rules = append(forward.Rules, nft.NewRule(fromPods, nft.Drop()))
+	part.Chains = []nft.Chain{input, forward}
 	return part
 }
 
 // Remove removes the own table, and the rules in chains of other programs.
 func Remove() error {
-	tables, err := readTables("")
+	tables, _, err := readTables("")
 	if err != nil {
 		return fmt.Errorf("remove firewall rules: %w", err)
 	}

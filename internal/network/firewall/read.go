@@ -3,6 +3,7 @@ package firewall
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,10 +12,46 @@ import (
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/network/nft"
 )
 
-// readTables reads the tables of other programs that have a base chain in one of the hooks. Tables of skiff are left out.
-func readTables(bridge string) ([]table, error) {
+// readTries limits how often rules are read that change all the time.
+const readTries = 20
+
+// readTables reads the tables of other programs that have a base chain in one of the hooks, and returns the generation of rules that they are of.
+// Tables of skiff are left out.
+func readTables(bridge string) (tables []table, generation uint32, err error) {
+	generation, err = unchanged(nft.Generation, func() (err error) {
+		tables, err = readTablesOnce(bridge)
+		return err
+	})
+	return tables, generation, err
+}
+
+// unchanged calls read until the generation of rules has not changed meanwhile, and returns it: a list that is read while it changes lacks entries or
+// has some twice, and a table may be deleted before its rules are read.
+func unchanged(generation func() (uint32, error), read func() error) (uint32, error) {
+	for try := 1; ; try++ {
+		before, err := generation()
+		if err != nil {
+			return 0, err
+		}
+		readErr := read()
+		after, err := generation()
+		if err != nil {
+			return 0, err
+		}
+		if before == after {
+			return after, readErr
+		}
+		if try == readTries {
+			return 0, errors.Join(errors.New("the rules of the host change all the time"), readErr)
+		}
+	}
+}
+
+func readTablesOnce(bridge string) ([]table, error) {
 	connection, err := nftables.New()
 	if err != nil {
 		return nil, err

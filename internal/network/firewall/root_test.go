@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -199,7 +200,7 @@ func TestLegacyTables(t *testing.T) {
 	translate(t, "10.43.0.99:53", "192.168.7.1:53")
 	w.mustNotReach(w.outside, "10.42.1.2:80")
 	w.mustNotReach(w.pod, "10.43.0.10:53")
-	w.firewall.SetPeers(8472, []netip.Addr{netip.MustParseAddr("192.168.7.9")})
+	w.firewall.SetTunnel(Tunnel{Port: 8472, Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.9")}})
 	netns.Namespace{}.Serve(t, "host", "8472")
 	for range 2 {
 		w.sync()
@@ -302,7 +303,7 @@ func testOutgoingPackets(t *testing.T, family nftables.TableFamily) {
 	foreign(t, family, nftables.ChainHookOutput, nftables.ChainPolicyDrop)
 	host := netns.Namespace{}
 	w.mustNotReach(host, "10.42.1.2:80")
-	w.firewall.SetPeers(8472, []netip.Addr{netip.MustParseAddr("192.168.7.9")})
+	w.firewall.SetTunnel(Tunnel{Port: 8472, Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.9")}})
 	w.sync()
 	w.mustReach(host, "10.42.1.2:80")
 	if _, _, err := host.Ask("udp", "192.168.7.9:"+port, long); err != nil {
@@ -343,12 +344,12 @@ func testNodes(t *testing.T, family nftables.TableFamily) {
 		_, _, err := w.outside.Ask("udp", "192.168.7.1:"+port, short)
 		return err
 	}
-	w.firewall.SetPeers(8472, []netip.Addr{netip.MustParseAddr("192.168.7.8")})
+	w.firewall.SetTunnel(Tunnel{Port: 8472, Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.8")}})
 	w.sync()
 	if err := ask(); !errors.Is(err, netns.ErrDropped) {
 		t.Errorf("a packet of another host: %v, want it dropped", err)
 	}
-	w.firewall.SetPeers(8472, []netip.Addr{netip.MustParseAddr("192.168.7.8"), netip.MustParseAddr("192.168.7.9")})
+	w.firewall.SetTunnel(Tunnel{Port: 8472, Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.8"), netip.MustParseAddr("192.168.7.9")}})
 	w.sync()
 	if err := ask(); err != nil {
 		t.Errorf("a packet of a node: %v", err)
@@ -423,12 +424,12 @@ func TestOwnedTable(t *testing.T) {
 func TestRemove(t *testing.T) {
 	w := newWorld(t)
 	foreign(t, nftables.TableFamilyIPv4, nftables.ChainHookForward, nftables.ChainPolicyDrop)
-	w.firewall.SetPeers(8472, nil)
+	w.firewall.SetTunnel(Tunnel{Port: 8472})
 	w.sync()
 	if err := Remove(); err != nil {
 		t.Fatal(err)
 	}
-	tables, err := readTables("")
+	tables, _, err := readTables("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -443,5 +444,150 @@ func TestRemove(t *testing.T) {
 	}
 	if lines, err := nft.Read(Table); err != nil || len(lines) > 0 {
 		t.Errorf("the table is left: %v, %v", lines, err)
+	}
+}
+
+// serveAt answers UDP packets to one address of a namespace with the client's address.
+func serveAt(t *testing.T, n netns.Namespace, address string) {
+	t.Helper()
+	var packets net.PacketConn
+	err := n.Do(func() (err error) {
+		packets, err = net.ListenPacket("udp4", address)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = packets.Close() })
+	go func() {
+		for buffer := make([]byte, 100); ; {
+			_, from, err := packets.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = packets.WriteTo([]byte("node "+from.(*net.UDPAddr).IP.String()), from)
+		}
+	}()
+}
+
+// TestPodsDoNotReachTheTunnel checks that a pod cannot send packets to the port of the network between nodes: they would come from this node's address.
+func TestPodsDoNotReachTheTunnel(t *testing.T) {
+	const port = "8472"
+	w := newWorld(t)
+	other := netns.New(t)
+	other.Connect(t, "overlay", []string{"10.42.1.1/32"}, []string{"10.42.2.2/32"})
+	nat := nft.NewModel("skiff-test")
+	nat.Replace("", nft.Part{Chains: []nft.Chain{{Name: "out", Hook: &nft.Hook{Type: "nat", Point: "postrouting", Priority: 100}, Rules: []nft.Rule{
+		nft.NewRule(nft.DestinationNot(netip.MustParsePrefix("10.42.0.0/16")), nft.Masquerade()),
+	}}}})
+	if err := nft.NewWriter(nat, slog.New(slog.DiscardHandler)).Replace(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = nft.Remove("skiff-test") })
+	other.Serve(t, "pod", port)
+	// The second address of the node is not in its object.
+	addresses := []string{"192.168.7.9", "192.168.7.10"}
+	if err := w.outside.Do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return hostnet.AddAddress(link, netip.MustParsePrefix("192.168.7.10/24"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range addresses {
+		for _, served := range []string{port, "53"} {
+			serveAt(t, w.outside, address+":"+served)
+		}
+	}
+	for _, authenticated := range []bool{false, true} {
+		w.firewall.SetTunnel(Tunnel{Port: 8472, Authenticated: authenticated, Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.9")}})
+		w.sync()
+		for _, address := range addresses {
+			_, seen, err := w.pod.Ask("udp", address+":"+port, short)
+			if authenticated && (err != nil || seen != "192.168.7.1") {
+				t.Errorf("the port of an authenticated tunnel at %s: seen as %q, %v", address, seen, err)
+			}
+			if !authenticated && !errors.Is(err, netns.ErrDropped) {
+				t.Errorf("the port at %s: seen as %q, %v, want it dropped", address, seen, err)
+			}
+			if _, _, err := w.pod.Ask("udp", address+":53", long); err != nil {
+				t.Errorf("another port at %s: %v", address, err)
+			}
+		}
+		if _, _, err := w.pod.Ask("udp", "10.42.2.2:"+port, long); err != nil {
+			t.Errorf("the port of another pod: %v", err)
+		}
+	}
+}
+
+// TestAuthenticatedTunnel checks that packets of a tunnel that recognizes nodes itself are accepted from any address.
+func TestAuthenticatedTunnel(t *testing.T) { tablesOf(t, testAuthenticatedTunnel) }
+
+func testAuthenticatedTunnel(t *testing.T, family nftables.TableFamily) {
+	const port = "51820"
+	w := newWorld(t)
+	netns.Namespace{}.Serve(t, "host", port)
+	foreign(t, family, nftables.ChainHookInput, nftables.ChainPolicyDrop)
+	w.firewall.SetTunnel(Tunnel{Port: 51820, Authenticated: true})
+	w.sync()
+	if _, _, err := w.outside.Ask("udp", "192.168.7.1:"+port, long); err != nil {
+		t.Errorf("a packet from an address that no node has: %v", err)
+	}
+}
+
+// TestReadWhileRulesChange checks that rules that are read while others change are complete.
+func TestReadWhileRulesChange(t *testing.T) {
+	const count, changes = 3000, 300
+	connection, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := connection.AddTable(&nftables.Table{Name: "large", Family: nftables.TableFamilyINet})
+	chain := connection.AddChain(&nftables.Chain{Name: "forward", Table: other, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
+	for i := range count {
+		connection.AddRule(&nftables.Rule{Table: other, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
+		if i%100 != 99 {
+			continue
+		}
+		if err := connection.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		connection.DelTable(other)
+		_ = connection.Flush()
+	})
+	done := make(chan error, 1)
+	go func() {
+		// The first rules are replaced by others of the same number.
+		writer, err := nftables.New()
+		for i := 0; i < changes && err == nil; i++ {
+			var rules []*nftables.Rule
+			if rules, err = writer.GetRules(other, chain); err != nil {
+				break
+			}
+			if err = writer.DelRule(rules[0]); err != nil {
+				break
+			}
+			writer.AddRule(&nftables.Rule{Table: other, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
+			err = writer.Flush()
+		}
+		done <- err
+	}()
+	for {
+		tables, _, err := readTables("")
+		if err == nil && len(tables[0].chains[0].rules) != count {
+			t.Errorf("%d rules, want %d", len(tables[0].chains[0].rules), count)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		default:
+		}
 	}
 }

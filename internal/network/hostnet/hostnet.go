@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	socket "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -57,6 +58,17 @@ func Dump[T any](list func() ([]T, error)) ([]T, error) {
 			return got, err
 		}
 	}
+}
+
+// Messages sends a message that asks for a table, and returns the responses of a table that did not change meanwhile.
+func Messages(connection *socket.Conn, message socket.Message) ([]socket.Message, error) {
+	return Dump(func() ([]socket.Message, error) {
+		responses, err := connection.Execute(message)
+		if err == nil && slices.ContainsFunc(responses, func(r socket.Message) bool { return r.Header.Flags&socket.DumpInterrupted != 0 }) {
+			err = netlink.ErrDumpInterrupted
+		}
+		return responses, err
+	})
 }
 
 // AddAddress adds an address to a link, without duplicate address detection. The link may have it already.

@@ -153,6 +153,19 @@ route fd42:0:0:2::/64 dev skiff-wireguard`, "",
 	}
 }
 
+// The packets of VXLAN are recognized by the addresses of nodes, those of WireGuard by their keys: they may come from any address.
+func TestTunnel(t *testing.T) {
+	nodes := []Node{testNode(3), testNode(1), testNode(2)}
+	for backend, want := range map[Backend]Tunnel{
+		VXLAN: {Port: VXLANPort, Nodes: addrs("192.168.7.2", "192.168.7.3")}, WireGuard: {Port: WireGuardPort, Authenticated: true}, HostGW: {},
+	} {
+		state, problems := Compile(testSettings(backend), nodes)
+		if got := state.tunnel(); fmt.Sprint(got) != fmt.Sprint(want) || len(problems) > 0 {
+			t.Errorf("%s: %v, want %v, problems %v", backend, got, want, problems)
+		}
+	}
+}
+
 func TestMTU(t *testing.T) {
 	for _, test := range []struct {
 		backend  Backend

@@ -41,8 +41,8 @@ type Config struct {
 	// Settings are those of the node. Networks are read from the host.
 	Settings   Settings
 	PrivateKey Key
-	// Peers, if set, is called with the UDP port and the addresses of the packets of other nodes.
-	Peers func(port uint16, nodes []netip.Addr)
+	// SetTunnel, if set, is called with the link to other nodes.
+	SetTunnel func(Tunnel)
 	// Changed is called when the status has changed. It must not block.
 	Changed func()
 	Log     *slog.Logger
@@ -251,8 +251,8 @@ func (o *Overlay) sync(ctx context.Context) error {
 	o.mu.Lock()
 	o.wanted = state
 	o.mu.Unlock()
-	if o.Peers != nil {
-		o.Peers(state.remotes())
+	if o.SetTunnel != nil {
+		o.SetTunnel(state.tunnel())
 	}
 	if forget {
 		o.writer.Forget()

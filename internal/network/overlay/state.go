@@ -132,18 +132,26 @@ func (s State) link() (name string, l Link, ok bool) {
 	return "", Link{}, false
 }
 
-// remotes are the UDP port and the sorted addresses of other nodes whose packets come through the link.
-func (s State) remotes() (port uint16, nodes []netip.Addr) {
+// Tunnel is what a firewall has to know of the link.
+type Tunnel struct {
+	// Port is the UDP port of the outer packets; 0: there is no link.
+	Port uint16
+	// Authenticated is whether the link recognizes the packets of other nodes by their keys. They may come from any address then: that which the routes
+	// of the other node choose, or that of a router between the nodes.
+	Authenticated bool
+	// Nodes are the sorted addresses that the packets of a link without authentication come from.
+	Nodes []netip.Addr
+}
+
+// tunnel describes the wanted link.
+func (s State) tunnel() Tunnel {
 	_, link, ok := s.link()
 	if !ok {
-		return 0, nil
+		return Tunnel{}
 	}
-	nodes = slices.Collect(maps.Values(s.Forwarding))
-	for _, peer := range s.Peers {
-		nodes = append(nodes, peer.Endpoint.Addr())
-	}
+	nodes := slices.Collect(maps.Values(s.Forwarding))
 	slices.SortFunc(nodes, netip.Addr.Compare)
-	return link.Port, slices.Compact(nodes)
+	return Tunnel{Port: link.Port, Authenticated: link.Type == linkWireGuard, Nodes: slices.Compact(nodes)}
 }
 
 // String is the state as text, one line for each entry, in an order that does not depend on how it came about.

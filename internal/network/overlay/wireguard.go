@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"skiff/internal/atomicfile"
+	"skiff/internal/network/hostnet"
 )
 
 // ReadPrivateKey reads the WireGuard key in a file, or makes one.
@@ -87,7 +88,7 @@ func execute(command byte, flags netlink.HeaderFlags, attributes []byte) ([][]by
 		return nil, err
 	}
 	defer connection.Close()
-	responses, err := connection.Execute(netlink.Message{
+	responses, err := hostnet.Messages(connection, netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(family.ID), Flags: netlink.Request | flags},
 		Data:   append([]byte{command, 1, 0, 0}, attributes...),
 	})
