@@ -213,7 +213,7 @@ func (n *nodeComponents) networkStatus() node.Network {
 	}
 	if n.network.overlay == nil {
 		// Routes to other nodes, and so the condition, are set by others. An error is reported all the same.
-		return node.Network{Known: err != nil, Error: err}
+		return node.Network{Error: err}
 	}
 	status := n.network.overlay.Status()
 	if err == nil {

@@ -72,7 +72,7 @@ type Pressure struct{ Memory, Disk, PID bool }
 type Network struct {
 	// Known is false if the condition is another component's, or the network has not been set up yet.
 	Known bool
-	// Error is what keeps pods from the network.
+	// Error is what keeps pods from the network. It is reported also if the condition is another component's.
 	Error error
 	// Message is what else is to be known about it.
 	Message string
@@ -328,14 +328,24 @@ func statusEvent(in StatusInput, reason string) Event {
 	return Event{corev1.EventTypeNormal, reason, fmt.Sprintf("Node %s status is now: %s", in.Settings.Name, reason)}
 }
 
+// podNetworkError is the reason of the condition NetworkUnavailable while it reports an error, although it is another component's.
+const podNetworkError = "PodNetworkError"
+
 // setNetwork reports the pod network. The reasons are those of upstream's route controller.
 func setNetwork(s *corev1.NodeStatus, in StatusInput) {
-	if !in.Network.Known {
+	// An error that is over, perhaps one that an earlier process has reported, is revoked.
+	isReported := slices.ContainsFunc(s.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeNetworkUnavailable && c.Reason == podNetworkError
+	})
+	if !in.Network.Known && in.Network.Error == nil && !isReported {
 		return
 	}
 	c := corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: "RouteCreated", Message: "the pod network is set up"}
 	if in.Network.Error != nil {
 		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "NoRouteCreated", in.Network.Error.Error()
+		if !in.Network.Known {
+			c.Reason = podNetworkError
+		}
 	}
 	if in.Network.Message != "" {
 		c.Message += "; " + in.Network.Message

@@ -122,6 +122,7 @@ func TestNetworkUnavailable(t *testing.T) {
 		"set up":                       {Network{Known: true}, "False RouteCreated the pod network is set up"},
 		"another node is not reached":  {Network{Known: true, Message: "node b: no address"}, "False RouteCreated the pod network is set up; node b: no address"},
 		"this node has no pod network": {Network{Known: true, Error: errors.New("no links of type vxlan")}, "True NoRouteCreated no links of type vxlan"},
+		"error, another component's":   {Network{Error: errors.New("no bridge")}, "True PodNetworkError no bridge"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := healthy()
@@ -132,6 +133,24 @@ func TestNetworkUnavailable(t *testing.T) {
 				t.Errorf("condition %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// An error of a network whose condition is another component's is revoked when it is over. What the other component has set stays.
+func TestNetworkErrorIsRevoked(t *testing.T) {
+	in := healthy()
+	in.Network = Network{Error: errors.New("no bridge")}
+	in.Reported, _ = Status(in)
+	in.Network = Network{}
+	s, _ := Status(in)
+	if c := condition(s, corev1.NodeNetworkUnavailable); c.Status != corev1.ConditionFalse {
+		t.Errorf("after the error the condition is %s %s", c.Status, c.Reason)
+	}
+	theirs := corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: "NoRouteCreated", Message: "no route"}
+	in.Reported = corev1.NodeStatus{Conditions: []corev1.NodeCondition{theirs}}
+	s, _ = Status(in)
+	if c := condition(s, corev1.NodeNetworkUnavailable); c != theirs {
+		t.Errorf("another component's condition has become %s %s", c.Status, c.Reason)
 	}
 }
 
