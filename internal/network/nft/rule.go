@@ -182,6 +182,11 @@ func StateEstablished() Clause {
 	return conntrackBits("ct state established,related", expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED)
 }
 
+// StateInvalid matches packets that conntrack cannot assign to a connection, or that are not valid in theirs.
+func StateInvalid() Clause {
+	return conntrackBits("ct state invalid", expr.CtKeySTATE, expr.CtStateBitINVALID)
+}
+
 // NotFirstTCP matches TCP packets that do not begin a connection: all but those with SYN and without ACK.
 func NotFirstTCP() Clause {
 	const flagsOffset, finSynRstAck, syn = 13, 0x17, 0x02

@@ -242,16 +242,17 @@ func (c *Compiler) SetNamespace(name string, set labels.Set) {
 	}
 }
 
-// SetPolicy adds or changes a policy. After an error the policy is as it was before.
+// SetPolicy adds or changes a policy. Peers that cannot be read are denied, with an error. If the pods that the policy applies to cannot be read, it is as
+// it was before.
 func (c *Compiler) SetPolicy(object *networkingv1.NetworkPolicy) error {
 	p, err := newPolicy(object)
-	if err != nil {
+	if p == nil {
 		return err
 	}
 	in := c.policies[object.Namespace]
 	if old := in[object.Name]; old != nil {
 		if old.id == p.id {
-			return nil
+			return err
 		}
 		c.markTargets(old)
 	}
@@ -261,7 +262,7 @@ func (c *Compiler) SetPolicy(object *networkingv1.NetworkPolicy) error {
 	}
 	in[object.Name] = p
 	c.markTargets(p)
-	return nil
+	return err
 }
 
 // DeletePolicy removes a policy.

@@ -135,7 +135,30 @@ func TestAffectedAddresses(t *testing.T) {
 	check("deleted target")
 }
 
-// A policy that cannot be read leaves the one before in force.
+// Peers that cannot be read are denied, also in a new policy; others are allowed.
+func TestUnreadablePeers(t *testing.T) {
+	invalid := podsWith("app=client")
+	invalid.PodSelector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Invalid"}}
+	for name, unreadable := range map[string]peer{"selector": invalid, "block": ipBlock("10.42.2.0/33"), "exception": ipBlock("0.0.0.0/0", "10.42.2.0/33")} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			compiler, m := c.compile(t)
+			if err := compiler.SetPolicy(netpol("app=web", from(peers(unreadable)), from(peers(unreadable, podsWith("app=db"))))); err == nil {
+				t.Error("no error")
+			}
+			compiler.Flush()
+			// What the table has to do is what it does without them.
+			c.policies["p"] = netpol("app=web", from(peers(podsWith("app=db"))))
+			for _, f := range c.flows(nft.TCP) {
+				if have, want := tableAllows(m, f.Flow), c.allows(f.Flow); have != want {
+					t.Errorf("%s: allowed %v, want %v", f, have, want)
+				}
+			}
+		})
+	}
+}
+
+// A policy whose pods cannot be read leaves the one before in force.
 func TestUnreadablePolicy(t *testing.T) {
 	p := netpol("app=web")
 	c := newCluster(p)

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -43,16 +44,61 @@ func (c *Compiler) allows(d direction, local, peer netip.Addr, f Flow) bool {
 // hasTargets reports whether a pod of this node is isolated.
 func (c *Compiler) hasTargets() bool { return len(c.profiles[ingress])+len(c.profiles[egress]) > 0 }
 
+const (
+	// answerDelay is the time after which the answers of datagrams that were cut are looked for, and maxAnswerRounds how often that is repeated: a server
+	// that goes on sending by itself is allowed to.
+	answerDelay     = time.Second
+	maxAnswerRounds = 10
+)
+
+// datagrams are the packets of one direction of a UDP flow.
+type datagrams struct{ source, destination netip.AddrPort }
+
 // deniedFlows selects the connections of affected addresses that are denied.
 type deniedFlows struct {
 	compiler *Compiler
 	affected map[netip.Addr]bool
 	// host are the addresses of this host. Policies do not apply to its own connections with its pods.
 	host map[netip.Addr]bool
+	// answers are those of flows that were cut. One that was on its way meanwhile has begun a flow in the opposite direction, which is allowed, and
+	// whose replies are the packets of the denied client. Those that are found are cut, too.
+	answers map[datagrams]int
+	// cut are the answers of the flows that were found, found those of answers.
+	cut, found map[datagrams]bool
+}
+
+// newDeniedFlows selects the connections of affected addresses that are denied, and answers.
+func newDeniedFlows(c *Compiler, affected, host map[netip.Addr]bool, answers map[datagrams]int) *deniedFlows {
+	return &deniedFlows{compiler: c, affected: affected, host: host, answers: answers, cut: map[datagrams]bool{}, found: map[datagrams]bool{}}
+}
+
+// datagramsOf are the packets of one direction of a UDP flow.
+func datagramsOf(t netlink.IPTuple) datagrams {
+	source, _ := netip.AddrFromSlice(t.SrcIP)
+	destination, _ := netip.AddrFromSlice(t.DstIP)
+	return datagrams{netip.AddrPortFrom(source.Unmap(), t.SrcPort), netip.AddrPortFrom(destination.Unmap(), t.DstPort)}
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (d *deniedFlows) MatchConntrackFlow(entry *netlink.ConntrackFlow) bool {
+	isUDP := entry.Forward.Protocol == unix.IPPROTO_UDP
+	if isUDP && len(d.answers) > 0 {
+		if packets := datagramsOf(entry.Forward); d.answers[packets] > 0 {
+			d.found[packets] = true
+			return true
+		}
+	}
+	if !d.isDenied(entry) {
+		return false
+	}
+	if isUDP {
+		d.cut[datagramsOf(entry.Reverse)] = true
+	}
+	return true
+}
+
+// isDenied reports whether policies deny a connection of an affected address.
+func (d *deniedFlows) isDenied(entry *netlink.ConntrackFlow) bool {
 	// Replies come from where the destination was translated to.
 	source, ok := netip.AddrFromSlice(entry.Forward.SrcIP)
 	destination, ok2 := netip.AddrFromSlice(entry.Reverse.SrcIP)
@@ -66,8 +112,27 @@ func (d *deniedFlows) MatchConntrackFlow(entry *netlink.ConntrackFlow) bool {
 	return !d.compiler.Allows(f)
 }
 
+// nextAnswers are the answers to look for the next time.
+func (d *deniedFlows) nextAnswers() map[datagrams]int {
+	next := map[datagrams]int{}
+	for packets := range d.found {
+		if rounds := d.answers[packets] - 1; rounds > 0 {
+			next[packets] = rounds
+		}
+	}
+	for packets := range d.cut {
+		next[packets] = maxAnswerRounds
+	}
+	return next
+}
+
 // concerns reports whether a connection of a family may have become denied.
 func (d *deniedFlows) concerns(fam family) bool {
+	for packets := range d.answers {
+		if packets.source.Addr().Is4() == fam.is4 {
+			return true
+		}
+	}
 	for a := range d.affected {
 		if a.Is4() == fam.is4 {
 			return d.compiler.hasTargets()

@@ -24,6 +24,7 @@ import (
 	"skiff/internal/kind"
 	"skiff/internal/network/cni"
 	"skiff/internal/network/nft"
+	"skiff/internal/podstate"
 	"skiff/test/inprocess"
 )
 
@@ -305,5 +306,34 @@ func TestAnnouncedPodOfTheKubelet(t *testing.T) {
 	})
 	if announcementOf(r.policy, "static") != nil {
 		t.Error("the removed pod is still announced")
+	}
+}
+
+// A static pod keeps its rules when its mirror pod is made later, which need not have its UID.
+func TestMirrorPodIsMadeLater(t *testing.T) {
+	newWorld(t)
+	c := newAPI(t)
+	create(t, c, netpol("app=web"))
+	pod := testPod("default/static", thisNode, "app=web")
+	pod.UID, pod.Annotations = "uid-of-the-manifest", map[string]string{podstate.ConfigSourceAnnotationKey: "file"}
+	r, _ := start(t, c, func(config *Config) {
+		config.KubeletPod = func(uid types.UID) (*corev1.Pod, bool) { return pod, uid == pod.UID }
+	})
+	address := netip.MustParseAddr("10.42.1.77")
+	err := r.policy.Announce(t.Context(), cni.Announcement{Namespace: "default", Pod: "static", UID: string(pod.UID), Addresses: []netip.Addr{address}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	announcedAt := announcementOf(r.policy, "static").at
+	eventually(t, "a later second", func() bool { return time.Now().Truncate(time.Second).After(announcedAt) })
+	mirror := testPod("default/static", thisNode, "app=web")
+	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash-of-the-manifest"}
+	createPod(t, c, mirror)
+	eventually(t, "the mirror pod is read", func() bool { _, ok := r.policy.pods.Get("default", "static"); return ok })
+	r.policy.recheckAnnounced()
+	r.awaitSync(t)
+	expectKernel(t, compiledWith(t, netpol("app=web"), pod, address))
+	if announcementOf(r.policy, "static") == nil {
+		t.Error("the announcement is forgotten")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -155,7 +156,8 @@ type block struct {
 	except []netip.Prefix
 }
 
-// newPolicy reads a NetworkPolicy.
+// newPolicy reads a NetworkPolicy. Peers that cannot be read allow nothing: the policy is returned without them, and with the error. If the pods that the
+// policy applies to cannot be read, there is no policy.
 func newPolicy(object *networkingv1.NetworkPolicy) (*policy, error) {
 	spec, err := json.Marshal(object.Spec)
 	if err != nil {
@@ -171,33 +173,34 @@ func newPolicy(object *networkingv1.NetworkPolicy) (*policy, error) {
 		p.isolates[ingress] = p.isolates[ingress] || t == networkingv1.PolicyTypeIngress
 		p.isolates[egress] = p.isolates[egress] || t == networkingv1.PolicyTypeEgress
 	}
+	var errs []error
 	for _, r := range object.Spec.Ingress {
-		if err := p.addRule(ingress, r.From, r.Ports); err != nil {
-			return nil, err
-		}
+		errs = append(errs, p.addRule(ingress, r.From, r.Ports))
 	}
 	for _, r := range object.Spec.Egress {
-		if err := p.addRule(egress, r.To, r.Ports); err != nil {
-			return nil, err
-		}
+		errs = append(errs, p.addRule(egress, r.To, r.Ports))
 	}
-	return p, nil
+	return p, errors.Join(errs...)
 }
 
+// addRule adds a rule without the peers that cannot be read.
 func (p *policy) addRule(d direction, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) error {
 	r := rule{anyPeer: len(peers) == 0, ports: newRulePorts(ports)}
+	var errs []error
 	for i := range peers {
 		if peers[i].IPBlock != nil {
 			b, err := newBlock(peers[i].IPBlock)
 			if err != nil {
-				return fmt.Errorf("ipBlock of NetworkPolicy %s: %w", p.key, err)
+				errs = append(errs, fmt.Errorf("ipBlock of NetworkPolicy %s: %w", p.key, err))
+				continue
 			}
 			r.blocks = append(r.blocks, b)
 			continue
 		}
 		s, err := newPeerSelector(p.key.Namespace, &peers[i])
 		if err != nil {
-			return fmt.Errorf("peer of NetworkPolicy %s: %w", p.key, err)
+			errs = append(errs, fmt.Errorf("peer of NetworkPolicy %s: %w", p.key, err))
+			continue
 		}
 		r.selectors = append(r.selectors, s)
 	}
@@ -209,7 +212,7 @@ func (p *policy) addRule(d direction, peers []networkingv1.NetworkPolicyPeer, po
 		}
 	}
 	p.rules[d] = append(p.rules[d], r)
-	return nil
+	return errors.Join(errs...)
 }
 
 // everything is the CIDR of all addresses of a family.

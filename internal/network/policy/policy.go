@@ -61,6 +61,9 @@ type Policy struct {
 	compiler *Compiler
 	writer   *nft.Writer
 	affected map[netip.Addr]bool
+	// answers are looked for at answersDue.
+	answers    map[datagrams]int
+	answersDue time.Time
 
 	mu      sync.Mutex
 	changed changes
@@ -257,10 +260,16 @@ func (p *Policy) sync() (time.Duration, error) {
 		for _, a := range ready {
 			a.inForce()
 		}
-		err = p.cut()
+		err = p.cut(time.Now())
 	}
 	p.Metrics.synced(started, changed.since, p.compiler.Stats(), err)
-	return result.Again, err
+	again := result.Again
+	if len(p.answers) > 0 {
+		if due := max(time.Until(p.answersDue), time.Millisecond); again == 0 || due < again {
+			again = due
+		}
+	}
+	return again, err
 }
 
 // syncPolicy gives a policy to the compiler.
@@ -271,7 +280,7 @@ func (p *Policy) syncPolicy(key types.NamespacedName) {
 		return
 	}
 	if err := p.compiler.SetPolicy(object); err != nil {
-		p.Log.Error("failed to read a NetworkPolicy, it is not enforced", "policy", key.String(), "error", err)
+		p.Log.Error("failed to read a NetworkPolicy, what cannot be read allows nothing", "policy", key.String(), "error", err)
 	}
 }
 
@@ -296,9 +305,10 @@ func (p *Policy) syncPod(key types.NamespacedName, a *announcement) {
 	p.compiler.DeletePod(key)
 }
 
-// cut deletes the connections that have become denied.
-func (p *Policy) cut() error {
-	if len(p.affected) == 0 {
+// cut deletes the connections that have become denied, and those that answers of connections cut before have begun.
+func (p *Policy) cut(now time.Time) error {
+	answersDue := len(p.answers) > 0 && !now.Before(p.answersDue)
+	if len(p.affected) == 0 && !answersDue {
 		return nil
 	}
 	addresses, err := hostnet.Addresses()
@@ -309,11 +319,24 @@ func (p *Policy) cut() error {
 	for _, a := range addresses {
 		host[a] = true
 	}
-	deleted, err := cutDenied(&deniedFlows{compiler: p.compiler, affected: p.affected, host: host})
+	var answers map[datagrams]int
+	if answersDue {
+		answers = p.answers
+	}
+	denied := newDeniedFlows(p.compiler, p.affected, host, answers)
+	deleted, err := cutDenied(denied)
 	p.Metrics.cut(deleted)
 	if err != nil {
 		return err
 	}
 	p.affected = map[netip.Addr]bool{}
+	next := denied.nextAnswers()
+	if !answersDue {
+		maps.Copy(next, p.answers) // their time has not come yet
+	}
+	if answersDue || len(p.answers) == 0 {
+		p.answersDue = now.Add(answerDelay)
+	}
+	p.answers = next
 	return nil
 }

@@ -321,7 +321,7 @@ func TestDeniedConnectionsAreCut(t *testing.T) {
 			if _, err := writer.Apply(); err != nil {
 				t.Fatal(err)
 			}
-			deleted, err := cutDenied(&deniedFlows{compiler: compiler, affected: affected})
+			deleted, err := cutDenied(newDeniedFlows(compiler, affected, nil, nil))
 			if err != nil || deleted != 1 {
 				t.Fatalf("%d connections are cut, %v", deleted, err)
 			}
@@ -361,7 +361,7 @@ func BenchmarkEnforcePodChange(b *testing.B) {
 		if result, err := writer.Apply(); err != nil || result.Rebuilt {
 			b.Fatalf("%+v, %v", result, err)
 		}
-		if _, err := cutDenied(&deniedFlows{compiler: compiler, affected: affected}); err != nil {
+		if _, err := cutDenied(newDeniedFlows(compiler, affected, nil, nil)); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -104,10 +104,12 @@ func base() (part nft.Part) {
 func (s side) check() nft.Chain {
 	c := nft.Chain{Name: s.chain()}
 	if s.direction == egress {
-		// The first chain that a packet passes. What belongs to no connection and begins none is of one that was cut.
+		// The first chain that a packet passes. An invalid packet may be of a live connection, which a reset would end. What belongs to no connection
+		// and begins none is of one that was cut.
 		for _, end := range []nft.Field{nft.SourceAddr(s.is4), nft.DestinationAddr(s.is4)} {
 			isolated := nft.In(s.isolated().Name, end)
-			c.Rules = append(c.Rules, nft.NewRule(nft.NotFirstTCP(), isolated, nft.ResetTCP()), nft.NewRule(nft.NotFirstSCTP(), isolated, nft.Drop()))
+			c.Rules = append(c.Rules, nft.NewRule(nft.StateInvalid(), isolated, nft.Drop()),
+				nft.NewRule(nft.NotFirstTCP(), isolated, nft.ResetTCP()), nft.NewRule(nft.NotFirstSCTP(), isolated, nft.Drop()))
 		}
 	}
 	c.Rules = append(c.Rules,
