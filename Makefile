@@ -7,7 +7,7 @@
 # make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make bench    skiff and upstream side by side, with ratios
-# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node)
+# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node, NODES=2 for two)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -154,7 +154,7 @@ bench: build
 conformance: build
 	@mkdir -p bin
 	@go build -o bin/conformance ./test/conformance
-	@exec bin/conformance $(if $(REAL),-real) -class '$(CLASS)' -focus '$(FOCUS)' -labels '$(LABELS)' -procs $(PROCS)
+	@exec bin/conformance $(if $(REAL),-real) $(if $(NODES),-nodes $(NODES)) -class '$(CLASS)' -focus '$(FOCUS)' -labels '$(LABELS)' -procs $(PROCS)
 
 # Each fuzz target for FUZZTIME; as unit tests they run on their seeds.
 FUZZTIME ?= 10m

@@ -57,11 +57,17 @@ func main() {
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "use this running cluster instead of starting one")
 	flag.BoolVar(&o.jsonOnly, "json", false, "make the suite's clients use JSON instead of protobuf")
 	flag.StringVar(&o.components, "components", "skiff", "controllers and scheduler to run: skiff (inside the server) or upstream")
-	flag.IntVar(&o.nodes, "nodes", 2, "number of hollow nodes")
+	flag.IntVar(&o.nodes, "nodes", -1, "number of nodes; the default is one real node, two of them for classes multi-node and all, or two hollow nodes")
 	flag.BoolVar(&o.real, "real", false, "run on a real node with containers, in its own namespaces; the default for classes node, net and multi-node without -focus")
 	flag.Parse()
 	if o.focus == "" && slices.Contains([]string{"node", "net", "multi-node", "all"}, o.class) {
 		o.real = true
+	}
+	if o.nodes < 0 {
+		o.nodes = 2
+		if o.real && (o.focus != "" || o.class != "multi-node" && o.class != "all") {
+			o.nodes = 1
+		}
 	}
 	if o.real && o.kubeconfig == "" {
 		if err := prepare(); err != nil {
@@ -147,12 +153,14 @@ func prepare() error {
 func startCluster(o options, dir string) (*cluster.Cluster, error) {
 	if o.real {
 		c, err := cluster.SkiffNode(dir)
-		if err != nil || o.class != "multi-node" && o.class != "all" {
-			return c, err
-		}
-		if err := c.AddNode(); err != nil {
-			c.Stop()
+		if err != nil {
 			return nil, err
+		}
+		for range o.nodes - 1 {
+			if err := c.AddNode(); err != nil {
+				c.Stop()
+				return nil, err
+			}
 		}
 		return c, nil
 	}
