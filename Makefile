@@ -88,13 +88,13 @@ programs:
 	$(step) 'upstream programs, images' $(compile) test/prepare programs
 	@$(compile) $(MAKE) --no-print-directory build demo
 
-# Two steps at a time: tests, which often wait, and beside them what only computes. Nothing runs beside fuzz targets and attacks.
+# Two steps at a time: tests, which often wait, and beside them what only computes. Nothing runs beside attacks.
 test: prepare
 	@$(MAKE) --no-print-directory -j2 unit programs
 	@$(MAKE) --no-print-directory -j2 e2e race-compile
 	@$(MAKE) --no-print-directory -j2 race differential CLUSTERS=150
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=5s
-	@$(MAKE) --no-print-directory attack openapi h2spec vuln
+	@$(MAKE) --no-print-directory -j2 fuzz openapi h2spec vuln FUZZTIME=10s
+	@$(MAKE) --no-print-directory attack
 
 test-cold:
 	$(step) 'test with empty caches' scripts/test-cold
