@@ -47,7 +47,7 @@ func measureAccessControl(side, dir string, o options) ([]Row, error) {
 		return nil, err
 	}
 	pluginNames, _ := admission.Names()
-	profiling := fmt.Sprintf("--profiling=%t", o.profiles != "")
+	profiling := fmt.Sprintf("--profiling=%t", o.Profiles != "")
 	withChecks, err := newAccessServer(filepath.Join(dir, "with-checks"), o,
 		profiling, "--token-auth-file="+tokens, "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(dir, "audit.log"))
 	if err != nil {
@@ -95,7 +95,7 @@ func rounds(sides []*accessServer, kind string) error {
 				return err
 			}
 			if round > 1 { // the first ones warm both up
-				side.used = append(side.used, used/time.Duration(side.requests/accessRounds))
+				side.used = append(side.used, used/time.Duration(side.Requests/accessRounds))
 			}
 		}
 	}
@@ -163,7 +163,7 @@ func (s *accessServer) allow() error {
 // create sends one round of requests and returns the server's CPU time.
 func (s *accessServer) create(kind string, round int) (time.Duration, error) {
 	ctx := context.Background()
-	n := s.requests / accessRounds
+	n := s.Requests / accessRounds
 	used, _, err := s.cpu(s.name+" "+kind, func() error {
 		return s.parallel(n, func(i int) error {
 			name := fmt.Sprintf("bench-%d-%d", round, i)

@@ -22,7 +22,7 @@ func startWithControllers(side, dir string, o options) (*bench, error) {
 	var err error
 	switch side {
 	case "skiff":
-		c, err = cluster.Skiff(dir, flag, "--without=scheduler", fmt.Sprintf("--profiling=%t", o.profiles != ""))
+		c, err = cluster.Skiff(dir, flag, "--without=scheduler", fmt.Sprintf("--profiling=%t", o.Profiles != ""))
 	case "upstream":
 		if c, err = cluster.UpstreamAPI(dir, "", flag); err != nil {
 			return nil, err
@@ -66,8 +66,8 @@ func measureDeployment(side, dir string, o options) ([]Row, error) {
 		return nil, err
 	}
 	time.Sleep(5 * time.Second)
-	name := fmt.Sprintf("deployment of %d replicas", o.replicas)
-	used, wall, err := b.cpu(name, func() error { return deploy(ctx, k, "large", o.replicas) })
+	name := fmt.Sprintf("deployment of %d replicas", o.Replicas)
+	used, wall, err := b.cpu(name, func() error { return deploy(ctx, k, "large", o.Replicas) })
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func measureIdle(side, dir string, o options) ([]Row, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
 	const each = 500
-	for i := range o.pods / each {
+	for i := range o.Pods / each {
 		if err := deploy(ctx, k, fmt.Sprint("idle-", i), each); err != nil {
 			return nil, err
 		}
@@ -136,8 +136,8 @@ func measureIdle(side, dir string, o options) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.add(fmt.Sprintf("idle with %d pods: CPU", o.pods), 100*used.Seconds()/wall.Seconds(), "% of a core", 1./4)
+	b.add(fmt.Sprintf("idle with %d pods: CPU", o.Pods), 100*used.Seconds()/wall.Seconds(), "% of a core", 1./4)
 	n, err := b.cluster.Resident()
-	b.add(fmt.Sprintf("idle with %d pods: resident memory", o.pods), float64(n)/(1<<20), "MiB", 1./3)
+	b.add(fmt.Sprintf("idle with %d pods: resident memory", o.Pods), float64(n)/(1<<20), "MiB", 1./3)
 	return b.rows, err
 }

@@ -57,7 +57,7 @@ func (b *bench) client(contentType string) (*clientset.Clientset, error) {
 
 // cpu runs f and returns the server's CPU and the wall time it took.
 func (b *bench) cpu(name string, f func() error) (used, wall time.Duration, err error) {
-	if b.profiles != "" && b.cluster.Name == "skiff" {
+	if b.Profiles != "" && b.cluster.Name == "skiff" {
 		done := b.profile(name)
 		defer func() { err = errors.Join(err, <-done) }()
 	}
@@ -93,7 +93,7 @@ func (b *bench) profile(name string) <-chan error {
 		}()
 		if err == nil {
 			file := strings.NewReplacer(" ", "-", ",", "").Replace(name) + ".pprof"
-			err = os.WriteFile(filepath.Join(b.profiles, file), data, 0o644)
+			err = os.WriteFile(filepath.Join(b.Profiles, file), data, 0o644)
 		}
 		done <- err
 	}()
@@ -154,12 +154,12 @@ func measureWrites(b *bench) error {
 			}},
 		} {
 			name := step.name + ", " + short
-			used, wall, err := b.cpu(name, func() error { return b.parallel(b.requests, step.do) })
+			used, wall, err := b.cpu(name, func() error { return b.parallel(b.Requests, step.do) })
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			b.add(name+": server CPU", float64(used.Microseconds())/float64(b.requests), "µs", 1./4)
-			b.rows = append(b.rows, Row{Name: name + ": throughput", Value: float64(b.requests) / wall.Seconds(), Unit: "/s", Goal: 2.5, HigherIsBetter: true})
+			b.add(name+": server CPU", float64(used.Microseconds())/float64(b.Requests), "µs", 1./4)
+			b.rows = append(b.rows, Row{Name: name + ": throughput", Value: float64(b.Requests) / wall.Seconds(), Unit: "/s", Goal: 2.5, HigherIsBetter: true})
 		}
 	}
 	return nil
@@ -170,7 +170,7 @@ func (b *bench) parallel(n int, do func(i int) error) error {
 	var next atomic.Int64
 	var failed atomic.Pointer[error]
 	var wg sync.WaitGroup
-	for range b.workers {
+	for range b.Workers {
 		wg.Go(func() {
 			for failed.Load() == nil {
 				i := int(next.Add(1)) - 1
@@ -196,7 +196,7 @@ func measureLists(b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := b.parallel(b.pods, func(i int) error {
+	if err := b.parallel(b.Pods, func(i int) error {
 		_, err := c.CoreV1().Pods("kube-public").Create(context.Background(), pod(fmt.Sprintf("list-%d", i)), metav1.CreateOptions{})
 		return err
 	}); err != nil {
@@ -205,7 +205,7 @@ func measureLists(b *bench) error {
 	for _, contentType := range []string{jsonType, protobufType} {
 		for _, gzip := range []bool{false, true} {
 			for _, page := range []int{0, 500} {
-				name := fmt.Sprintf("list %d pods, %s", b.pods, map[string]string{protobufType: "protobuf", jsonType: "json"}[contentType])
+				name := fmt.Sprintf("list %d pods, %s", b.Pods, map[string]string{protobufType: "protobuf", jsonType: "json"}[contentType])
 				if gzip {
 					name += ", gzip"
 				}
@@ -232,14 +232,14 @@ func (b *bench) measureList(name, contentType string, gzip bool, page int) error
 		return err
 	}
 	used, _, err := b.cpu(name, func() error {
-		for range b.rounds {
+		for range b.Rounds {
 			if err := once(); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	b.add(name+": server CPU", float64(used.Microseconds())/1000/float64(b.rounds), "ms", 1./10)
+	b.add(name+": server CPU", float64(used.Microseconds())/1000/float64(b.Rounds), "ms", 1./10)
 	return err
 }
 
@@ -302,7 +302,7 @@ func measureWatch(b *bench) error {
 	for _, contentType := range []string{jsonType, protobufType} {
 		short := map[string]string{protobufType: "protobuf", jsonType: "json"}[contentType]
 		goal := map[string]float64{protobufType: 1. / 3, jsonType: 1. / 5}[contentType]
-		if err := b.measureFanOut("watch by "+fmt.Sprint(b.watchers)+", "+short, contentType, goal); err != nil {
+		if err := b.measureFanOut("watch by "+fmt.Sprint(b.Watchers)+", "+short, contentType, goal); err != nil {
 			return err
 		}
 	}
@@ -325,7 +325,7 @@ func (b *bench) measureFanOut(name, contentType string, goal float64) error {
 	var watchers sync.WaitGroup
 	defer watchers.Wait()
 	defer cancel()
-	for range b.watchers {
+	for range b.Watchers {
 		body, closeIdle, err := b.openWatch(ctx, contentType, list.ResourceVersion)
 		if err != nil {
 			return err
@@ -336,9 +336,9 @@ func (b *bench) measureFanOut(name, contentType string, goal float64) error {
 			countFrames(body, contentType, &seen)
 		})
 	}
-	want := int64(b.watchers) * int64(b.events)
+	want := int64(b.Watchers) * int64(b.Events)
 	used, wall, err := b.cpu(name, func() error {
-		if err := b.parallel(b.events, func(i int) error {
+		if err := b.parallel(b.Events, func(i int) error {
 			_, err := pods.Create(ctx, pod(fmt.Sprintf("%s-%d", map[string]string{jsonType: "j", protobufType: "p"}[contentType], i)), metav1.CreateOptions{})
 			return err
 		}); err != nil {

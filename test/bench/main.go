@@ -26,8 +26,9 @@ type Row struct {
 	Goal  float64
 	// HigherIsBetter is true for throughput.
 	HigherIsBetter bool
-	// Limit is the maximum of a number, also of one that is not compared with upstream; 0: none.
-	Limit float64
+	// Limit is the maximum of a number, also of one that is not compared with upstream; 0: none. AtLeast makes it the minimum.
+	Limit   float64
+	AtLeast bool
 }
 
 // load is one workload. It runs against a freshly started server; workloads run in the order of the list.
@@ -45,48 +46,55 @@ var loads = []load{
 	{"memory", measureMemory},
 }
 
-// standaloneLoads are workloads that start their own servers.
-var standaloneLoads = []struct {
+// separateLoad is a workload that starts its own servers.
+type separateLoad struct {
 	name string
 	run  func(side, dir string, o options) ([]Row, error)
-}{
+}
+
+// standaloneLoads are those on the host's own network; isolatedLoads follow them.
+var standaloneLoads = []separateLoad{
 	{"deployment", measureDeployment},
 	{"idle", measureIdle},
 	{"schedule", measureScheduling},
 	{"algorithm", measureAlgorithm},
 	{"access-control", measureAccessControl},
 	{"slow-readers", measureSlowReaders},
-	{"node", measureNode},
 }
 
+// options are fields of a JSON document for workloads that run in a child process.
 type options struct {
-	replicas int
-	pods     int
-	requests int
-	workers  int
-	watchers int
-	events   int
-	rounds   int
-	profiles string
+	Replicas int
+	Pods     int
+	Requests int
+	Workers  int
+	Watchers int
+	Events   int
+	Rounds   int
+	Services int
+	Policies int
+	Profiles string
 }
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, node")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, node, proxy, policies, dns, throughput")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this directory")
-	flag.StringVar(&o.profiles, "profiles", "", "write a CPU profile of skiff's first seconds under each load to this directory; the numbers are then a little worse")
-	flag.IntVar(&o.pods, "pods", 10000, "pods to list")
-	flag.IntVar(&o.replicas, "replicas", 2000, "replicas of the deployment")
-	flag.IntVar(&o.requests, "requests", 4000, "writes of each kind")
-	flag.IntVar(&o.workers, "workers", 16, "clients that write at once")
-	flag.IntVar(&o.watchers, "watchers", 200, "watchers of one resource")
-	flag.IntVar(&o.events, "events", 500, "events sent to the watchers")
-	flag.IntVar(&o.rounds, "rounds", 40, "lists of each form")
+	flag.StringVar(&o.Profiles, "profiles", "", "write a CPU profile of skiff's first seconds under each load to this directory; the numbers are then a little worse")
+	flag.IntVar(&o.Pods, "pods", 10000, "pods to list")
+	flag.IntVar(&o.Replicas, "replicas", 2000, "replicas of the deployment")
+	flag.IntVar(&o.Requests, "requests", 4000, "writes of each kind")
+	flag.IntVar(&o.Workers, "workers", 16, "clients that write at once")
+	flag.IntVar(&o.Watchers, "watchers", 200, "watchers of one resource")
+	flag.IntVar(&o.Events, "events", 500, "events sent to the watchers")
+	flag.IntVar(&o.Services, "services", 5000, "Services of the proxy, with ten endpoints each")
+	flag.IntVar(&o.Policies, "policies", 1000, "network policies")
+	flag.IntVar(&o.Rounds, "rounds", 40, "lists of each form")
 	flag.Parse()
-	if side := os.Getenv(nodeVariable); side != "" {
-		if err := nodeMain(side, *keep); err != nil {
+	if text := os.Getenv(isolatedVariable); text != "" {
+		if err := isolatedMain(text); err != nil {
 			fmt.Fprintln(os.Stderr, "bench:", err)
 			os.Exit(1)
 		}
@@ -134,7 +142,7 @@ func measure(side, dir, only string, o options) (rows []Row, err error) {
 			return nil, err
 		}
 	}
-	for _, l := range standaloneLoads {
+	for _, l := range separateLoads() {
 		if !wanted(l.name) {
 			continue
 		}
@@ -148,6 +156,15 @@ func measure(side, dir, only string, o options) (rows []Row, err error) {
 	return rows, nil
 }
 
+// separateLoads are the workloads that start their own servers.
+func separateLoads() []separateLoad {
+	all := slices.Clone(standaloneLoads)
+	for _, l := range isolatedLoads {
+		all = append(all, separateLoad{l.name, l.start})
+	}
+	return all
+}
+
 // measureShared starts one server and runs the workloads that share it.
 func measureShared(side, dir string, wanted func(string) bool, o options) ([]Row, error) {
 	var c *cluster.Cluster
@@ -156,7 +173,7 @@ func measureShared(side, dir string, wanted func(string) bool, o options) ([]Row
 	const flag = "--disable-admission-plugins=ServiceAccount"
 	switch side {
 	case "skiff":
-		c, err = cluster.Skiff(dir, flag, fmt.Sprintf("--profiling=%t", o.profiles != ""))
+		c, err = cluster.Skiff(dir, flag, fmt.Sprintf("--profiling=%t", o.Profiles != ""))
 	case "upstream":
 		c, err = cluster.UpstreamAPI(dir, "", flag)
 	default:
@@ -184,13 +201,26 @@ func measureShared(side, dir string, wanted func(string) bool, o options) ([]Row
 
 // limit describes the row's limit and whether it is met.
 func (r Row) limit() string {
-	switch {
-	case r.Limit == 0:
+	if r.Limit == 0 {
 		return ""
-	case r.Value <= r.Limit:
-		return fmt.Sprintf("≤ %.0f yes", r.Limit)
 	}
-	return fmt.Sprintf("≤ %.0f NO", r.Limit)
+	sign, met := "≤", r.Value <= r.Limit
+	if r.AtLeast {
+		sign, met = "≥", r.Value >= r.Limit
+	}
+	mark := "yes"
+	if !met {
+		mark = "NO"
+	}
+	return fmt.Sprintf("%s %g %s", sign, r.Limit, mark)
+}
+
+// number formats a value: with more digits if it is small.
+func number(value float64) string {
+	if value < 10 {
+		return fmt.Sprintf("%.2f", value)
+	}
+	return fmt.Sprintf("%.1f", value)
 }
 
 // print prints the table: skiff, upstream, ratio, goal.
@@ -209,7 +239,7 @@ func print(results map[string][]Row) {
 	for _, r := range rows {
 		u, both := upstream[r.Name]
 		if !both || len(results["skiff"]) == 0 {
-			fmt.Fprintf(w, "%s\t%s\t%.1f\t\t\t%s\t\n", r.Name, r.Unit, r.Value, r.limit())
+			fmt.Fprintf(w, "%s\t%s\t%s\t\t\t%s\t\n", r.Name, r.Unit, number(r.Value), r.limit())
 			continue
 		}
 		ratio, sign := r.Value/u.Value, "≤"
@@ -221,6 +251,6 @@ func print(results map[string][]Row) {
 		if !met {
 			mark = "NO"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%.1f\t%.1f\t%.3f\t%s %.2f %s %s\t\n", r.Name, r.Unit, r.Value, u.Value, ratio, sign, r.Goal, mark, r.limit())
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.3f\t%s %.2f %s %s\t\n", r.Name, r.Unit, number(r.Value), number(u.Value), ratio, sign, r.Goal, mark, r.limit())
 	}
 }

@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -19,63 +15,28 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"skiff/test/cluster"
-	"skiff/test/namespaces"
 )
 
 const (
-	// nodeVariable is the environment variable that makes a child process, in its own namespaces, measure the node of one side.
-	nodeVariable  = "SKIFF_BENCH_NODE"
 	nodePods      = 50
 	nodeRounds    = 5
 	nodePodsImage = "registry.k8s.io/pause:3.10.2"
 )
 
-// measureNode runs measureNodeInside in its own namespaces, so that containers, network links and cgroups end with it.
-func measureNode(side, dir string, _ options) ([]Row, error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("only root can run containers")
-	}
+// prepareNode builds the images and programs of measureNode.
+func prepareNode(side string) error {
 	if err := cluster.UseImages("pause"); err != nil {
-		return nil, err
-	}
-	if side == "upstream" { // while the network is reachable
-		if _, err := cluster.UpstreamNodePrograms(); err != nil {
-			return nil, err
-		}
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(os.Args[0], "-dir", dir)
-	cmd.Env = append(os.Environ(), nodeVariable+"="+side)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("in its own namespaces: %w", err)
-	}
-	data, err := os.ReadFile(filepath.Join(dir, "rows.json"))
-	if err != nil {
-		return nil, err
-	}
-	var rows []Row
-	return rows, json.Unmarshal(data, &rows)
-}
-
-// nodeMain is the child process's main: it measures a node and writes the rows to a file.
-func nodeMain(side, dir string) error {
-	namespaces.Enter()
-	rows, err := measureNodeInside(side, dir)
-	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(rows)
-	if err != nil {
-		return err
+	if side == "skiff" {
+		return nil
 	}
-	return os.WriteFile(filepath.Join(dir, "rows.json"), data, 0o600)
+	_, err := cluster.UpstreamNodePrograms()
+	return err
 }
 
-// measureNodeInside creates pods at once on one node and waits until all of them run, measures them while idle, and deletes them.
-func measureNodeInside(side, dir string) ([]Row, error) {
+// measureNode creates pods at once on one node and waits until all of them run, measures them while idle, and deletes them.
+func measureNode(side, dir string, _ options) ([]Row, error) {
 	if err := cluster.UseImages("pause"); err != nil {
 		return nil, err
 	}

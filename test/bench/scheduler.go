@@ -74,7 +74,7 @@ func startWithScheduler(side, dir string, o options) (*cluster.Cluster, error) {
 	const flag = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"
 	switch side {
 	case "skiff":
-		return cluster.Skiff(dir, flag, "--without=controllers", fmt.Sprintf("--profiling=%t", o.profiles != ""))
+		return cluster.Skiff(dir, flag, "--without=controllers", fmt.Sprintf("--profiling=%t", o.Profiles != ""))
 	case "upstream":
 		c, err := cluster.UpstreamAPI(dir, "", flag, "--max-requests-inflight=3000", "--max-mutating-requests-inflight=3000")
 		if err != nil {

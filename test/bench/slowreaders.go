@@ -54,7 +54,7 @@ func measureSlowReaders(side, dir string, o options) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.parallel(b.pods, func(i int) error {
+	if err := b.parallel(b.Pods, func(i int) error {
 		_, err := pods.CoreV1().Pods("kube-public").Create(context.Background(), pod(fmt.Sprintf("list-%d", i)), metav1.CreateOptions{})
 		return err
 	}); err != nil {
@@ -105,7 +105,7 @@ func (b *bench) measureReaders(name, contentType string) error {
 		most = max(most, now)
 	}
 	b.rows = append(b.rows, Row{
-		Name: fmt.Sprintf("list %d pods, %s, read at 1 MB/s: live heap per reader", b.pods, name), Unit: "MiB",
+		Name: fmt.Sprintf("list %d pods, %s, read at 1 MB/s: live heap per reader", b.Pods, name), Unit: "MiB",
 		Value: (most - before) / slowReaders / (1 << 20), Goal: 1, Limit: slowLimit,
 	})
 	return nil

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -202,6 +203,11 @@ func (p *Process) Stop() {
 // Terminate asks the process to terminate, waits until it has, and returns its exit code.
 func (p *Process) Terminate() int {
 	_ = p.Signal(syscall.SIGTERM)
+	return p.Wait()
+}
+
+// Wait waits until the process has exited, and returns its exit code.
+func (p *Process) Wait() int {
 	<-p.done
 	return p.cmd.ProcessState.ExitCode()
 }
@@ -247,6 +253,23 @@ func (p *Process) CPU() (time.Duration, error) {
 	return used, nil
 }
 
+// ChildrenCPU returns the CPU time of the programs that the process has started and waited for, in hundredths of a second.
+func (p *Process) ChildrenCPU() (time.Duration, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
+	if err != nil {
+		return 0, err
+	}
+	// The fields after the name, which may contain anything, begin with the third; the children's are the sixteenth and seventeenth.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	const children, ticks = 16 - 3, 100
+	if len(fields) < children+2 {
+		return 0, fmt.Errorf("no CPU times for process %d", p.PID())
+	}
+	user, userErr := strconv.ParseInt(fields[children], 10, 64)
+	system, systemErr := strconv.ParseInt(fields[children+1], 10, 64)
+	return time.Duration(user+system) * time.Second / ticks, errors.Join(userErr, systemErr)
+}
+
 // CPUTime returns the user and system CPU time of a process.
 func CPUTime(pid int) (time.Duration, error) {
 	// The kernel's CPU clock of another process: its ID is the complement of the PID, shifted, with 2 for CPUCLOCK_SCHED.
@@ -257,18 +280,24 @@ func CPUTime(pid int) (time.Duration, error) {
 }
 
 // Resident returns the resident memory of the process in bytes.
-func (p *Process) Resident() (int64, error) {
+func (p *Process) Resident() (int64, error) { return p.memory("VmRSS:") }
+
+// Anonymous returns the resident memory of the process that is not of a file, such as that of the program itself, in bytes.
+func (p *Process) Anonymous() (int64, error) { return p.memory("RssAnon:") }
+
+// memory returns a size in the status of the process.
+func (p *Process) memory(name string) (int64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.SplitSeq(string(data), "\n") {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if value, ok := strings.CutPrefix(line, name); ok {
 			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 			return kib * 1024, err
 		}
 	}
-	return 0, fmt.Errorf("no VmRSS for process %d", p.PID())
+	return 0, fmt.Errorf("no %s for process %d", name, p.PID())
 }
 
 // Servers listen on ports below those that the kernel chooses for outgoing connections and for listeners on port 0, and below those of

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"skiff/internal/pki"
@@ -191,6 +193,53 @@ func (c *Cluster) Scheduler(flags ...string) error {
 	}
 	c.Others = append(c.Others, p)
 	return nil
+}
+
+// KubeProxy adds upstream's kube-proxy in nftables mode, with the administrator's credentials.
+func (c *Cluster) KubeProxy(flags ...string) (*Process, error) {
+	programs, err := Upstream("kube-proxy", "nft")
+	if err != nil {
+		return nil, err
+	}
+	// kube-proxy finds nft, and nft its libraries, by the environment.
+	withNFT := func(cmd *exec.Cmd) error {
+		nft := filepath.Join(programs, "nft/usr")
+		libraries, err := filepath.Glob(nft + "/lib/*-linux-gnu")
+		if err != nil {
+			return err
+		}
+		cmd.Env = append(os.Environ(), "PATH="+nft+"/sbin:"+os.Getenv("PATH"), "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
+		return cmd.Start()
+	}
+	args := append([]string{
+		"--kubeconfig=" + c.Kubeconfig, "--proxy-mode=nftables",
+		// What belongs to the host, not to a network namespace, is left as it is.
+		"--conntrack-max-per-core=0", "--oom-score-adj=0",
+	}, flags...)
+	p, err := startBy(withNFT, c.Dir, "kube-proxy", filepath.Join(programs, "kube-proxy"), args...)
+	if err != nil {
+		return nil, err
+	}
+	c.Others = append(c.Others, p)
+	return p, nil
+}
+
+// CoreDNS adds CoreDNS with the given configuration.
+func (c *Cluster) CoreDNS(corefile string) (*Process, error) {
+	programs, err := Upstream("coredns")
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(c.Dir, "Corefile")
+	if err := os.WriteFile(path, []byte(corefile), 0o600); err != nil {
+		return nil, err
+	}
+	p, err := start(c.Dir, "coredns", filepath.Join(programs, "coredns"), "-conf", path)
+	if err != nil {
+		return nil, err
+	}
+	c.Others = append(c.Others, p)
+	return p, nil
 }
 
 // signingFiles returns the directory with the cluster's ca.crt, ca.key and service-account.key.

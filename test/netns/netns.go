@@ -68,9 +68,19 @@ func At(path string) Namespace { return Namespace{path: path} }
 // New makes a network namespace with its loopback interface up. It is removed at the end of the test.
 func New(t testing.TB) Namespace {
 	t.Helper()
-	n := Namespace{path: filepath.Join(t.TempDir(), "ns")}
-	if err := os.WriteFile(n.path, nil, 0o600); err != nil {
+	n, err := Make(filepath.Join(t.TempDir(), "ns"))
+	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(n.path, unix.MNT_DETACH) })
+	return n
+}
+
+// Make makes a network namespace with its loopback interface up. It exists until its file is unmounted.
+func Make(path string) (Namespace, error) {
+	n := Namespace{path: path}
+	if err := os.WriteFile(n.path, nil, 0o600); err != nil {
+		return n, err
 	}
 	done := make(chan error)
 	go func() {
@@ -86,10 +96,9 @@ func New(t testing.TB) Namespace {
 		done <- err
 	}()
 	if err := <-done; err != nil {
-		t.Fatal(err)
+		return n, fmt.Errorf("make network namespace: %w", err)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(n.path, unix.MNT_DETACH) })
-	return n
+	return n, nil
 }
 
 // Open opens the namespace, for netlink messages that name it by a file descriptor.
@@ -130,13 +139,21 @@ func (n Namespace) enter(do func() error) error {
 	return err
 }
 
-// Connect joins a namespace to the host by a link. name is that of the host's end; the other end is eth0, with the default route. Addresses
-// with the prefix of their network are CIDRs.
+// Connect joins a namespace to the host by a link, which is removed at the end of the test: see Join.
 func (n Namespace) Connect(t testing.TB, name string, hostAddresses, addresses []string) {
 	t.Helper()
+	if err := n.Join(name, hostAddresses, addresses); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: name}}) })
+}
+
+// Join joins a namespace to the host by a link. name is that of the host's end; the other end is eth0, with the default route. Addresses
+// with the prefix of their network are CIDRs.
+func (n Namespace) Join(name string, hostAddresses, addresses []string) error {
 	file, err := os.Open(n.path)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer file.Close()
 	attrs := netlink.NewLinkAttrs()
@@ -144,18 +161,17 @@ func (n Namespace) Connect(t testing.TB, name string, hostAddresses, addresses [
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName, veth.PeerNamespace = "eth0", netlink.NsFd(int(file.Fd()))
 	if err := netlink.LinkAdd(veth); err != nil {
-		t.Fatal(err)
+		return fmt.Errorf("add link %s: %w", name, err)
 	}
-	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
 	if err := up(name, hostAddresses); err != nil {
-		t.Fatal(err)
+		return err
 	}
 	for _, address := range addresses {
 		if err := routeTo(name, netip.MustParsePrefix(address)); err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
-	err = n.Do(func() error {
+	return n.Do(func() error {
 		if err := up("eth0", addresses); err != nil {
 			return err
 		}
@@ -171,9 +187,6 @@ func (n Namespace) Connect(t testing.TB, name string, hostAddresses, addresses [
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // routeTo adds the route to an address that is alone in its network.
