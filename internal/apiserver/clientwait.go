@@ -137,6 +137,7 @@ func (r *request) waitForServer(f func()) {
 		f()
 		return
 	}
+	wait.s.leaveLarge(r)
 	wait.begin()
 	f()
 	_ = wait.end(nil) // an error: the request's context is done, which the handler finds out itself

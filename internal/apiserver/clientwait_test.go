@@ -302,6 +302,44 @@ func TestWaitingForWebhookNeedsNoSeats(t *testing.T) {
 	}
 }
 
+// A write with a large body that waits for a webhook leaves its place to others: the webhook may send large writes itself.
+func TestLargeWriteDuringWebhookCall(t *testing.T) {
+	hook := &slowWebhook{make(chan struct{})}
+	s := fairServer(t, &guard{}, patient, func(c *Config) { c.Admission = admission.Chain{hook} })
+	body := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"large","annotations":{"a":"` + strings.Repeat("x", largeBody) + `"}}}`
+	req := httptest.NewRequestWithContext(t.Context(), "POST", "/api/v1/namespaces/ns/pods", strings.NewReader(body))
+	req.Header.Set("Authorization", "Bearer guest")
+	req.Header.Set("Content-Type", "application/json")
+	recorder, done := httptest.NewRecorder(), make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Handler().ServeHTTP(recorder, req)
+	}()
+	waitUntil(t, "the write waits without seats", func() bool { return s.waits.total.Load() == 1 })
+	var others []*largeWrite
+	for range s.large.limit() {
+		w := s.large.add("another", largeBody)
+		if w.granted != nil {
+			t.Error("another large write has to wait for a webhook that the first one calls")
+		}
+		others = append(others, w)
+	}
+	if n := s.large.heldBy("guest"); n != 1 {
+		t.Errorf("the user has %d large writes", n)
+	}
+	close(hook.released)
+	<-done
+	if recorder.Code != http.StatusCreated {
+		t.Errorf("code %d: %.200s", recorder.Code, recorder.Body)
+	}
+	for _, w := range others {
+		s.large.release(w)
+	}
+	if s.large.running != 0 || s.large.bytes != 0 || len(s.large.held) != 0 {
+		t.Errorf("%d writes and %d bytes of %v are left", s.large.running, s.large.bytes, s.large.held)
+	}
+}
+
 func (l *largeWrites) heldBy(user string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -34,6 +34,8 @@ type largeWrite struct {
 	bytes int
 	// granted is closed when the write may be processed; nil if it may be from the beginning.
 	granted chan struct{}
+	// left: another write is processed in its place. largeWrites.mu guards it.
+	left bool
 }
 
 // limit is the number of large writes that run at the same time.
@@ -73,7 +75,7 @@ func (w *largeWrite) wait(ctx context.Context) error {
 	}
 }
 
-// release removes a write that was processed or waits no longer. The next write is one of the user whose last one was served first.
+// release removes a write that was processed or waits no longer.
 func (l *largeWrites) release(w *largeWrite) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,6 +90,23 @@ func (l *largeWrites) release(w *largeWrite) {
 		}
 		return
 	}
+	if !w.left {
+		l.processNext()
+	}
+}
+
+// leave lets the next write be processed before this one, which is processed, is released. Its body counts until then.
+func (l *largeWrites) leave(w *largeWrite) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !w.left {
+		w.left = true
+		l.processNext()
+	}
+}
+
+// processNext lets the next write be processed in the place of another one: one of the user whose last one was served first. mu must be held.
+func (l *largeWrites) processNext() {
 	if len(l.users) == 0 {
 		l.running--
 		return

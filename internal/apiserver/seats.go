@@ -54,7 +54,8 @@ func (s *Server) limitInFlight(req *request) (bool, error) {
 	return true, nil
 }
 
-// acquireLarge waits until a write with a large body may be processed. It ends when the response begins. While it waits it has no seats.
+// acquireLarge waits until a write with a large body may be processed. That ends when the response begins, or when an admission webhook is
+// called: what limits these writes is CPU time, and the webhook may send large writes itself. While it waits it has no seats.
 func (s *Server) acquireLarge(req *request, size int) error {
 	wait := req.w.wait
 	if size < largeBody || req.large != nil || wait == nil {
@@ -73,6 +74,13 @@ func (s *Server) acquireLarge(req *request, size int) error {
 	}
 	wait.resume()
 	return nil
+}
+
+// leaveLarge lets another large write be processed while this one waits for a webhook.
+func (s *Server) leaveLarge(req *request) {
+	if req.large != nil {
+		s.large.leave(req.large)
+	}
 }
 
 func (s *Server) releaseLarge(req *request) {
