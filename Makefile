@@ -83,7 +83,7 @@ down:
 prepare:
 	$(step) 'prepare: modules, skiff' test/prepare modules
 
-# What tests start: upstream's programs, images, the container runtime and kubectl.
+# What tests start: upstream's programs, images, helm, an operator, the container runtime and kubectl.
 programs:
 	$(step) 'upstream programs, images' $(compile) test/prepare programs
 	@$(compile) $(MAKE) --no-print-directory build demo

@@ -11,12 +11,13 @@ import (
 
 // sharedModules are the go.mod files whose programs and tests are built from the same dependencies. runtime/ is not among them: containerd
 // needs newer versions.
-var sharedModules = []string{"go.mod", "test/differential/go.mod", "test/h2spec/go.mod", "test/upstream/go.mod", "tools/kubectl/go.mod"}
+var sharedModules = []string{"go.mod", "test/differential/go.mod", "test/h2spec/go.mod", "test/helm/go.mod", "test/operator/go.mod", "test/upstream/go.mod", "tools/kubectl/go.mod"}
 
-// versionsApart are modules of few packages that upstream's programs need in newer versions.
+// versionsApart are modules of few packages that upstream's programs and helm need in newer versions.
 var versionsApart = map[string]bool{
-	"github.com/mdlayher/netlink": true,
-	"github.com/mdlayher/socket":  true,
+	"github.com/Masterminds/semver/v3": true,
+	"github.com/mdlayher/netlink":      true,
+	"github.com/mdlayher/socket":       true,
 }
 
 // TestModuleVersions checks that go.mod files agree on versions. A package is compiled again when one of its dependencies has another version:

@@ -77,32 +77,29 @@ func Root() (string, error) {
 }
 
 // Upstream builds the named upstream programs if they are not cached, and returns their directory.
-func Upstream(programs ...string) (string, error) {
-	root, err := Root()
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.Command(filepath.Join(root, "test/upstream/build"), programs...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("build upstream's %v: %w", programs, err)
-	}
-	return strings.TrimSpace(string(out)), nil
-}
+func Upstream(programs ...string) (string, error) { return build("test/upstream/build", programs...) }
 
 // Images builds the image archives of the tests, those named or else all, if they are not cached, and returns their
 // directory.
-func Images(archives ...string) (string, error) {
+func Images(archives ...string) (string, error) { return build("test/images/build", archives...) }
+
+// Operator builds the operator of test/operator if it is not cached, and returns the archive of its image.
+func Operator() (string, error) { return build("test/operator/build") }
+
+// Helm builds helm if it is not cached, and returns its path.
+func Helm() (string, error) { return build("test/helm/build") }
+
+// build runs a script that builds something in the cache, and returns the path that it prints.
+func build(script string, args ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command(filepath.Join(root, "test/images/build"), archives...)
+	cmd := exec.Command(filepath.Join(root, script), args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("build test images: %w", err)
+		return "", fmt.Errorf("%s %v: %w", script, args, err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }

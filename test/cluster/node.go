@@ -32,6 +32,8 @@ var archives []string
 type Needs struct {
 	Images   []string // image archives of the nodes; none means all
 	Programs []string // upstream programs
+	// Extensions are helm and the operator of test/operator.
+	Extensions bool
 }
 
 // Main runs the tests of a package that starts nodes, inside their own namespaces. What they need is built before,
@@ -40,6 +42,11 @@ func Main(m *testing.M, needs Needs) {
 	err := UseImages(needs.Images...)
 	if err == nil && len(needs.Programs) > 0 {
 		_, err = Upstream(needs.Programs...)
+	}
+	if err == nil && needs.Extensions {
+		if _, err = Operator(); err == nil {
+			_, err = Helm()
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

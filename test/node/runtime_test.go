@@ -35,8 +35,9 @@ func TestMain(m *testing.M) {
 		own(dataDir)
 	}
 	cluster.Main(m, cluster.Needs{
-		Images:   []string{"busybox", "pause"},
-		Programs: []string{"etcd", "kube-apiserver", "kube-controller-manager"},
+		Images:     []string{"busybox", "pause"},
+		Programs:   []string{"etcd", "kube-apiserver", "kube-controller-manager"},
+		Extensions: true,
 	})
 }
 
