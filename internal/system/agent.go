@@ -57,6 +57,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	}
 	o := nodeOptions{
 		Node: c.Node, dataDir: c.DataDir, root: root, rootFlag: "data-dir", clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
+		localPathDir: localPathDir(c.DataDir),
 	}
 	if err := o.readCluster(ctx, remote, log); err != nil {
 		return wrap("node", err)
@@ -104,7 +105,7 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 	}
 	return runRenewedNode(ctx, remote, certificate, nodeOptions{
 		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, rootFlag: "root-dir", staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
-		certificateDir: c.CertificateDir(),
+		certificateDir: c.CertificateDir(), localPathDir: filepath.Join(c.RootDir, "volumes"),
 	}, log)
 }
 

@@ -93,8 +93,8 @@ func InstallAgent(ctx context.Context, c config.InstallAgent, arguments []string
 
 // writeToken writes the join token below the data directory and returns its path.
 func writeToken(dataDir, token string) (string, error) {
-	if err := os.MkdirAll(dataDir, 0o700); err != nil {
-		return "", fmt.Errorf("create data directory: %w", err)
+	if err := claimDataDir(dataDir); err != nil {
+		return "", err
 	}
 	path := filepath.Join(dataDir, tokenFile)
 	return path, atomicfile.Write(path, []byte(token+"\n"), 0o600)
@@ -208,9 +208,6 @@ func (i *installer) removeNodeAndData(ctx context.Context, service installed, ke
 	return i.removeData(service.dataDir)
 }
 
-// dataEntries are what skiff has in its data directory.
-var dataEntries = []string{adminKubeconfig, "cni", "containerd", "dns", "etcd", "images", "kubelet", lockFile, "network", "pki", "registries", tokenFile, "volumes"}
-
 // removeData removes a data directory. Files that are not skiff's are kept, and the directory with them: it may be one that others use too.
 func (i *installer) removeData(dir string) error {
 	// A directory that is still mounted belongs to a volume; removing its files would remove the volume's data.
@@ -222,7 +219,11 @@ func (i *installer) removeData(dir string) error {
 	if err := runtime.RemoveSockets(dir); err != nil {
 		return err
 	}
-	for _, entry := range dataEntries {
+	own, err := ownEntries(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range own {
 		if err := os.RemoveAll(filepath.Join(dir, entry)); err != nil {
 			return fmt.Errorf("remove data directory: %w", err)
 		}

@@ -111,6 +111,9 @@ func newTestInstaller(t *testing.T) (i *installer, host *fake.Systemd, out *byte
 func TestInstallAndUninstall(t *testing.T) {
 	i, host, out, cleaned := newTestInstaller(t)
 	data, path := filepath.Join(t.TempDir(), "data"), filepath.Join(i.unitDir, unitName)
+	if err := claimDataDir(data); err != nil {
+		t.Fatal(err)
+	}
 	for _, dir := range []string{"etcd/member", "kubelet/pods", "images"} {
 		if err := os.MkdirAll(filepath.Join(data, dir), 0o700); err != nil {
 			t.Fatal(err)
@@ -168,11 +171,24 @@ func TestUninstallKeepsOthersFiles(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
+	// A directory that others use too, with names that skiff uses too.
 	data := t.TempDir()
-	for _, name := range []string{"pki", "photos"} {
-		if err := os.Mkdir(filepath.Join(data, name), 0o700); err != nil {
+	mkdir := func(names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if err := os.MkdirAll(filepath.Join(data, name), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	mkdir("images", "photos", "volumes")
+	for range 2 { // a restart changes nothing
+		unlock, err := openDataDir(data)
+		if err != nil {
 			t.Fatal(err)
 		}
+		mkdir("etcd", "pki", "volumes/pvc-1")
+		unlock()
 	}
 	if err := i.install(t.Context(), unit{command: commandServer, arguments: []string{"--no-node", "--data-dir=" + data}}, config.Install{NoStart: true}); err != nil {
 		t.Fatal(err)
@@ -180,11 +196,15 @@ func TestUninstallKeepsOthersFiles(t *testing.T) {
 	if err := i.uninstall(t.Context(), config.Uninstall{}); err != nil {
 		t.Fatal(err)
 	}
+	var kept []string
 	entries, err := os.ReadDir(data)
-	if err != nil || len(entries) != 1 || entries[0].Name() != "photos" {
-		t.Errorf("the data directory has %v, %v", entries, err)
+	for _, entry := range entries {
+		kept = append(kept, entry.Name())
 	}
-	if !strings.Contains(out.String(), "photos is not of skiff") {
+	if err != nil || !slices.Equal(kept, []string{"images", "photos", "volumes"}) {
+		t.Errorf("the data directory has %v, %v", kept, err)
+	}
+	if !strings.Contains(out.String(), "images is not of skiff") {
 		t.Errorf("output %q", out)
 	}
 	if len(*cleaned) != 0 {

@@ -13,14 +13,6 @@ import (
 // lockFile is the file in a directory by whose lock the directory is locked.
 const lockFile = "lock"
 
-// openDataDir creates the data directory, if it does not exist, and locks it.
-func openDataDir(dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create data directory: %w", err)
-	}
-	return lockDir(dir, "data-dir")
-}
-
 // lockDirs locks those directories of one data directory that exist.
 func lockDirs(dirs ...string) (unlock func(), err error) {
 	var unlocks []func()

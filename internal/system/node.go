@@ -53,6 +53,8 @@ type nodeOptions struct {
 	config.Node
 	// dataDir holds the state of containerd and of the pod network, root the kubelet's.
 	dataDir, root string
+	// localPathDir is the parent of the directories of volumes that skiff provisions on this node.
+	localPathDir string
 	// rootFlag is the flag that root is set with.
 	rootFlag string
 	// staticPods is the directory of static pods, if the configuration file names none.
@@ -113,7 +115,8 @@ func (s *server) runNode(ctx context.Context) error {
 // nodeOptions are the options of the node inside `skiff server`.
 func (s *server) nodeOptions() (o nodeOptions, err error) {
 	c := s.config
-	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), rootFlag: "data-dir", clusterDomain: c.ClusterDomain}
+	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), rootFlag: "data-dir", clusterDomain: c.ClusterDomain,
+		localPathDir: localPathDir(c.DataDir)}
 	o.identity = func(name string, addresses []string) (*nodeIdentity, error) {
 		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
 	}
@@ -338,9 +341,6 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	return nil
 }
 
-// localPathDir is the parent of the directories of volumes that skiff provisions on this node.
-func (n *nodeComponents) localPathDir() string { return filepath.Join(n.dataDir, "volumes") }
-
 // volumesInUse are the attached volumes in use, for the node's status.
 func (n *nodeComponents) volumesInUse() ([]corev1.UniqueVolumeName, bool) {
 	names, err := n.volumes.InUse()
@@ -369,7 +369,7 @@ func (n *nodeComponents) setMemoryQoS() {
 // buildVolumes makes what mounts the volumes of pods.
 func (n *nodeComponents) buildVolumes() error {
 	n.volumes = volume.New(volume.Options{
-		Root: n.root, LocalPathDir: n.localPathDir(), Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
+		Root: n.root, LocalPathDir: n.localPathDir, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
 		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
 	})
 	n.runs["volumes"] = n.volumes.Run
@@ -435,7 +435,7 @@ func (n *nodeComponents) buildNode() error {
 	n.node = node.New(node.Settings{
 		Name: n.name, IPs: n.addresses, Labels: labels, Taints: n.settings.RegisterWithTaints, Port: n.settings.Port, MaxPods: int64(n.settings.MaxPods),
 		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseDurationSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
-		Annotations:      map[string]string{localpath.DirAnnotation: n.localPathDir()},
+		Annotations:      map[string]string{localpath.DirAnnotation: n.localPathDir},
 		SkipRegistration: !*n.settings.RegisterNode, MaxImages: n.settings.NodeStatusMaxImages,
 		StatusUpdateFrequency: n.settings.NodeStatusUpdateFrequency.Duration, StatusReportFrequency: n.settings.NodeStatusReportFrequency.Duration,
 		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),

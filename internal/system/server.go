@@ -416,7 +416,7 @@ func (s *server) controllerSettings() (settings controllers.Settings, err error)
 	settings = controllers.Settings{
 		RootCA: s.certs.rootCAs, TokenSigner: s.access.issuer, Signing: signingCAs(s.certs.ca),
 		NodeLifecycle: nodeLifecycle(s.config.NodeLifecycle),
-		LocalPath:     &volume.LocalPathSettings{Dir: filepath.Join(s.config.DataDir, "volumes")},
+		LocalPath:     &volume.LocalPathSettings{Dir: localPathDir(s.config.DataDir)},
 	}
 	if settings.ServerNames, err = serverNames(s.config.APIServer); err != nil {
 		return settings, err

@@ -1,0 +1,75 @@
+package system
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"skiff/internal/atomicfile"
+)
+
+// dataEntries are what skiff makes in its data directory. The last is removed last, so that a removal can be repeated.
+var dataEntries = []string{
+	adminKubeconfig, "cni", "containerd", "dns", "etcd", "images", "kubelet", lockFile, "network", "pki", "registries", tokenFile, "volumes", markerFile,
+}
+
+const (
+	// markerFile is the file in a data directory that has the names of entries that were there before skiff. They have names that skiff uses too,
+	// but they are not skiff's, so it does not remove them.
+	markerFile   = ".skiff"
+	markerHeader = "# skiff uses this directory. The entries below were here before: skiff uninstall keeps them."
+)
+
+// localPathDir is the parent of the directories of volumes that skiff provisions on a node with a data directory.
+func localPathDir(dataDir string) string { return filepath.Join(dataDir, "volumes") }
+
+// openDataDir creates the data directory, if it does not exist, and locks it.
+func openDataDir(dir string) (unlock func(), err error) {
+	if err := claimDataDir(dir); err != nil {
+		return nil, err
+	}
+	return lockDir(dir, "data-dir")
+}
+
+// claimDataDir creates the data directory, if it does not exist, and records what is in it when skiff uses it for the first time.
+func claimDataDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("create data directory: %w", err)
+	}
+	path := filepath.Join(dir, markerFile)
+	if _, err := os.Lstat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("read data directory: %w", err)
+	}
+	lines := []string{markerHeader}
+	for _, entry := range entries {
+		// The lock may be there before: skiff clean locks directories too.
+		if name := entry.Name(); name != lockFile && slices.Contains(dataEntries, name) {
+			lines = append(lines, entry.Name())
+		}
+	}
+	if err := atomicfile.Write(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write data directory: %w", err)
+	}
+	return nil
+}
+
+// ownEntries returns the names of what skiff has made, or would make, in a data directory: nothing in one that it has never used.
+func ownEntries(dir string) ([]string, error) {
+	marker, err := os.ReadFile(filepath.Join(dir, markerFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read data directory: %w", err)
+	}
+	others := strings.Split(string(marker), "\n")
+	return slices.DeleteFunc(slices.Clone(dataEntries), func(name string) bool { return slices.Contains(others, name) }), nil
+}
