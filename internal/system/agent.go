@@ -48,6 +48,8 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		Server: c.Server, Certificate: bootstrap.NodeClient(pkiDir, name, log.With("component", "certificates")),
 		CAFile: filepath.Join(pkiDir, "ca.crt"), Kubeconfig: filepath.Join(root, "kubeconfig"), NewClient: newClient, Log: log,
 	}
+	record := &clusterRecord{file: filepath.Join(root, "cluster.json"), log: log}
+	join.Joined = record.remove
 	if err := join.Run(ctx, token); err != nil {
 		return wrap("join the cluster", err)
 	}
@@ -56,20 +58,24 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return err
 	}
 	o := nodeOptions{
-		Node: c.Node, dataDir: c.DataDir, root: root, rootFlag: "data-dir", clusterDomain: "cluster.local", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
+		Node: c.Node, dataDir: c.DataDir, root: root, rootFlag: "data-dir", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
 		localPathDir: localPathDir(c.DataDir),
-	}
-	if err := o.readCluster(ctx, remote, log); err != nil {
-		return wrap("node", err)
 	}
 	if c.Runs(config.ComponentProxy) {
 		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
 	}
 	o.enforcesPolicies = c.Runs(config.ComponentPolicy)
-	if err := notifier.Ready(); err != nil {
-		log.Warn("failed to report readiness to systemd", "error", err)
+	record.read = func(ctx context.Context, known clusterSettings) (clusterSettings, error) {
+		return readCluster(ctx, remote, known, log)
 	}
-	return runRenewedNode(ctx, remote, join.Certificate, o, log)
+	record.run = func(ctx context.Context, settings clusterSettings) error {
+		if err := notifier.Ready(); err != nil {
+			log.Warn("failed to report readiness to systemd", "error", err)
+		}
+		settings.apply(&o)
+		return runRenewedNode(ctx, remote, join.Certificate, o, log)
+	}
+	return wrap("node", record.Run(ctx))
 }
 
 // RunKubelet runs this host as a node of a cluster until ctx is done.

@@ -202,3 +202,61 @@ spec:
 	}
 	kubectl(t, first, "", "delete", "pod", "late", "--wait")
 }
+
+// TestAgentBeforeAPIServer: after a reboot of the whole cluster, an agent runs its static pods before any API server answers.
+func TestAgentBeforeAPIServer(t *testing.T) {
+	dir := t.TempDir()
+	first, err := cluster.SkiffNode(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Stop()
+	if err := first.AddNode(); err != nil {
+		t.Fatal(err)
+	}
+	first.Others[len(first.Others)-1].Stop()
+	first.Server[0].Stop()
+	manifests, proof := filepath.Join(dir, "node-2/manifests"), filepath.Join(dir, "proof")
+	for _, directory := range []string{manifests, proof} {
+		if err := os.MkdirAll(directory, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manifest := `
+apiVersion: v1
+kind: Pod
+metadata: {name: early}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: c
+    image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
+    command: [sh, -c, 'ip -4 addr show eth0 > /proof/address; sleep 1000']
+    volumeMounts: [{name: proof, mountPath: /proof}]
+  volumes:
+  - {name: proof, hostPath: {path: ` + proof + `}}
+`
+	if err := os.WriteFile(filepath.Join(manifests, "early.yaml"), []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	agent, _, err := first.StartAgent(2, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the static pod runs and has an address", func() bool {
+		address, err := os.ReadFile(filepath.Join(proof, "address"))
+		return err == nil && strings.Contains(string(address), "inet 10.42.")
+	})
+	c, err := cluster.SkiffNode(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Server = c.Server
+	eventually(t, "the API has the static pod", func() bool {
+		out, err := kubectlCommand(first, "", "get", "pod", "early-node-2", "-o", "jsonpath={.status.phase}")
+		return err == nil && string(out) == "Running"
+	})
+	if t.Failed() {
+		t.Logf("%s", agent.Log(50))
+	}
+}

@@ -34,7 +34,9 @@ type Join struct {
 	// CAFile and Kubeconfig are written: the CAs of the cluster, and the kubeconfig of the node.
 	CAFile, Kubeconfig string
 	NewClient          func(*rest.Config) (*client.Client, error)
-	Log                *slog.Logger
+	// Joined is called when the host joins a cluster, before CAFile is written; it may be nil.
+	Joined func() error
+	Log    *slog.Logger
 }
 
 // Run joins the cluster, unless the host has joined already, and writes the kubeconfig. The token may be empty if the host has joined.
@@ -85,6 +87,11 @@ func (j Join) join(ctx context.Context, token Token) error {
 	}
 	if err := request(ctx, j.Certificate, remote, j.Log); err != nil {
 		return err
+	}
+	if j.Joined != nil {
+		if err := j.Joined(); err != nil {
+			return err
+		}
 	}
 	j.Log.Info("joined the cluster", "server", j.Server)
 	return atomicfile.Write(j.CAFile, ca, 0o644)
