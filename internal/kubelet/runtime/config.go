@@ -139,6 +139,10 @@ func (s settings) text() string {
 	line("imports = []")
 	line("[debug]\n  level = 'warn'")
 	line("[grpc]\n  address = %s", quote(s.directories.socket()))
+	// The files of a layer are on disk before its snapshot is committed: a power loss must not leave images whose files are empty. Only what goes
+	// through the diff service does that, and pulls through the transfer service, the default, do not.
+	line("[plugins.'io.containerd.service.v1.diff-service']\n  sync_fs = true")
+	line("[plugins.'%s']\n  use_local_image_pull = true", images)
 	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(s.directories.sockets))
 	line("[plugins.'%s'.pinned_images]\n  sandbox = %s", images, quote(SandboxImage))
 	line("[plugins.'%s'.registry]\n  config_path = %s", images, quote(s.directories.registries()))

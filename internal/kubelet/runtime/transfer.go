@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	goruntime "runtime"
 	"strings"
@@ -35,8 +36,8 @@ const (
 	presentTimeout = 10 * time.Second
 )
 
-// Importer imports image archives into containerd through its transfer service: containerd reads the archive from a stream, stores new
-// content and unpacks it for the host's platform.
+// Importer imports image archives into containerd: its transfer service reads the archive from a stream and stores new content, which is then
+// unpacked for the host's platform (unpack.go).
 type Importer struct {
 	connection *grpc.ClientConn
 }
@@ -114,6 +115,11 @@ func (i Importer) transfer(ctx context.Context, archive string, labels map[strin
 			cancel(fmt.Errorf("send %s: %w", archive, err))
 		}
 	}()
+	labels = maps.Clone(labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[importLabel] = id
 	request, err := importRequest(id, labels)
 	if err != nil {
 		return err
@@ -122,6 +128,9 @@ func (i Importer) transfer(ctx context.Context, archive string, labels map[strin
 		if cause := context.Cause(ctx); cause != nil {
 			return cause
 		}
+		return fmt.Errorf("import %s: %w", archive, err)
+	}
+	if err := i.unpackImported(ctx, id); err != nil {
 		return fmt.Errorf("import %s: %w", archive, err)
 	}
 	return i.waitPresent(ctx, archive)
@@ -173,7 +182,7 @@ func importRequest(stream string, labels map[string]string) (*transfer.TransferR
 		return nil, err
 	}
 	destination, err := pack(&transfertypes.ImageStore{
-		Labels: labels, Platforms: []*types.Platform{platform}, Unpacks: []*transfertypes.UnpackConfiguration{{Platform: platform}},
+		Labels: labels, Platforms: []*types.Platform{platform},
 		// The prefix for names without a repository.
 		ExtraReferences: []*transfertypes.ImageReference{{Name: importRepository, IsPrefix: true, AllowOverwrite: true}},
 	})

@@ -1,0 +1,137 @@
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/runtime"
+	"skiff/test/registry"
+)
+
+// disk is a file system in a file. What a copy of the file has is what would be on a disk after a power loss at that moment.
+type disk struct {
+	file, dir string
+}
+
+// newDisk makes an ext4 file system and mounts it. Nothing but a sync writes its journal during a test.
+func newDisk(t *testing.T) disk {
+	t.Helper()
+	parent := shortDir(t)
+	d := disk{file: filepath.Join(parent, "disk"), dir: filepath.Join(parent, "d")}
+	f, err := os.Create(d.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(256 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", d.file).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+	}
+	mountFile(t, d.file, d.dir)
+	return d
+}
+
+// mountFile mounts the file system in a file until the test ends.
+func mountFile(t *testing.T, file, dir string) {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("mount", "-o", "loop,commit=600", file, dir).CombinedOutput(); err != nil {
+		t.Fatalf("mount: %v\n%s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+}
+
+// afterPowerLoss returns a directory with what would be on the disk after a power loss now.
+func (d disk) afterPowerLoss(t *testing.T, number int) string {
+	t.Helper()
+	file, dir := fmt.Sprintf("%s%d", d.file, number), fmt.Sprintf("%s%d", d.dir, number)
+	if out, err := exec.Command("cp", "--sparse=always", d.file, file).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v\n%s", err, out)
+	}
+	mountFile(t, file, dir)
+	return dir
+}
+
+// compareLayers compares the files of unpacked layers and returns their number.
+func compareLayers(t *testing.T, want, got string) int {
+	t.Helper()
+	const layers = "containerd/root/io.containerd.snapshotter.v1.overlayfs/snapshots"
+	files := 0
+	err := filepath.WalkDir(filepath.Join(want, layers), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		files++
+		relative := strings.TrimPrefix(path, want)
+		before, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		after, err := os.ReadFile(filepath.Join(got, relative))
+		if err != nil {
+			t.Errorf("%v", err)
+		} else if !bytes.Equal(before, after) {
+			t.Errorf("%s has %d bytes, want the %d of the image", relative, len(after), len(before))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// TestImagesAfterPowerLoss: the files of an image that counts as present are on disk, however it came there.
+func TestImagesAfterPowerLoss(t *testing.T) {
+	source, err := registry.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(source.Stop)
+	content := strings.Repeat("pulled ", 10000)
+	if err := source.AddImage("pulled:1", map[string]string{"bin/program": content, "etc/config": "pulled"}, "/bin/program"); err != nil {
+		t.Fatal(err)
+	}
+	d := newDisk(t)
+	if err := source.StandIn(filepath.Join(d.dir, "registries"), registry.Everything); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, d.dir) // imports the pause image
+	if files := compareLayers(t, d.dir, d.afterPowerLoss(t, 1)); files != 1 {
+		t.Errorf("%d files of the pause image", files)
+	}
+	if _, err := c.client.PullImage(t.Context(), &runtimeapi.ImageSpec{Image: "registry.k8s.io/pulled:1"}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if files := compareLayers(t, d.dir, d.afterPowerLoss(t, 2)); files != 3 {
+		t.Errorf("%d files of the pause image and one that was pulled", files)
+	}
+	importer, err := runtime.NewImporter(c.Endpoint())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer importer.Close()
+	if err := importer.Import(t.Context(), dockerArchive(t)); err != nil {
+		t.Fatal(err)
+	}
+	if files := compareLayers(t, d.dir, d.afterPowerLoss(t, 3)); files != 4 {
+		t.Errorf("%d files of three images", files)
+	}
+}
