@@ -133,6 +133,7 @@ func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
 	setDefault(&s.ContainerLogMaxFiles, 5)
 	setDefault(&s.PodPidsLimit, -1)
 	setDefault(&s.EnableServer, true)
+	setDefault(&s.EnableSystemLogHandler, true)
 	setDefault(&s.RegisterNode, true)
 	setDefault(&s.HealthzPort, 10248)
 	setDefault(&s.NodeStatusMaxImages, 50)

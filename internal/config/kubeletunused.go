@@ -38,7 +38,7 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "enableControllerAttachDetach", Accepted: []string{"true"}, Reason: "the kubelet does not attach volumes itself"},
 	{Path: "volumePluginDir", Accepted: []string{"/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"}, Reason: "skiff does not run FlexVolume plugins"},
 	{Path: "featureGates", Reason: "skiff has no feature gates"},
-	{Path: "enableSystemLogQuery", Accepted: []string{"false"}, Reason: "skiff does not serve the logs of the host"},
+	{Path: "enableSystemLogQuery", Accepted: []string{"false"}, Reason: "skiff serves the log files of the host, but does not query its journal"},
 
 	{Path: "syncFrequency", Harmless: true, Reason: "a pod is synced when something about it changes"},
 	{Path: "eventRecordQPS", Harmless: true, Reason: "events are limited per object"},
@@ -49,7 +49,6 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "enableContentionProfiling", Harmless: true, Reason: "the kubelet does not serve profiles"},
 	{Path: "enableProfilingHandler", Accepted: []string{"false"}, Harmless: true, Reason: "the kubelet does not serve profiles"},
 	{Path: "enableDebugFlagsHandler", Accepted: []string{"false"}, Harmless: true, Reason: "the log level is set with --log-level"},
-	{Path: "enableSystemLogHandler", Accepted: []string{"false"}, Harmless: true, Reason: "skiff does not serve the logs of the host"},
 	{Path: "logging", Harmless: true, Reason: "the log level is set with --log-level"},
 	{Path: "showHiddenMetricsForVersion", Harmless: true, Reason: "skiff has no hidden metrics"},
 	{Path: "volumeStatsAggPeriod", Harmless: true, Reason: "the usage of volumes is measured when it is requested"},

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/config"
 	"skiff/internal/configfile"
@@ -131,6 +132,16 @@ func parseIPs(texts []string) (ips []net.IP) {
 	return ips
 }
 
+// hostLogDir is the directory of the host's logs.
+const hostLogDir = "/var/log"
+
+// configuration is the kubelet's configuration as it is in force.
+func (n *nodeComponents) configuration() *kubeletconfig.KubeletConfiguration {
+	c := n.settings.DeepCopy()
+	c.SetGroupVersionKind(kubeletconfig.SchemeGroupVersion.WithKind("KubeletConfiguration"))
+	return c
+}
+
 // serve serves the kubelet's API.
 func (n *nodeComponents) serve(ctx context.Context) error {
 	port := int(n.settings.Port)
@@ -145,7 +156,13 @@ func (n *nodeComponents) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pods := &kubeletserver.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Log: n.log.With("component", "kubelet-server")}
+	pods := &kubeletserver.Server{
+		Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Configuration: n.configuration(),
+		CheckpointDir: filepath.Join(n.root, "checkpoints"), Log: n.log.With("component", "kubelet-server"),
+	}
+	if *n.settings.EnableSystemLogHandler {
+		pods.LogDir = hostLogDir
+	}
 	s := &delegated.Server{
 		Listener: listener, Certificate: n.proof.certificate, TLS: options, Metrics: n.metrics.All, Paths: pods.Paths(), Tracing: n.tracing,
 		Filter: &delegated.Filter{

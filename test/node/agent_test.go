@@ -47,6 +47,14 @@ spec:
 	if out := kubectl(t, c, "", "exec", "guest", "--", "hostname"); strings.TrimSpace(out) != "guest" {
 		t.Errorf("exec says %q", out)
 	}
+	for path, want := range map[string]string{
+		"configz": `"kind":"KubeletConfiguration"`, "runningpods/": `"name":"guest"`, "logs/": "<a href=",
+	} {
+		out := kubectl(t, c, "", "get", "--raw", "/api/v1/nodes/node-2/proxy/"+path)
+		if !strings.Contains(strings.Join(strings.Fields(out), ""), strings.Join(strings.Fields(want), "")) {
+			t.Errorf("no %s at /%s:\n%s", want, path, out)
+		}
+	}
 	requests := strings.Split(strings.TrimSpace(kubectl(t, c, "", "get", "csr", "--sort-by=.spec.signerName", "-o",
 		`jsonpath={range .items[*]}{.spec.signerName} {.spec.username} {.status.conditions[*].type}{"\n"}{end}`)), "\n")
 	if len(requests) != 2 || !strings.HasPrefix(requests[0], "kubernetes.io/kube-apiserver-client-kubelet system:bootstrap:") ||

@@ -40,6 +40,8 @@ type API interface {
 	ContainerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, error)
 	ListContainerStats(ctx context.Context, filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error)
 	ReopenContainerLog(ctx context.Context, id string) error
+	// CheckpointContainer writes the state of a running container to a file. Not every runtime implements it.
+	CheckpointContainer(ctx context.Context, request *runtimeapi.CheckpointContainerRequest) error
 	// GetContainerEvents sends events to the channel until ctx is done or the stream ends. It calls connected once the stream is established.
 	GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error
 

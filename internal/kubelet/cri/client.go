@@ -267,6 +267,14 @@ func (c *Client) ReopenContainerLog(ctx context.Context, id string) error {
 	return err
 }
 
+// CheckpointContainer writes the state of a running container to a file. Without a time-out of the request it may take callTimeout.
+func (c *Client) CheckpointContainer(ctx context.Context, request *runtimeapi.CheckpointContainerRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(request.Timeout)*time.Second)
+	defer cancel()
+	_, err := c.runtime.CheckpointContainer(ctx, request)
+	return err
+}
+
 // GetContainerEvents sends container events to the channel until ctx is done or the stream ends.
 func (c *Client) GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error {
 	stream, err := c.runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})

@@ -265,6 +265,11 @@ func (r *Runtime) ExecSync(ctx context.Context, id string, command []string, tim
 	return r.api.ExecSync(ctx, id, command, timeout)
 }
 
+// CheckpointContainer writes the state of a running container to a file. A timeout of zero means the runtime's own.
+func (r *Runtime) CheckpointContainer(ctx context.Context, id, file string, timeout time.Duration) error {
+	return r.api.CheckpointContainer(ctx, &runtimeapi.CheckpointContainerRequest{ContainerId: id, Location: file, Timeout: int64(timeout / time.Second)})
+}
+
 // Streams are the streams of an exec or attach session.
 type Streams struct{ Stdin, Stdout, Stderr, TTY bool }
 

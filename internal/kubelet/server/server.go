@@ -1,5 +1,5 @@
 // Package server is the kubelet's HTTPS API, used mostly by the API server: container logs, streaming sessions (exec,
-// attach, port-forward), the list of pods and their usage. Requests are authenticated and authorized by a filter in front
+// attach, port-forward), the list of pods and their usage, the kubelet's configuration and the host's logs. Requests are authenticated and authorized by a filter in front
 // of it (skiff/internal/delegated), see Access.
 package server
 
@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"skiff/internal/container"
 	"skiff/internal/delegated"
@@ -34,18 +35,28 @@ type Server struct {
 	Usage   *usage.Usage
 	// Probes has the probe metrics.
 	Probes prometheus.Gatherer
-	Log    *slog.Logger
+	// Configuration is the kubelet's configuration.
+	Configuration runtime.Object
+	// LogDir is the directory of the host's logs; empty: they are not served.
+	LogDir string
+	// CheckpointDir is the directory that checkpoints of containers are written to.
+	CheckpointDir string
+	Log           *slog.Logger
 }
 
 // Paths returns the handlers by pattern.
 func (s *Server) Paths() map[string]http.Handler {
 	return map[string]http.Handler{
 		"GET /pods":             http.HandlerFunc(s.pods),
+		"GET /runningpods/":     http.HandlerFunc(s.runningPods),
+		"GET /configz":          http.HandlerFunc(s.configz),
+		"GET /logs/":            http.HandlerFunc(s.hostLogs),
 		"GET /stats/summary":    http.HandlerFunc(s.summary),
 		"GET /metrics/resource": metrics(usage.ResourceMetrics{Usage: s.Usage}),
 		"GET /metrics/cadvisor": metrics(usage.CadvisorMetrics{Usage: s.Usage}),
 		"GET /metrics/probes":   promhttp.HandlerFor(s.Probes, promhttp.HandlerOpts{}),
 		"GET /containerLogs/{namespace}/{pod}/{container}": http.HandlerFunc(s.containerLogs),
+		"POST /checkpoint/{namespace}/{pod}/{container}":   http.HandlerFunc(s.checkpoint),
 		"/run/{namespace}/{pod}/{container}":               http.HandlerFunc(s.run),
 		"/portForward/{namespace}/{pod}":                   http.HandlerFunc(s.portForward),
 		"/portForward/{namespace}/{pod}/{uid}":             http.HandlerFunc(s.portForward),
@@ -90,11 +101,13 @@ var kubeletPaths = []struct {
 	orProxy bool
 }{
 	{"/pods", "pods", true},
+	{"/runningpods", "pods", true},
 	{"/healthz", "healthz", true},
 	{"/configz", "configz", true},
 	{"/stats", "stats", false},
 	{"/metrics", "metrics", false},
 	{"/logs", "log", false},
+	{"/checkpoint", "checkpoint", false},
 	{"/exec", "exec", true},
 	{"/attach", "attach", true},
 	{"/portForward", "portforward", true},
@@ -128,10 +141,12 @@ func Access(node string) func(r *http.Request) []authorizationv1.SubjectAccessRe
 	}
 }
 
-func (s *Server) pods(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) pods(w http.ResponseWriter, _ *http.Request) { respondPods(w, s.Pods.Pods()) }
+
+func respondPods(w http.ResponseWriter, pods []*corev1.Pod) {
 	list := corev1.PodList{Items: []corev1.Pod{}}
 	list.Kind, list.APIVersion = "PodList", "v1"
-	for _, pod := range s.Pods.Pods() {
+	for _, pod := range pods {
 		list.Items = append(list.Items, *pod)
 	}
 	respondJSON(w, &list)
@@ -148,14 +163,19 @@ func (s *Server) findPod(w http.ResponseWriter, r *http.Request) (*corev1.Pod, b
 		http.Error(w, "pod does not exist", http.StatusNotFound)
 		return nil, false
 	}
-	if containerName == "" {
+	if containerName == "" || hasContainer(pod, containerName) {
 		return pod, true
-	}
-	for _, c := range container.All(&pod.Spec) {
-		if c.Name == containerName {
-			return pod, true
-		}
 	}
 	http.Error(w, "container not found in pod", http.StatusNotFound)
 	return nil, false
+}
+
+// hasContainer reports whether a container of a pod has the name.
+func hasContainer(pod *corev1.Pod, name string) bool {
+	for _, c := range container.All(&pod.Spec) {
+		if c.Name == name {
+			return true
+		}
+	}
+	return false
 }

@@ -100,8 +100,8 @@ func (o onePod) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return o.pod, namespace == o.pod.Namespace && name == o.pod.Name
 }
 
-// newKubelet serves a pod with one running container.
-func newKubelet(t *testing.T) (*rest.Config, string) {
+// newKubelet serves a pod with one running container. Settings change the server before it serves.
+func newKubelet(t *testing.T, settings ...func(*Server)) (*rest.Config, string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -135,6 +135,9 @@ func newKubelet(t *testing.T) (*rest.Config, string) {
 		t.Fatal(err)
 	}
 	s := &Server{Pods: onePod{pod}, Runtime: cri.New(&streamingRuntime{fake, sessions}), Log: slog.New(slog.DiscardHandler)}
+	for _, set := range settings {
+		set(s)
+	}
 	mux := http.NewServeMux()
 	for path, handler := range s.Paths() {
 		mux.Handle(path, handler)
@@ -350,6 +353,9 @@ func TestAccess(t *testing.T) {
 		"GET /metrics/resource":     "get nodes/metrics",
 		"GET /metrics":              "get nodes/metrics",
 		"GET /logs/x":               "get nodes/log",
+		"GET /runningpods/":         "get nodes/pods, get nodes/proxy",
+		"GET /configz":              "get nodes/configz, get nodes/proxy",
+		"POST /checkpoint/ns/p/c":   "create nodes/checkpoint",
 		"GET /exec/ns/p/c":          "create nodes/exec, create nodes/proxy",
 		"POST /exec/ns/p/c":         "create nodes/exec, create nodes/proxy",
 		"GET /attach/ns/p/c":        "create nodes/attach, create nodes/proxy",

@@ -476,6 +476,20 @@ func (f *Fake) ReopenContainerLog(_ context.Context, id string) error {
 	return os.WriteFile(c.status.LogPath, nil, 0o640)
 }
 
+// CheckpointContainer implements cri.API.
+func (f *Fake) CheckpointContainer(_ context.Context, request *runtimeapi.CheckpointContainerRequest) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.containers[request.ContainerId]
+	if c == nil {
+		return missing("container", request.ContainerId)
+	}
+	if err := f.call("CheckpointContainer", c.status.Metadata.Name); err != nil {
+		return err
+	}
+	return os.WriteFile(request.Location, []byte(request.ContainerId), 0o600)
+}
+
 // GetContainerEvents implements cri.API.
 func (f *Fake) GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error {
 	if !f.Events {
