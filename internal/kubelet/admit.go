@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	resourcehelper "k8s.io/component-helpers/resource"
 	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
@@ -137,7 +136,7 @@ func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysct
 			return reject("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
 		}
 	}
-	reasons := insufficient(pod, others, node)
+	reasons := usageOf(others).insufficient(pod, node)
 	predicate := func(name, text string) {
 		reasons = append(reasons, rejection{Reason: status.Reason{Reason: name, Message: fmt.Sprintf("Predicate %s failed: %s", name, text)}})
 	}
@@ -160,12 +159,8 @@ func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysct
 	return reasons
 }
 
-// insufficient returns a rejection for each resource that the node has not enough of.
-func insufficient(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node) []rejection {
-	used := corev1.ResourceList{}
-	for _, other := range others {
-		addTo(used, resourcehelper.PodRequests(other, resourcehelper.PodResourcesOptions{}))
-	}
+// insufficient returns a rejection for each resource that the node has not enough of for one more pod.
+func (u usage) insufficient(pod *corev1.Pod, node *corev1.Node) []rejection {
 	var reasons []rejection
 	check := func(name corev1.ResourceName, requested, used, capacity int64) {
 		if requested > capacity-used {
@@ -179,18 +174,18 @@ func insufficient(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node) []re
 		}
 	}
 	if pods, ok := node.Status.Allocatable[corev1.ResourcePods]; ok {
-		check(corev1.ResourcePods, 1, int64(len(others)), pods.Value())
+		check(corev1.ResourcePods, 1, int64(u.pods), pods.Value())
 	}
-	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	requests := requestsOf(pod)
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
 		if q, ok := requests[name]; ok && !q.IsZero() {
-			check(name, amount(name, requests), amount(name, used), amount(name, node.Status.Allocatable))
+			check(name, amount(name, requests), amount(name, u.requests), amount(name, node.Status.Allocatable))
 		}
 	}
 	for name := range requests {
 		// Extended resources that are not in the node's allocatable are cluster-level resources.
 		if _, has := node.Status.Allocatable[name]; has && name != corev1.ResourceCPU && name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage {
-			check(name, amount(name, requests), amount(name, used), amount(name, node.Status.Allocatable))
+			check(name, amount(name, requests), amount(name, u.requests), amount(name, node.Status.Allocatable))
 		}
 	}
 	return reasons

@@ -67,6 +67,9 @@ type worker struct {
 	changed bool
 	// allocated are the resources allocated to the pod; nil until it is admitted.
 	allocated *allocation
+	// infeasible is set if this node can never do the requested resize, deferredSince if it waits for resources.
+	infeasible    bool
+	deferredSince time.Time
 
 	// oldMirror is the mirror pod of the pod that this one is the successor of. It is set before the worker runs.
 	oldMirror types.UID
@@ -204,6 +207,11 @@ func (w *worker) current() *corev1.Pod {
 func (w *worker) active() *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.activePod()
+}
+
+// activePod is active for callers that hold mu.
+func (w *worker) activePod() *corev1.Pod {
 	switch {
 	case w.stage == terminated || w.rejected:
 		return nil

@@ -124,31 +124,79 @@ func resizeCondition(kind corev1.PodConditionType, old *corev1.PodCondition, rea
 // reallocate allocates the resources in the pod's spec if they have changed and the node has enough.
 func (w *worker) reallocate() {
 	w.mu.Lock()
-	pod, allocated := w.pod, w.allocated
+	pod, allocated, since := w.pod, w.allocated, w.deferredSince
 	w.mu.Unlock()
 	if allocated.matches(pod) {
-		w.resize.pending = nil
+		if w.resize.pending != nil {
+			w.setResizePending(pod, "", "")
+			w.k.retryDeferredResizes() // it was considered before others
+		}
+		return
+	}
+	if message := w.k.infeasible(pod, allocated.applied(pod)); message != "" {
+		w.setResizePending(pod, corev1.PodReasonInfeasible, message)
 		return
 	}
 	w.k.admission.Lock()
 	defer w.k.admission.Unlock()
-	others := slices.DeleteFunc(w.k.Active(), func(other *corev1.Pod) bool { return other.UID == w.uid })
 	node := w.k.Node()
 	if node == nil {
 		return
 	}
-	if reasons := insufficient(pod, others, node); len(reasons) > 0 {
-		old := w.resize.pending
-		w.resize.pending = resizeCondition(corev1.PodResizePending, old, corev1.PodReasonDeferred, reasons[0].Message, pod.Generation)
-		if old == nil || old.ObservedGeneration != pod.Generation {
-			w.k.podEvent(pod, corev1.EventTypeWarning, "ResizeDeferred", "%s", resizeMessage(pod, pod.Generation, reasons[0].Message, "Pod resize "+corev1.PodReasonDeferred))
-		}
+	own := pendingResize{pod: pod, allocated: allocated.applied(pod), since: since}
+	others, pending := w.k.otherPods(w.uid)
+	if reasons := checkResize(own, pending, others, node); len(reasons) > 0 {
+		w.setResizePending(pod, corev1.PodReasonDeferred, reasons[0].Message)
 		return
 	}
 	w.allocate(allocationOf(pod))
-	w.resize.pending = nil
+	w.setResizePending(pod, "", "")
+	if !own.increases() {
+		w.k.retryDeferredResizes()
+	}
 	w.resize.progress = resizeCondition(corev1.PodResizeInProgress, nil, "", "", pod.Generation)
 	w.k.podEvent(pod, corev1.EventTypeNormal, "ResizeStarted", "%s", resizeMessage(pod, pod.Generation, "", "Pod resize started"))
+}
+
+// setResizePending sets the condition of a resize that is not allocated, and records an event when its reason is new; without a reason it is removed.
+func (w *worker) setResizePending(pod *corev1.Pod, reason, message string) {
+	old := w.resize.pending
+	w.resize.pending = nil
+	if reason != "" {
+		w.resize.pending = resizeCondition(corev1.PodResizePending, old, reason, message, pod.Generation)
+	}
+	w.mu.Lock()
+	w.infeasible, w.deferredSince = reason == corev1.PodReasonInfeasible, time.Time{}
+	if reason == corev1.PodReasonDeferred {
+		w.deferredSince = w.resize.pending.LastTransitionTime.Time
+	}
+	w.mu.Unlock()
+	if reason != "" && (old == nil || old.Reason != reason || old.ObservedGeneration != pod.Generation) {
+		w.k.podEvent(pod, corev1.EventTypeWarning, "Resize"+reason, "%s", resizeMessage(pod, pod.Generation, message, "Pod resize "+reason))
+	}
+}
+
+// infeasible says why this node can never do the resize of a pod; empty: it may.
+func (k *Kubelet) infeasible(pod, allocated *corev1.Pod) string {
+	old := map[string]*corev1.Container{}
+	for _, c := range container.All(&allocated.Spec) {
+		old[c.Name] = c
+	}
+	for _, c := range container.All(&pod.Spec) {
+		before := old[c.Name]
+		isEqual := before == nil || before.Resources.Requests.Memory().Cmp(*c.Resources.Requests.Memory()) == 0
+		if !isEqual && !restartsForMemory(before) && (k.Host.MaySwap(pod, c) || k.Host.MaySwap(allocated, before)) {
+			return "In-place resize of containers with swap is not supported."
+		}
+	}
+	return ""
+}
+
+// restartsForMemory reports whether a container is restarted when its memory is resized.
+func restartsForMemory(c *corev1.Container) bool {
+	return slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
+		return p.ResourceName == corev1.ResourceMemory && p.RestartPolicy == corev1.RestartContainer
+	})
 }
 
 // resizeMessage is the message of events about a resize.
@@ -321,18 +369,4 @@ func podResources(pod *corev1.Pod, actuated *corev1.ResourceRequirements) (*core
 		}
 	}
 	return r, requests
-}
-
-// retryDeferredResizes wakes the workers of pods with a deferred resize after another pod has released its resources.
-func (k *Kubelet) retryDeferredResizes() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, w := range k.workers {
-		w.mu.Lock()
-		waiting := w.allocated != nil && w.stage == syncing && !w.allocated.matches(w.pod)
-		w.mu.Unlock()
-		if waiting {
-			w.wakeUp()
-		}
-	}
 }

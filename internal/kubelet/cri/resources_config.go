@@ -156,11 +156,17 @@ func (h Host) limitSwap(r *runtimeapi.LinuxContainerResources, pod *corev1.Pod, 
 	}
 }
 
-func (h Host) swap(pod *corev1.Pod, c *corev1.Container) int64 {
+// MaySwap reports whether a container may use swap.
+func (h Host) MaySwap(pod *corev1.Pod, c *corev1.Container) bool {
 	request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory()
-	if !h.LimitedSwap || podstate.IsCritical(pod) || podspec.QOSClass(pod) != corev1.PodQOSBurstable || request.Cmp(*limit) == 0 {
+	return h.LimitedSwap && h.SwapController && h.CgroupV2 && !podstate.IsCritical(pod) && podspec.QOSClass(pod) == corev1.PodQOSBurstable && request.Cmp(*limit) != 0
+}
+
+func (h Host) swap(pod *corev1.Pod, c *corev1.Container) int64 {
+	if !h.MaySwap(pod, c) {
 		return 0
 	}
+	request := c.Resources.Requests.Memory()
 	if h.MemoryCapacity <= 0 || request.Value() > h.MemoryCapacity {
 		return 0
 	}
