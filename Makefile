@@ -6,6 +6,7 @@
 # make unit     unit tests alone, as any user
 # make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
+# make test-vm  install, uninstall, the distribution's container runtime and power cuts on virtual machines (SKIFF_VM_TOOLS: see test/vm/run; TESTS='service powerloss')
 # make bench    skiff and upstream side by side, with ratios
 # make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node, NODES=2 for two)
 
@@ -35,7 +36,7 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down prepare programs test test-cold unit race race-compile e2e attack lint vuln generate bench conformance fuzz \
+.PHONY: build skiff kubectl runtime demo images up down prepare programs test test-cold test-vm unit race race-compile e2e attack lint vuln generate bench conformance fuzz \
 	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
@@ -101,6 +102,11 @@ test-cold:
 
 unit:
 	$(step) 'unit tests' go test -vet=off ./internal/... ./cmd/...
+
+# Hosts of their own, which are slow without hardware virtualization: not part of make test.
+TESTS ?=
+test-vm: build demo
+	$(step) 'tests on virtual machines' test/vm/run $(TESTS)
 
 # Attacks on a running server, the last of them random clients beside a normal load for DURATION. Nothing else runs meanwhile: it measures latency.
 DURATION ?= 3m

@@ -1,4 +1,4 @@
-# Functions of the tests that run inside a virtual machine. The programs and the demo are in /opt/skiff.
+# Functions of the tests that run inside a virtual machine. The programs, the demo and the tests are in /opt/skiff.
 export KUBECONFIG=/var/lib/skiff/admin.kubeconfig
 failures=0
 # Emulated machines are up to a hundred times slower than real ones.
@@ -32,6 +32,12 @@ node_ready() { kubectl get nodes | grep -q ' Ready '; }
 demo_ready() { [ "$(kubectl -n demo get deployment web -o jsonpath='{.status.readyReplicas}')" = 3 ]; }
 demo_applied() { kubectl apply --validate=false -f /opt/skiff/demo/demo.yaml; }
 demo_processes() { pgrep -x web | sort | tr '\n' ' '; }
+
+# install_packages installs the distribution's containerd from packages on the disk. They depend on each other, and dpkg does not sort them.
+install_packages() {
+	dpkg -i /var/cache/extra/*.deb || dpkg --configure -a
+	containerd --version && runc --version
+}
 
 # snapshot FILE: what a node changes on its host.
 snapshot() {
