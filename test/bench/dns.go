@@ -34,7 +34,6 @@ const (
 
 // corefile is kubeadm's configuration of CoreDNS, without the plugins for names outside of the cluster, which cannot be reached here.
 const corefile = `.:53 {
-    bind ` + namespaces.NodeAddress + `
     errors
     health %[1]s:8080
     ready %[1]s:8181
