@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -101,7 +102,7 @@ func New(c Config) (*Proxy, error) {
 	if err := p.slices.AddIndex(byService, func(s *discoveryv1.EndpointSlice) []string { return []string{serviceOf(s).String()} }); err != nil {
 		return nil, fmt.Errorf("index EndpointSlices by Service: %w", err)
 	}
-	return p, p.handleEvents()
+	return p, errors.Join(p.services.SetTransform(trimService), p.slices.SetTransform(trimSlice), p.handleEvents())
 }
 
 // handleEvents registers the event handlers.
@@ -340,6 +341,10 @@ func (p *Proxy) sync() (time.Duration, error) {
 	p.reportPolicies()
 	p.cleanConntrack(p.datagrams.stale(p.compiled))
 	clear(p.datagrams)
+	if result.Rebuilt {
+		// A whole table takes many times the memory of all later changes.
+		debug.FreeOSMemory()
+	}
 	again := result.Again
 	if retry := p.checks.sync(p.compiled, p.node, time.Now()); retry > 0 && (again == 0 || retry < again) {
 		again = retry
