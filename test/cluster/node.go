@@ -36,21 +36,29 @@ type Needs struct {
 	Extensions bool
 }
 
-// Main runs the tests of a package that starts nodes, inside their own namespaces. What they need is built before,
-// because there is no network access inside.
-func Main(m *testing.M, needs Needs) {
-	err := UseImages(needs.Images...)
-	if err == nil && len(needs.Programs) > 0 {
-		_, err = Upstream(needs.Programs...)
+// build builds what is missing.
+func (n Needs) build() error {
+	_, err := Images(n.Images...)
+	if err == nil && len(n.Programs) > 0 {
+		_, err = Upstream(n.Programs...)
 	}
-	if err == nil && needs.Extensions {
+	if err == nil && n.Extensions {
 		if _, err = Operator(); err == nil {
 			_, err = Helm()
 		}
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	return err
+}
+
+// Main runs the tests of a package that starts nodes, inside their own namespaces. What they need is built before,
+// because there is no network access inside.
+func Main(m *testing.M, needs Needs) {
+	archives = needs.Images
+	if namespaces.Outermost() {
+		if err := needs.build(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	}
 	namespaces.Main(m)
 }

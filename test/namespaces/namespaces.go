@@ -2,13 +2,15 @@
 // Containers, bridges, routes, firewall tables, mounts and cgroups of a test exist only there, tests do not interfere,
 // and no packet leaves the host, because the default route ends on a bridge without other ports.
 //
-// A program calls Enter first; a test package has
+// A program calls Enter first. It is then executed twice more. The first copy prepares the namespaces and is their PID 1,
+// which reaps orphaned processes; when it exits, the kernel kills all others. The second copy returns from Enter and does
+// the work. The original only waits, and removes the cgroups afterwards.
+//
+// A test package has
 //
 //	func TestMain(m *testing.M) { namespaces.Main(m) }
 //
-// The program is then executed twice more. The first copy prepares the namespaces and is their PID 1, which reaps
-// orphaned processes; when it exits, the kernel kills all others. The second copy returns from Enter and does the work.
-// The original only waits, and removes the cgroups afterwards.
+// which does this for each test.
 package namespaces
 
 import (
@@ -20,7 +22,6 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,12 +39,6 @@ const (
 	groupVariable = "SKIFF_TEST_GROUP"
 )
 
-// Main runs the tests of a package inside namespaces of their own.
-func Main(m *testing.M) {
-	Enter()
-	os.Exit(m.Run())
-}
-
 // Enter returns inside the namespaces. The process that called it first exits with the exit code of the inner one.
 func Enter() {
 	var code int
@@ -52,6 +47,7 @@ func Enter() {
 	case stageWork:
 		os.Unsetenv(stageVariable)
 		os.Unsetenv(groupVariable)
+		os.Unsetenv(singleVariable)
 		return
 	case stageFirst:
 		code, err = first()
@@ -76,7 +72,9 @@ func outside() (int, error) {
 		return 0, err
 	}
 	defer removeGroups(group)
-	defer keepSysctls()()
+	if os.Getenv(singleVariable) == "" {
+		defer keepSysctls()()
+	}
 	cmd := again(stageFirst)
 	cmd.Env = append(cmd.Env, groupVariable+"="+group)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
