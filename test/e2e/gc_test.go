@@ -182,13 +182,23 @@ func (k *cleanupTest) foreground(t *testing.T) {
 	k.waitForRemaining(t, "foreground")
 }
 
+// waitForCollector waits until the collector has observed all objects of a namespace: it deletes the last, whose owner does not exist.
+func (k *cleanupTest) waitForCollector(t *testing.T, namespace string) {
+	t.Helper()
+	k.object(t, namespace, "last", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "absent", UID: "absent"}})
+	eventually(k.ctx, t, "the collector has observed all objects", func(ctx context.Context) (bool, error) {
+		_, err := k.CoreV1().ConfigMaps(namespace).Get(ctx, "last", metav1.GetOptions{})
+		return apierrors.IsNotFound(err), ignoreNotFound(err)
+	})
+}
+
 func (k *cleanupTest) orphan(t *testing.T) {
 	k.newNamespace(t, "orphan")
 	owner := k.object(t, "orphan", "owner")
 	for i := range 20 {
 		k.object(t, "orphan", fmt.Sprintf("child-%02d", i), owner)
 	}
-	time.Sleep(time.Second) // the collector cannot release what it has not observed
+	k.waitForCollector(t, "orphan") // it cannot release what it has not observed
 	k.delete(t, "orphan", "owner", metav1.DeletePropagationOrphan)
 	eventually(k.ctx, t, "the owner is deleted and no owner reference names it", func(ctx context.Context) (bool, error) {
 		maps, err := k.CoreV1().ConfigMaps("orphan").List(ctx, metav1.ListOptions{})
@@ -197,7 +207,7 @@ func (k *cleanupTest) orphan(t *testing.T) {
 		}
 		return !slices.ContainsFunc(maps.Items, func(m corev1.ConfigMap) bool { return m.Name == "owner" || len(m.OwnerReferences) > 0 }), nil
 	})
-	time.Sleep(time.Second)
+	k.waitForCollector(t, "orphan")
 	maps, err := k.CoreV1().ConfigMaps("orphan").List(k.ctx, metav1.ListOptions{})
 	if err != nil || len(maps.Items) != 21 {
 		t.Errorf("%d objects are left, want 20 orphans and kube-root-ca.crt; %v", len(maps.Items), err)

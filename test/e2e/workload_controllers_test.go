@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -181,7 +182,7 @@ func TestTakeOver(t *testing.T) {
 		pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 		return err == nil && len(pods.Items) == 3+2+1+2, err
 	})
-	time.Sleep(3 * time.Second) // statuses follow
+	waitUntilSettled(ctx, t, k)
 	c.Others[0].Stop()
 	before := written(ctx, t, k)
 
@@ -194,7 +195,8 @@ func TestTakeOver(t *testing.T) {
 	go func() {
 		ended <- controllers.Run(ours, controllers.Config{Client: own, Enabled: strings.Split(names, ","), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	}()
-	time.Sleep(5 * time.Second)
+	waitForControllers(ctx, t, k, "skiff")
+	waitUntilSettled(ctx, t, k)
 	assertSame(t, "skiff's controllers", before, written(ctx, t, k))
 	setImage(ctx, t, k, deployment.Name, "image:2")
 	waitForRollout(ctx, t, k, deployment.Name, "image:2", 3)
@@ -206,8 +208,66 @@ func TestTakeOver(t *testing.T) {
 	if err := c.ControllerManager("--controllers=" + names); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(8 * time.Second)
+	waitForControllers(ctx, t, k, "upstream")
+	waitUntilSettled(ctx, t, k)
 	assertSame(t, "upstream's controllers", before, written(ctx, t, k))
+}
+
+// waitForControllers gives each controller an object in a namespace of its own, and waits for its status: then the controllers run, and the
+// objects that existed before have been in their queues.
+func waitForControllers(ctx context.Context, t *testing.T, k clientset.Interface, namespace string) {
+	t.Helper()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(k.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))
+	deployment := webDeployment(0)
+	selector, template := deployment.Spec.Selector, *deployment.Spec.Template.DeepCopy()
+	template.Spec.NodeSelector = map[string]string{"none": "none"}
+	must(k.AppsV1().Deployments(namespace).Create(ctx, deployment, metav1.CreateOptions{}))
+	must(k.AppsV1().StatefulSets(namespace).Create(ctx, &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
+		ServiceName: "db", Replicas: new(int32(0)), Selector: selector, Template: template}}, metav1.CreateOptions{}))
+	must(k.AppsV1().DaemonSets(namespace).Create(ctx, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "log"}, Spec: appsv1.DaemonSetSpec{
+		Selector: selector, Template: template}}, metav1.CreateOptions{}))
+	jobTemplate := *template.DeepCopy()
+	jobTemplate.Labels, jobTemplate.Spec.RestartPolicy = nil, corev1.RestartPolicyNever
+	must(k.BatchV1().Jobs(namespace).Create(ctx, &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "work"}, Spec: batchv1.JobSpec{
+		Suspend: new(true), Template: jobTemplate}}, metav1.CreateOptions{}))
+	eventually(ctx, t, "the controllers of "+namespace+" run", func(ctx context.Context) (bool, error) {
+		d, err := k.AppsV1().Deployments(namespace).Get(ctx, "web", metav1.GetOptions{})
+		if err != nil || d.Status.ObservedGeneration == 0 {
+			return false, err
+		}
+		sets, err := k.AppsV1().ReplicaSets(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil || len(sets.Items) != 1 || sets.Items[0].Status.ObservedGeneration == 0 {
+			return false, err
+		}
+		s, err := k.AppsV1().StatefulSets(namespace).Get(ctx, "db", metav1.GetOptions{})
+		if err != nil || s.Status.ObservedGeneration == 0 {
+			return false, err
+		}
+		l, err := k.AppsV1().DaemonSets(namespace).Get(ctx, "log", metav1.GetOptions{})
+		if err != nil || l.Status.ObservedGeneration == 0 {
+			return false, err
+		}
+		j, err := k.BatchV1().Jobs(namespace).Get(ctx, "work", metav1.GetOptions{})
+		return err == nil && len(j.Status.Conditions) == 1, err
+	})
+}
+
+// waitUntilSettled waits until the controllers have written nothing for two seconds.
+func waitUntilSettled(ctx context.Context, t *testing.T, k clientset.Interface) {
+	t.Helper()
+	last, since := written(ctx, t, k), time.Now()
+	eventually(ctx, t, "nothing is written any more", func(ctx context.Context) (bool, error) {
+		if now := written(ctx, t, k); !maps.Equal(now, last) {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > 2*time.Second, nil
+	})
 }
 
 func assertSame(t *testing.T, who string, before, after map[string]string) {
