@@ -23,11 +23,10 @@ const (
 type FollowHandler[T kind.Object] struct {
 	// Apply receives objects that were added or changed.
 	Apply func(obj T)
-	// Remove receives the names of objects that were deleted.
+	// Remove receives the names of objects that were deleted, also while they were not followed.
 	Remove func(name string)
-	// Replaced is called when all objects that exist have been applied, at first and after each interruption, with their names. Others were
-	// deleted meanwhile.
-	Replaced func(existing map[string]bool)
+	// Synced is called when all objects that exist have been applied, and the others removed, at first and after each interruption.
+	Synced func()
 	// Fail receives errors, and the time until the next attempt.
 	Fail func(err error, retry time.Duration)
 }
@@ -35,8 +34,9 @@ type FollowHandler[T kind.Object] struct {
 // Follow applies the objects that exist and all changes until ctx is done. It is for the parts of the server that act on configuration
 // objects.
 func Follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersionResource, h FollowHandler[T]) {
+	names := map[string]bool{}
 	for retry := minFollowRetry; ; retry = min(2*retry, maxFollowRetry) {
-		followed, err := follow(ctx, l, gvr, &h)
+		followed, err := follow(ctx, l, gvr, &h, names)
 		if ctx.Err() != nil {
 			return
 		}
@@ -54,8 +54,9 @@ func Follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersio
 	}
 }
 
-// follow applies objects until the watch ends. It reports whether it got all that exist.
-func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersionResource, h *FollowHandler[T]) (followed bool, err error) {
+// follow applies objects until the watch ends. It reports whether it got all that exist. names are those of the objects that were applied and not
+// removed.
+func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersionResource, h *FollowHandler[T], names map[string]bool) (followed bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	initial := true
@@ -69,7 +70,13 @@ func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersio
 		switch event.Type {
 		case watch.Bookmark:
 			if initial {
-				h.Replaced(existing)
+				for name := range names {
+					if !existing[name] {
+						delete(names, name)
+						h.Remove(name)
+					}
+				}
+				h.Synced()
 				initial, existing = false, nil
 			}
 		case watch.Error:
@@ -83,8 +90,10 @@ func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersio
 				existing[obj.GetName()] = true
 			}
 			if event.Type == watch.Deleted {
+				delete(names, obj.GetName())
 				h.Remove(obj.GetName())
 			} else {
+				names[obj.GetName()] = true
 				h.Apply(obj)
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -111,8 +113,7 @@ func (a *Aggregation) Run(ctx context.Context) error {
 	registered := sync.OnceFunc(a.OnRegistered)
 	apiserver.Follow(ctx, a.Local, apiServices, apiserver.FollowHandler[*apiService]{
 		Apply: a.apply, Remove: a.remove,
-		Replaced: func(existing map[string]bool) {
-			a.removeOthers(existing)
+		Synced: func() {
 			registered()
 			a.awaitDiscovery()
 		},
@@ -124,7 +125,7 @@ func (a *Aggregation) Run(ctx context.Context) error {
 	a.openAPI.ShutDown()
 	running.Wait()
 	a.stopWaiting()
-	a.removeOthers(nil)
+	a.removeAll()
 	return nil
 }
 
@@ -261,17 +262,12 @@ func (a *Aggregation) release(old *backend) {
 	}
 }
 
-// removeOthers removes the APIServices that were deleted while they were not followed.
-func (a *Aggregation) removeOthers(existing map[string]bool) {
+// removeAll stops serving all APIServices.
+func (a *Aggregation) removeAll() {
 	a.mu.Lock()
-	var deleted []string
-	for name := range a.backends {
-		if !existing[name] {
-			deleted = append(deleted, name)
-		}
-	}
+	names := slices.Collect(maps.Keys(a.backends))
 	a.mu.Unlock()
-	for _, name := range deleted {
+	for _, name := range names {
 		a.remove(name)
 	}
 }

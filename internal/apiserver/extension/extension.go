@@ -102,31 +102,12 @@ func (e *Extension) Served(crd *apiextensionsv1.CustomResourceDefinition) (bool,
 func (e *Extension) Run(ctx context.Context) error {
 	synced := sync.OnceFunc(e.OnSynced)
 	apiserver.Follow(ctx, e.Local, definitions, apiserver.FollowHandler[*definition]{
-		Apply: e.apply, Remove: e.remove,
-		Replaced: func(existing map[string]bool) {
-			e.removeOthers(existing)
-			synced()
-		},
+		Apply: e.apply, Remove: e.remove, Synced: synced,
 		Fail: func(err error, retry time.Duration) {
 			e.Log.Warn("failed to watch custom resource definitions", "error", err, "retry", retry.String())
 		},
 	})
 	return nil
-}
-
-// removeOthers removes the definitions that were deleted while they were not followed.
-func (e *Extension) removeOthers(existing map[string]bool) {
-	e.mu.Lock()
-	var gone []string
-	for name := range e.served {
-		if !existing[name] {
-			gone = append(gone, name)
-		}
-	}
-	e.mu.Unlock()
-	for _, name := range gone {
-		e.remove(name)
-	}
 }
 
 // find returns how a definition is served; nil if it is not.

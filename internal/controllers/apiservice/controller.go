@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -35,48 +34,11 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Controllers are the controllers of APIServices.
-type Controllers struct {
-	informers *client.Informers
-	loops     []*controller.Loop
-}
-
-// New returns the controllers. It starts nothing.
-func New(c Config) (*Controllers, error) {
-	all := &Controllers{informers: client.NewInformers(c.Client)}
-	env := controller.Environment{
-		Client: c.Client, Informers: all.informers, Events: client.NewEventBroadcaster(c.Client).WithLog(c.Log), Log: c.Log,
-	}
-	for _, d := range []controller.Definition{
-		{Name: "autoregister", New: func(s *controller.Setup) (controller.Syncer, error) { return newRegistration(c, s) }},
-		{Name: "apiservice-availability-controller", Workers: 5, MaxBackoff: maxBackoff, New: func(s *controller.Setup) (controller.Syncer, error) {
+// New returns the controllers of APIServices. It starts nothing.
+func New(c Config) (*controller.Group, error) {
+	return controller.NewGroup(c.Client, c.Log,
+		controller.Definition{Name: "autoregister", New: func(s *controller.Setup) (controller.Syncer, error) { return newRegistration(c, s) }},
+		controller.Definition{Name: "apiservice-availability-controller", Workers: 5, MaxBackoff: maxBackoff, New: func(s *controller.Setup) (controller.Syncer, error) {
 			return newAvailability(c, s)
-		}},
-	} {
-		loop, err := controller.NewLoop(d, env)
-		if err != nil {
-			return nil, err
-		}
-		all.loops = append(all.loops, loop)
-	}
-	return all, nil
-}
-
-// Run runs the controllers until ctx is done.
-func (c *Controllers) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.informers.Run(ctx) })
-	group.Go(func() error {
-		if err := c.informers.WaitForSync(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		for _, loop := range c.loops {
-			group.Go(func() error { return loop.Run(ctx) })
-		}
-		return nil
-	})
-	return group.Wait()
+		}})
 }

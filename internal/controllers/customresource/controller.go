@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,60 +43,31 @@ const DefaultEstablishingDelay = 5 * time.Second
 
 // Controllers are the controllers of definitions.
 type Controllers struct {
-	informers  *client.Informers
-	loops      []*controller.Loop
+	*controller.Group
 	conditions *conditions
 	finalizer  *finalizer
 }
 
 // New returns the controllers. It starts nothing.
 func New(c Config) (*Controllers, error) {
-	all := &Controllers{informers: client.NewInformers(c.Client)}
-	env := controller.Environment{
-		Client: c.Client, Informers: all.informers, Events: client.NewEventBroadcaster(c.Client).WithLog(c.Log), Log: c.Log,
-	}
-	for _, d := range []controller.Definition{
-		{Name: "crd-conditions-controller", New: func(s *controller.Setup) (controller.Syncer, error) {
+	all := &Controllers{}
+	var err error
+	all.Group, err = controller.NewGroup(c.Client, c.Log,
+		controller.Definition{Name: "crd-conditions-controller", New: func(s *controller.Setup) (controller.Syncer, error) {
 			all.conditions = newConditions(c, s)
 			return all.conditions.watch()
 		}},
-		{Name: "crd-finalizer-controller", Workers: 5, New: func(s *controller.Setup) (controller.Syncer, error) {
+		controller.Definition{Name: "crd-finalizer-controller", Workers: 5, New: func(s *controller.Setup) (controller.Syncer, error) {
 			all.finalizer = newFinalizer(c, s)
 			return all.finalizer, controller.WatchPrimary[*definition](s)
-		}},
-	} {
-		loop, err := controller.NewLoop(d, env)
-		if err != nil {
-			return nil, err
-		}
-		all.loops = append(all.loops, loop)
-	}
-	return all, nil
+		}})
+	return all, err
 }
 
 // Enqueue syncs a definition again, because what Served reports of it has changed.
 func (c *Controllers) Enqueue(name string) {
 	c.conditions.setup.Enqueue(controller.Key{Name: name})
 	c.finalizer.setup.Enqueue(controller.Key{Name: name})
-}
-
-// Run runs the controllers until ctx is done.
-func (c *Controllers) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.informers.Run(ctx) })
-	group.Go(func() error {
-		if err := c.informers.WaitForSync(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		for _, loop := range c.loops {
-			group.Go(func() error { return loop.Run(ctx) })
-		}
-		return nil
-	})
-	return group.Wait()
 }
 
 // conditions maintains the conditions of definitions that are not about their deletion. It has one worker, because accepted names must
