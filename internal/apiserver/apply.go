@@ -26,7 +26,7 @@ func (p *patcher) applied(c *change, live kind.Object) (kind.Object, error) {
 	if base == nil {
 		base = w.res.emptyForWrite()
 	}
-	obj, err := p.merge(m, base)
+	obj, err := p.merge(m.With(w.ctx), base)
 	if err != nil {
 		return nil, err
 	}

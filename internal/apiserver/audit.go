@@ -70,7 +70,7 @@ func (s *Server) auditObject(req *request, obj kind.Object, gvk schema.GroupVers
 	versioned := obj
 	if gvk == req.res.gvk {
 		var err error
-		if versioned, err = req.res.fromStorageVersion(obj); err != nil {
+		if versioned, err = req.res.fromStorageVersion(req.ctx, obj); err != nil {
 			s.log.Warn("failed to record request object in audit event", "path", req.URL.Path, "error", err)
 			return
 		}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,7 +49,8 @@ func (c Cached) List(resource schema.GroupResource, namespace string, selector l
 	if err != nil {
 		return nil, err
 	}
-	return res.objectsOf(res.table.Snapshot(), localMatcher(res, namespace, selector, nil))
+	// Built-in resources need no webhook, so there is nothing to wait for.
+	return res.objectsOf(res.table.Snapshot(), localMatcher(context.Background(), res, namespace, &listOptions{labels: selector}))
 }
 
 // LastChange is the revision of the last write to a resource, zero if there was none. It is cheap.

@@ -388,7 +388,7 @@ func (s *Server) admitConnection(req *request) error {
 	attributes := &admission.Attributes{
 		Operation: admission.Connect, Kind: req.sub.BodyGVK(req.res.gvk), Resource: req.res.gvr, Subresource: req.info.subresource,
 		Namespace: req.info.namespace, Name: req.info.name, Object: options, User: req.user,
-		Versions: &writtenVersions{s, req.res, req.sub}, Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest, OnWait: req.waitForServer,
+		Versions: &writtenVersions{req.ctx, s, req.res, req.sub}, Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest, OnWait: req.waitForServer,
 	}
 	if err := s.config.Admission.Mutate(req.ctx, attributes); err != nil {
 		return err

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -383,7 +384,11 @@ type encoder struct {
 	storePrefix []byte // of the storage version
 	stored      bool
 	protobuf    bool
-	convert     func(kind.Object) (kind.Object, error)
+	// convert and convertAll return objects in the served version; convert is nil if they have it. They may call a webhook, until ctx is done.
+	convert    func(ctx context.Context, obj kind.Object) (kind.Object, error)
+	convertAll func(ctx context.Context, objs []kind.Object) ([]kind.Object, error)
+	webhook    bool
+	ctx        context.Context // of the request; see with
 
 	encodingIDs encodingIDs
 	memoize     memoizer
@@ -402,11 +407,14 @@ type encodingIDs struct {
 }
 
 func newEncoder(res *resource) encoder {
-	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convert: res.version.FromStorageVersion,
+	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convertAll: res.fromStorageVersions, webhook: res.callsWebhook(), ctx: context.Background(),
 		protoPrefix: envelopePrefix(res.gvk), storePrefix: res.codec.prefix,
 		memoize: (*cache.Entry).Encoding, bytes: func(entry *cache.Entry) ([]byte, error) { return entry.Stored(), nil }}
 	if e.protobuf {
 		e.jsonPrefix = jsonPrefix(res.gvk)
+	}
+	if res.converts() {
+		e.convert = res.fromStorageVersion
 	}
 	id := func(form string) cache.EncodingID {
 		return cache.EncodingID{Version: res.gvk.GroupVersion().String(), Format: form}
@@ -427,6 +435,16 @@ func (e encoder) forLists() *encoder {
 	return &e
 }
 
+// with returns the encoder for a request: the calls of a webhook end when ctx is done. Without a webhook nothing depends on it.
+func (e *encoder) with(ctx context.Context) *encoder {
+	if !e.webhook {
+		return e
+	}
+	bound := *e
+	bound.ctx = ctx
+	return &bound
+}
+
 // jsonPrefix begins a JSON object with its type. Some discovery documents have no version.
 func jsonPrefix(gvk schema.GroupVersionKind) []byte {
 	apiVersion, kindName := gvk.ToAPIVersionAndKind()
@@ -442,7 +460,7 @@ func (e *encoder) object(entry *cache.Entry) (kind.Object, error) {
 	if err != nil || e.convert == nil {
 		return obj, err
 	}
-	return e.convert(obj)
+	return e.convert(e.ctx, obj)
 }
 
 // json is the entry as an item of a JSON list: for built-in types without kind and apiVersion.

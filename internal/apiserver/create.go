@@ -50,7 +50,7 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn},
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
-			User: req.user, DryRun: dryRun, Versions: &writtenVersions{s, req.res, req.sub},
+			User: req.user, DryRun: dryRun, Versions: &writtenVersions{req.ctx, s, req.res, req.sub},
 			Warn: req.warn, Annotate: req.annotate, AnnotateRequest: req.annotateRequest, OnWait: req.waitForServer,
 		},
 	}
@@ -227,7 +227,7 @@ func (w *write) setManagedFields(live, obj kind.Object) error {
 	if err != nil {
 		return err
 	}
-	m.Update(live, obj, w.manager, w.rules.Now.Time)
+	m.With(w.ctx).Update(live, obj, w.manager, w.rules.Now.Time)
 	return nil
 }
 
@@ -350,7 +350,7 @@ func (w *write) insert(obj kind.Object) (outcome, error) {
 		}
 		return outcome{obj: obj, created: true}, nil
 	}
-	converted, err := w.res.toStore(obj)
+	converted, err := w.res.toStore(w.ctx, obj)
 	if err != nil {
 		return outcome{}, err
 	}

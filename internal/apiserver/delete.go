@@ -80,7 +80,7 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 		return deletion{}, err
 	}
 	k := w.res.kind
-	live, err := w.res.objectForWrite(entry)
+	live, err := w.res.objectForWrite(w.ctx, entry)
 	if err != nil {
 		return deletion{}, err
 	}

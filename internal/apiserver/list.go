@@ -85,19 +85,21 @@ type pageEntries struct {
 // collect returns the matching entries within the extent; a nil matcher matches everything.
 func (e extent) collect(snapshot cache.Snapshot, match *matcher) *pageEntries {
 	found := &pageEntries{}
-	if e.limit == 0 && match == nil {
-		found.entries = make([]*cache.Entry, 0, snapshot.LenFrom(e.prefix, e.from))
+	add := func(entry *cache.Entry) bool {
+		found.entries = append(found.entries, entry)
+		return e.limit == 0 || int64(len(found.entries)) < e.limit
 	}
-	snapshot.Ascend(e.prefix, e.from, func(entry *cache.Entry) bool {
-		if e.limit > 0 && int64(len(found.entries)) == e.limit {
-			found.more = true
-			return false
+	if match == nil {
+		if e.limit == 0 {
+			found.entries = make([]*cache.Entry, 0, snapshot.LenFrom(e.prefix, e.from))
 		}
-		if match == nil || match.matches(entry) {
-			found.entries = append(found.entries, entry)
-		}
-		return match == nil || match.err == nil
-	})
+		snapshot.Ascend(e.prefix, e.from, add)
+	} else {
+		match.ascend(snapshot, e.from, e.limit, add)
+	}
+	if n := len(found.entries); e.limit > 0 && int64(n) == e.limit {
+		found.more = snapshot.LenFrom(e.prefix, found.entries[n-1].Key()+"\x00") > 0
+	}
 	return found
 }
 
@@ -395,18 +397,18 @@ func (r *resource) listKind() schema.GroupVersionKind {
 
 // respondList writes a page as a list, from cached encodings that all lists and watches share.
 func (s *Server) respondList(req *request, out output, p *page) error {
-	res := req.res
+	res, lists := req.res, req.res.lists.with(req.ctx)
 	if out.format == formatProtobuf {
-		encode := func(i int) (protoItem, error) { return res.lists.proto(p.entries[i]) }
+		encode := func(i int) (protoItem, error) { return lists.proto(p.entries[i]) }
 		if len(p.objs) > 0 {
 			encode = func(i int) (protoItem, error) { return newProtoItem(p.objs[i]) }
 		}
 		return s.writeProtoList(req, p, res.listKind(), &protoItems{encode: encode}, res.encodingIDs.listProto)
 	}
-	items := &jsonItems{encode: func(i int) ([]byte, error) { return res.lists.json(p.entries[i]) }}
-	if res.version.FromStorageVersions != nil {
+	items := &jsonItems{encode: func(i int) ([]byte, error) { return lists.json(p.entries[i]) }}
+	if lists.webhook {
 		items.encodeRun = func(start, end int) ([][]byte, error) {
-			return res.encodeConverted(p.entries[start:end], res.encodingIDs.json, marshalObject)
+			return lists.encodeConverted(p.entries[start:end], res.encodingIDs.json, marshalObject)
 		}
 	}
 	if len(p.objs) > 0 {
@@ -459,7 +461,7 @@ func (s *Server) computedObjects(req *request, opts *listOptions) ([]kind.Object
 			}
 			continue
 		}
-		if obj, err = req.res.fromStorageVersion(obj); err != nil {
+		if obj, err = req.res.fromStorageVersion(req.ctx, obj); err != nil {
 			return nil, err
 		}
 		selected = append(selected, obj)

@@ -229,7 +229,9 @@ func (s *Server) writeList(req *request, b *listBody) error {
 	req.w.WriteHeader(b.code)
 	if err := b.send(req.ctx, out, opening, prefix); err != nil && !errors.Is(err, errClientGone) {
 		// The client must not take a part of the list for the whole.
-		s.log.Warn("failed to send list", "path", req.URL.Path, "error", err)
+		if !errors.Is(err, context.Canceled) { // a conversion ends when the client disconnects
+			s.log.Warn("failed to send list", "path", req.URL.Path, "error", err)
+		}
 		panic(http.ErrAbortHandler)
 	}
 	return nil

@@ -96,7 +96,7 @@ func TestListEqualsUpstreams(t *testing.T) {
 		}
 		partialList := metav1.SchemeGroupVersion.WithKind("PartialObjectMetadataList")
 		toEvent := func(obj kind.Object) runtime.Object {
-			converted, err := s.resource(schema.GroupResource{Group: "events.k8s.io", Resource: "events"}).fromStorageVersion(obj)
+			converted, err := s.resource(schema.GroupResource{Group: "events.k8s.io", Resource: "events"}).fromStorageVersion(t.Context(), obj)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -81,7 +81,7 @@ func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 	if e == nil {
 		return nil, apierrors.NewNotFound(gvr.GroupResource(), name)
 	}
-	return res.objectForWrite(e)
+	return res.objectForWrite(ctx, e)
 }
 
 // List returns the cache's own objects that match, and the revision of the list. A nil selector matches everything.
@@ -96,27 +96,28 @@ func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, names
 	if err != nil {
 		return nil, "", err
 	}
-	objs, err = res.objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
+	objs, err = res.objectsOf(snapshot, localMatcher(ctx, res, namespace, &listOptions{labels: ls, fields: fs}))
 	return objs, strconv.FormatInt(snapshot.Revision(), 10), err
 }
 
-func localMatcher(res *resource, namespace string, ls labels.Selector, fs fields.Selector) *matcher {
-	req := &request{res: res, info: requestInfo{namespace: namespace}}
-	return req.matcher(&listOptions{labels: ls, fields: fs})
+func localMatcher(ctx context.Context, res *resource, namespace string, opts *listOptions) *matcher {
+	req := &request{ctx: ctx, res: res, info: requestInfo{namespace: namespace}}
+	return req.matcher(opts)
 }
 
+// objectsOf returns the objects of a snapshot that match, as objectForWrite does.
 func (r *resource) objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err error) {
-	snapshot.Ascend(match.prefix, "", func(e *cache.Entry) bool {
-		if !match.matches(e) {
-			return match.err == nil
-		}
+	match.ascend(snapshot, "", 0, func(e *cache.Entry) bool {
 		var obj kind.Object
-		if obj, err = r.objectForWrite(e); err == nil {
+		if obj, err = e.Object(); err == nil {
 			objs = append(objs, obj)
 		}
 		return err == nil
 	})
-	return objs, errors.Join(err, match.err)
+	if err = errors.Join(err, match.err); err != nil || r.kind.Custom == nil {
+		return objs, err
+	}
+	return r.fromStorageVersions(match.ctx, objs)
 }
 
 // Watch streams the cached objects: with SendInitialEvents, first those that match now, followed by a bookmark; otherwise all changes
@@ -128,7 +129,14 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 		return nil, err
 	}
 	defer res.release()
-	w := &localWatch{server: l.server, match: localMatcher(res, namespace, options.LabelSelector, options.FieldSelector), res: res, out: make(chan watch.Event)}
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		if err != nil {
+			cancel()
+		}
+	}()
+	selected := &listOptions{labels: options.LabelSelector, fields: options.FieldSelector}
+	w := &localWatch{server: l.server, match: localMatcher(ctx, res, namespace, selected), res: res, out: make(chan watch.Event), cancel: cancel}
 	revision, err := parseResourceVersion(options.ResourceVersion)
 	if err != nil {
 		return nil, err
@@ -152,7 +160,6 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 	if w.cursor, err = res.table.Watch(revision, w.match.scope()); err != nil {
 		return nil, apiError(err, gvr.GroupResource(), "").(error)
 	}
-	ctx, w.cancel = context.WithCancel(ctx)
 	go w.run(ctx)
 	return w, nil
 }
@@ -195,6 +202,9 @@ func (w *localWatch) run(ctx context.Context) {
 	}
 	for {
 		events, _, err := w.cursor.Next(ctx)
+		if prepared := w.match.prepare(events); prepared != nil {
+			events, err = nil, prepared
+		}
 		for i := range events {
 			if !w.forward(ctx, &events[i]) {
 				return
@@ -220,10 +230,10 @@ func (w *localWatch) forward(ctx context.Context, event *cache.Event) bool {
 	case err != nil:
 	case deselected:
 		if obj, err = deselectedObject(event); err == nil && w.res.kind.Custom != nil {
-			obj, err = w.res.fromStorageVersion(obj)
+			obj, err = w.res.fromStorageVersion(ctx, obj)
 		}
 	default:
-		obj, err = w.res.objectForWrite(event.Entry)
+		obj, err = w.res.objectForWrite(ctx, event.Entry)
 	}
 	if err != nil {
 		w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))

@@ -98,17 +98,17 @@ func (s *Server) respondTransformed(req *request, code int, out output, obj kind
 
 // respondPartialList responds to a list with the metadata of its objects.
 func (s *Server) respondPartialList(req *request, out output, p *page) error {
-	res := req.res
+	res, lists := req.res, req.res.lists.with(req.ctx)
 	gvk := schema.GroupVersionKind{Group: metav1.GroupName, Version: out.metaVersion, Kind: "PartialObjectMetadataList"}
 	if out.format == formatProtobuf {
-		encode := func(i int) (protoItem, error) { return res.lists.partialProto(p.entries[i]) }
+		encode := func(i int) (protoItem, error) { return lists.partialProto(p.entries[i]) }
 		if len(p.objs) > 0 {
 			encode = func(i int) (protoItem, error) { return newProtoItem(toPartialMetadata(p.objs[i])) }
 		}
 		items := &protoItems{encode: encode}
-		if res.version.FromStorageVersions != nil && len(p.objs) == 0 {
+		if lists.webhook && len(p.objs) == 0 {
 			items.encodeRun = func(start, end int) ([]protoItem, error) {
-				bodies, err := res.encodeConverted(p.entries[start:end], res.encodingIDs.partialProto, marshalPartialProto)
+				bodies, err := lists.encodeConverted(p.entries[start:end], res.encodingIDs.partialProto, marshalPartialProto)
 				if err != nil {
 					return nil, err
 				}
@@ -122,10 +122,10 @@ func (s *Server) respondPartialList(req *request, out output, p *page) error {
 		return s.writeProtoList(req, p, gvk, items, res.encodingIDs.listPartialProto)
 	}
 	items := &jsonItems{prefix: partialPrefixes[out.metaVersion].json}
-	items.encode = func(i int) ([]byte, error) { return res.lists.partialJSON(p.entries[i]) }
-	if res.version.FromStorageVersions != nil && len(p.objs) == 0 {
+	items.encode = func(i int) ([]byte, error) { return lists.partialJSON(p.entries[i]) }
+	if lists.webhook && len(p.objs) == 0 {
 		items.encodeRun = func(start, end int) ([][]byte, error) {
-			return res.encodeConverted(p.entries[start:end], res.encodingIDs.partialJSON, marshalPartialJSON)
+			return lists.encodeConverted(p.entries[start:end], res.encodingIDs.partialJSON, marshalPartialJSON)
 		}
 	}
 	if len(p.objs) > 0 {

@@ -40,26 +40,23 @@ func (s *Server) readPage(req *request, found *page, match *matcher) error {
 		if err != nil {
 			return err
 		}
-		for i, entry := range read.Entries {
-			if found.limit > 0 && int64(len(found.entries)) == found.limit {
-				found.endBefore(int64(len(read.Entries)-i) + read.Remaining)
-				return nil
-			}
-			if match.matches(entry) {
-				found.entries = append(found.entries, entry)
-			}
-			if match.err != nil {
-				return match.err
-			}
+		last := 0 // the number of entries up to the last one that was added
+		match.each(read.Entries, func(i int) bool {
+			found.entries, last = append(found.entries, read.Entries[i]), i+1
+			return found.limit == 0 || int64(len(found.entries)) < found.limit
+		})
+		if match.err != nil {
+			return match.err
 		}
-		switch {
-		case read.Next == "":
-			return nil
-		case found.limit > 0 && int64(len(found.entries)) == found.limit:
-			found.endBefore(read.Remaining)
+		if found.limit > 0 && int64(len(found.entries)) == found.limit {
+			if remaining := int64(len(read.Entries)-last) + read.Remaining; remaining > 0 {
+				found.endBefore(remaining)
+			}
 			return nil
 		}
-		next = read.Next
+		if next = read.Next; next == "" {
+			return nil
+		}
 	}
 }
 

@@ -140,7 +140,7 @@ func (p *patcher) check(obj kind.Object) error {
 // patchedResource applies the patch to the live object in the version of the request and returns the result in the storage version.
 func (p *patcher) patchedResource(live kind.Object) (kind.Object, error) {
 	res := p.w.res
-	versioned, err := res.fromStorageVersion(live)
+	versioned, err := res.fromStorageVersion(p.w.ctx, live)
 	if err != nil {
 		return nil, err
 	}

@@ -204,14 +204,15 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
+	encoder := req.res.with(req.ctx)
 	switch {
 	case out.format == formatProtobuf:
-		*buffer, err = req.res.appendProto(*buffer, entry)
+		*buffer, err = encoder.appendProto(*buffer, entry)
 	case isMutating(req.Method) && req.res.watchers.Load() == 0:
 		// Nobody else is expected to read this revision in JSON, so the encoding is not cached.
-		*buffer, err = req.res.appendMarshaled(*buffer, entry)
+		*buffer, err = encoder.appendMarshaled(*buffer, entry)
 	default:
-		*buffer, err = req.res.appendJSON(*buffer, entry)
+		*buffer, err = encoder.appendJSON(*buffer, entry)
 	}
 	if err != nil {
 		return err
@@ -259,7 +260,7 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 	}
 	gvk := s.kindOf(req, obj)
 	if own, ok := obj.(kind.Object); ok && req.res != nil && !req.res.stored() && gvk == req.res.kind.GVK {
-		if obj, err = req.res.fromStorageVersion(own); err != nil {
+		if obj, err = req.res.fromStorageVersion(req.ctx, own); err != nil {
 			return err
 		}
 		gvk = req.res.gvk

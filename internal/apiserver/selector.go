@@ -1,10 +1,9 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
-	"maps"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -182,25 +181,34 @@ func (r *resource) storageVersionField(label, value string) (string, string, err
 }
 
 // selectableFields returns a function that computes the selectable fields besides name and namespace.
-func selectableFields(k *kind.Kind) func(kind.Object) (map[string]string, error) {
+func selectableFields(k *kind.Kind) func(ctx context.Context, objs []kind.Object) ([]map[string]string, error) {
 	if k.Custom != nil {
-		return k.Custom.Fields
+		if k.Custom.Fields == nil {
+			return nil
+		}
+		return func(ctx context.Context, objs []kind.Object) ([]map[string]string, error) {
+			values, err := k.Custom.Fields(ctx, objs)
+			return values, abandoned(ctx, err)
+		}
 	}
 	if len(k.Fields) == 0 {
 		return nil
 	}
-	labels := slices.Sorted(maps.Keys(k.Fields))
-	return func(obj kind.Object) (map[string]string, error) {
-		values := make(map[string]string, len(labels))
-		for _, label := range labels {
-			values[label] = k.Fields[label](obj)
+	return func(_ context.Context, objs []kind.Object) ([]map[string]string, error) {
+		all := make([]map[string]string, len(objs))
+		for i, obj := range objs {
+			all[i] = make(map[string]string, len(k.Fields))
+			for label, value := range k.Fields {
+				all[i][label] = value(obj)
+			}
 		}
-		return values, nil
+		return all, nil
 	}
 }
 
 // matcher selects the entries of a list or a watch.
 type matcher struct {
+	ctx            context.Context // of the request
 	kind           *kind.Kind
 	prefix         string // of keys
 	name           string // the only one possible, or empty
@@ -222,7 +230,7 @@ func (r *request) namespaceOfKeys() string {
 }
 
 func (r *request) matcher(opts *listOptions) *matcher {
-	m := &matcher{kind: r.res.kind, namespace: r.namespaceOfKeys()}
+	m := &matcher{ctx: r.ctx, kind: r.res.kind, namespace: r.namespaceOfKeys()}
 	m.prefix = m.kind.KeyPrefix(m.namespace)
 	if opts.labels != nil && !opts.labels.Empty() {
 		m.labels = opts.labels
@@ -271,26 +279,150 @@ func (m *matcher) scope() cache.Scope {
 
 // matches reports whether an entry matches whose key is below the prefix. It is false when err is set.
 func (m *matcher) matches(e *cache.Entry) bool {
-	if m.labels != nil {
-		values, err := e.Labels()
-		if err != nil {
-			m.err = err
-			return false
-		}
-		if !m.labels.Matches(labels.Set(values)) {
-			return false
-		}
+	if !m.matchesLabels(e) {
+		return false
 	}
 	if m.fields == nil {
 		return true
 	}
-	m.set.namespace, m.set.name = splitKey(m.kind, e.Key())
+	var values map[string]string
 	if m.fieldsBeyondID {
-		if m.set.values, m.err = e.Fields(); m.err != nil {
+		if values, m.err = e.Fields(m.ctx); m.err != nil {
 			return false
 		}
 	}
+	return m.matchesFields(e, values)
+}
+
+// matchesLabels is matches for the label selector.
+func (m *matcher) matchesLabels(e *cache.Entry) bool {
+	if m.labels == nil {
+		return true
+	}
+	values, err := e.Labels()
+	if err != nil {
+		m.err = err
+		return false
+	}
+	return m.labels.Matches(labels.Set(values))
+}
+
+// matchesFields is matches for the field selector, given the values of the fields besides name and namespace.
+func (m *matcher) matchesFields(e *cache.Entry, values map[string]string) bool {
+	m.set.namespace, m.set.name = splitKey(m.kind, e.Key())
+	m.set.values = values
 	return m.fields.Matches(&m.set)
+}
+
+// maxMatchRun is how many entries are matched together if a webhook is called for their fields: as many as one call converts.
+const maxMatchRun = 500
+
+// together reports whether a webhook may be called for the fields of entries, so that they are better matched together.
+func (m *matcher) together() bool {
+	return m.fieldsBeyondID && m.kind.Custom != nil && m.kind.Custom.Webhook
+}
+
+// each calls accept with the positions of the entries that match, in order, until it returns false. It reports whether it never did; err may be set.
+func (m *matcher) each(entries []*cache.Entry, accept func(i int) bool) bool {
+	if !m.together() {
+		for i, e := range entries {
+			if m.matches(e) && !accept(i) {
+				return false
+			}
+			if m.err != nil {
+				return false
+			}
+		}
+		return true
+	}
+	for start := 0; start < len(entries); start += maxMatchRun {
+		if !m.eachOfRun(entries[start:min(start+maxMatchRun, len(entries))], func(i int) bool { return accept(start + i) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// eachOfRun is each for entries whose fields are computed together.
+func (m *matcher) eachOfRun(entries []*cache.Entry, accept func(i int) bool) bool {
+	var positions []int
+	var candidates []*cache.Entry
+	for i, e := range entries {
+		if m.matchesLabels(e) {
+			positions, candidates = append(positions, i), append(candidates, e)
+		}
+		if m.err != nil {
+			return false
+		}
+	}
+	values, err := cache.FieldsOf(m.ctx, candidates)
+	if err != nil {
+		m.err = err
+		return false
+	}
+	for n, e := range candidates {
+		if m.matchesFields(e, values[n]) && !accept(positions[n]) {
+			return false
+		}
+	}
+	return true
+}
+
+// ascend calls accept with the entries of a snapshot that match, in order, until it returns false; err may be set. limit is how many are
+// expected to be accepted, 0 if unknown.
+func (m *matcher) ascend(snapshot cache.Snapshot, from string, limit int64, accept func(*cache.Entry) bool) {
+	if !m.together() {
+		snapshot.Ascend(m.prefix, from, func(e *cache.Entry) bool {
+			if !m.matches(e) {
+				return m.err == nil
+			}
+			return accept(e)
+		})
+		return
+	}
+	size := maxMatchRun
+	if limit > 0 {
+		size = int(min(limit, maxMatchRun))
+	}
+	run := make([]*cache.Entry, 0, size)
+	matchRun := func() bool {
+		more := m.each(run, func(i int) bool { return accept(run[i]) })
+		run, size = run[:0], min(2*size, maxMatchRun) // most entries may not match
+		return more
+	}
+	ended := false
+	snapshot.Ascend(m.prefix, from, func(e *cache.Entry) bool {
+		if run = append(run, e); len(run) < size {
+			return true
+		}
+		ended = !matchRun()
+		return !ended
+	})
+	if !ended {
+		matchRun()
+	}
+}
+
+// prepare computes the fields of the entries of events together, before the events are classified one by one.
+func (m *matcher) prepare(events []cache.Event) error {
+	if !m.together() {
+		return nil
+	}
+	var entries []*cache.Entry
+	for i := range events {
+		if event := &events[i]; strings.HasPrefix(event.Entry.Key(), m.prefix) {
+			if event.Type != cache.Deleted {
+				entries = append(entries, event.Entry)
+			}
+			if event.Old != nil {
+				entries = append(entries, event.Old)
+			}
+		}
+	}
+	m.each(entries, func(int) bool { return true })
+	err := m.err
+	m.err = nil
+	return err
 }
 
 // classify returns the type of an event as a watcher with this selector sees it: 0 when it sees nothing. deselected means that the
@@ -327,9 +459,12 @@ func (m *matcher) matchesObject(obj kind.Object) bool {
 	}
 	set := fieldSet{name: obj.GetName(), namespace: obj.GetNamespace()}
 	if compute := selectableFields(m.kind); compute != nil {
-		if set.values, m.err = compute(obj); m.err != nil {
+		values, err := compute(m.ctx, []kind.Object{obj})
+		if err != nil {
+			m.err = err
 			return false
 		}
+		set.values = values[0]
 	}
 	return m.fields.Matches(&set)
 }

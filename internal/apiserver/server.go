@@ -210,14 +210,6 @@ func (r *resource) stored() bool { return r.gvk == r.kind.GVK }
 // groupResource names the resource in errors and for authorization.
 func (r *resource) groupResource() schema.GroupResource { return r.gvr.GroupResource() }
 
-// fromStorageVersion converts an object to the served version. It returns obj itself when it is in that version already.
-func (r *resource) fromStorageVersion(obj kind.Object) (kind.Object, error) {
-	if r.version.FromStorageVersion == nil {
-		return obj, nil
-	}
-	return r.version.FromStorageVersion(obj)
-}
-
 // newObject makes an empty object of the served version.
 func (r *resource) newObject() kind.Object {
 	return r.kind.NewObject(r.version)

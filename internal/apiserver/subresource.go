@@ -24,7 +24,7 @@ func (s *Server) getSub(req *request) error {
 	if err != nil {
 		return err
 	}
-	parent, err := req.res.objectForWrite(entry)
+	parent, err := req.res.objectForWrite(req.ctx, entry)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (s *Server) changeView(req *request, w *write, c *change, next func(old kin
 	}
 	parent := done.obj
 	if done.entry != nil {
-		if parent, err = req.res.objectForWrite(done.entry); err != nil {
+		if parent, err = req.res.objectForWrite(req.ctx, done.entry); err != nil {
 			return err
 		}
 	}

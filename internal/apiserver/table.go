@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 // tableWriter encodes objects of one resource as a Table, row by row.
 type tableWriter struct {
+	ctx     context.Context // of the request
 	res     *resource
 	encoder *encoder
 	version string // of meta.k8s.io
@@ -39,7 +41,7 @@ func defaultRow(obj kind.Object, _ time.Time) []any {
 
 // tableWriter returns the writer for a request; its includeObject parameter decides what rows contain of their object.
 func (r *request) tableWriter(out output) (*tableWriter, error) {
-	t := &tableWriter{res: r.res, encoder: &r.res.encoder, version: out.metaVersion, include: metav1.IncludeObjectPolicy(r.query.Get("includeObject"))}
+	t := &tableWriter{ctx: r.ctx, res: r.res, encoder: r.res.with(r.ctx), version: out.metaVersion, include: metav1.IncludeObjectPolicy(r.query.Get("includeObject"))}
 	switch t.include {
 	case "":
 		t.include = metav1.IncludeMetadata
@@ -84,7 +86,7 @@ func (t *tableWriter) cells(objs []kind.Object, now time.Time) ([][]any, error) 
 	rows := make([][]any, len(objs))
 	if t.convert {
 		var err error
-		if objs, err = t.res.fromStorageVersions(objs); err != nil {
+		if objs, err = t.res.fromStorageVersions(t.ctx, objs); err != nil {
 			return nil, err
 		}
 	}
@@ -134,7 +136,7 @@ func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.
 		if t.view {
 			return appendObject(to, obj, obj.GetObjectKind().GroupVersionKind(), formatJSON)
 		}
-		served, err := t.res.fromStorageVersion(obj)
+		served, err := t.res.fromStorageVersion(t.ctx, obj)
 		if err != nil {
 			return to, err
 		}
@@ -144,6 +146,9 @@ func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.
 	}
 	return appendObjectPartialJSON(to, obj, t.version)
 }
+
+// convertsOnce reports whether the cells and what a row contains of its object are made from one conversion, because it calls a webhook.
+func (t *tableWriter) convertsOnce() bool { return t.convert && t.encoder.webhook }
 
 // tableRows are the items of a list as the rows of a table.
 type tableRows struct {
@@ -159,9 +164,8 @@ func (t *tableRows) appendItems(to []byte, start, end int) ([]byte, error) {
 		return to, err
 	}
 	fromEntries := len(t.page.objs) == 0
-	if t.res.version.FromStorageVersions != nil && t.convert {
-		// The cells and what a row contains of its object are made from one conversion.
-		if objs, err = t.res.fromStorageVersions(objs); err != nil {
+	if t.convertsOnce() {
+		if objs, err = t.res.fromStorageVersions(t.ctx, objs); err != nil {
 			return to, err
 		}
 		fromEntries = false
@@ -195,7 +199,7 @@ func (s *Server) respondTable(req *request, code int, out output, p *page) error
 	if err != nil {
 		return err
 	}
-	t.encoder = req.res.lists
+	t.encoder = req.res.lists.with(req.ctx)
 	rows := &tableRows{tableWriter: t, page: p, now: time.Now()}
 	if req.res.kind.ListRows != nil {
 		objs, err := p.objects(0, p.len())

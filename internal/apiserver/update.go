@@ -200,7 +200,7 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 	if entry == nil {
 		return w.createByChange(c)
 	}
-	live, err := w.res.objectForWrite(entry)
+	live, err := w.res.objectForWrite(w.ctx, entry)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -430,7 +430,7 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 
 // store replaces the entry's object in the store.
 func (w *write) store(obj kind.Object, entry *cache.Entry) (*cache.Entry, error) {
-	obj, err := w.res.toStore(obj)
+	obj, err := w.res.toStore(w.ctx, obj)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +14,7 @@ import (
 
 // writtenVersions implements admission.Versions for a write of a resource or of one of its subresources.
 type writtenVersions struct {
+	ctx context.Context // of the write
 	s   *Server
 	res *resource
 	sub *kind.Subresource // nil for the resource itself
@@ -65,7 +67,7 @@ func (v *writtenVersions) Convert(obj runtime.Object, gvk schema.GroupVersionKin
 	if !ok {
 		return nil, fmt.Errorf("%T is not an object of %s", obj, v.res.gvk)
 	}
-	return res.fromStorageVersion(stored)
+	return res.fromStorageVersion(v.ctx, stored)
 }
 
 // Encode implements admission.Versions.
@@ -110,7 +112,7 @@ func (v *writtenVersions) Decode(data []byte, gvk schema.GroupVersionKind) (runt
 	if err != nil || res.kind.Custom == nil {
 		return decoded, err
 	}
-	return v.res.fromStorageVersion(decoded) // a write handles a custom resource in the version of the request
+	return v.res.fromStorageVersion(v.ctx, decoded) // a write handles a custom resource in the version of the request
 }
 
 // decodeVersion decodes JSON into an object of the kind.

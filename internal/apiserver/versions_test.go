@@ -21,7 +21,7 @@ import (
 // TestWrittenVersions: admission plugins get objects in any served version, of any group, and back.
 func TestWrittenVersions(t *testing.T) {
 	s := newTestServer(t)
-	v := &writtenVersions{s: s.Server, res: s.find("events")}
+	v := &writtenVersions{ctx: t.Context(), s: s.Server, res: s.find("events")}
 	stored, other := corev1.SchemeGroupVersion.WithKind("Event"), eventsv1.SchemeGroupVersion.WithKind("Event")
 	if got := v.Equivalents(); len(got) != 2 || got[0].Kind != stored || got[1].Kind != other || got[1].Resource != other.GroupVersion().WithResource("events") {
 		t.Errorf("equivalents %v", got)
@@ -66,7 +66,7 @@ func TestWrittenVersionsPrune(t *testing.T) {
 	if err := s.AddKind(widgets); err != nil {
 		t.Fatal(err)
 	}
-	v := &writtenVersions{s: s.Server, res: s.find("widgets.example.com")}
+	v := &writtenVersions{ctx: t.Context(), s: s.Server, res: s.find("widgets.example.com")}
 	if got := v.Equivalents(); len(got) != 1 {
 		t.Errorf("equivalents %v", got)
 	}

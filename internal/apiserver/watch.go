@@ -41,6 +41,7 @@ type watcher struct {
 	s      *Server
 	req    *request
 	res    *resource
+	encode *encoder // of the resource, for this request
 	out    output
 	opts   *listOptions
 	match  *matcher
@@ -91,7 +92,7 @@ func (s *Server) watch(req *request) error {
 	if _, err := parseResourceVersion(opts.resourceVersion); err != nil {
 		return err
 	}
-	w := &watcher{s: s, req: req, res: req.res, out: out, opts: opts, match: req.matcher(opts), headers: true}
+	w := &watcher{s: s, req: req, res: req.res, encode: req.res.with(req.ctx), out: out, opts: opts, match: req.matcher(opts), headers: true}
 	w.key, _ = w.match.onlyKey()
 	if out.transform == transformNone && w.match.everything() && !websocket.IsWebSocketUpgrade(req.Request) {
 		w.shared = &req.res.batches[out.format]
@@ -212,22 +213,50 @@ func (w *watcher) start(ctx context.Context) error {
 // sendInitial sends the state as ADDED events.
 func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
 	send := func(e *cache.Entry) bool {
-		if !w.match.matches(e) {
-			return w.match.err == nil
-		}
 		event := cache.Event{Type: cache.Added, Entry: e, Revision: e.Revision()}
 		if err = w.appendChange(&event, cache.Added, false); err == nil && len(w.buffer) >= initialChunk {
 			err = w.flush()
 		}
 		return err == nil
 	}
-	if w.key != "" {
-		if e := snapshot.Get(w.key); e != nil {
+	switch {
+	case w.key != "":
+		if e := snapshot.Get(w.key); e != nil && w.match.matches(e) {
 			send(e)
 		}
-		return errors.Join(err, w.match.err)
+	case w.encode.webhook:
+		failed := w.sendInitialRuns(snapshot, send)
+		return errors.Join(err, failed)
+	default:
+		w.match.ascend(snapshot, "", 0, send)
 	}
-	snapshot.Ascend(w.match.prefix, "", send)
+	return errors.Join(err, w.match.err)
+}
+
+// sendInitialRuns is sendInitial for objects that a webhook converts: many with one call.
+func (w *watcher) sendInitialRuns(snapshot cache.Snapshot, send func(*cache.Entry) bool) (err error) {
+	var run []*cache.Entry
+	sendRun := func() bool {
+		if err = w.encode.prepare(run, w.out); err != nil {
+			return false
+		}
+		for _, e := range run {
+			if !send(e) {
+				return false
+			}
+		}
+		run = run[:0]
+		return true
+	}
+	complete := true
+	w.match.ascend(snapshot, "", 0, func(e *cache.Entry) bool {
+		run = append(run, e)
+		complete = len(run) < maxMatchRun || sendRun()
+		return complete
+	})
+	if complete && w.match.err == nil {
+		sendRun()
+	}
 	return errors.Join(err, w.match.err)
 }
 
@@ -308,6 +337,9 @@ type batchKey struct {
 }
 
 func (w *watcher) appendEvents(events []cache.Event) error {
+	if err := w.match.prepare(events); err != nil {
+		return err
+	}
 	for i := range events {
 		if err := w.appendEvent(&events[i]); err != nil {
 			return err
@@ -402,11 +434,11 @@ func (w *watcher) appendJSON(event *cache.Event, name string, deselected bool) e
 		w.closeJSON()
 		return err
 	case deselected:
-		body, err = w.res.deselectedJSON(event)
+		body, err = w.encode.deselectedJSON(event)
 	case w.out.transform == transformPartial:
-		body, err = w.res.partialJSON(event.Entry)
+		body, err = w.encode.partialJSON(event.Entry)
 	default:
-		body, err = w.res.json(event.Entry)
+		body, err = w.encode.json(event.Entry)
 	}
 	if err != nil {
 		return err
@@ -427,13 +459,13 @@ func (w *watcher) appendProto(event *cache.Event, name string, deselected bool) 
 	prefix := w.res.protoPrefix
 	switch {
 	case deselected && w.out.transform == transformPartial:
-		item, err = w.res.deselectedPartial(event)
+		item, err = w.encode.deselectedPartial(event)
 	case deselected:
-		item, err = w.res.deselectedProto(event)
+		item, err = w.encode.deselectedProto(event)
 	case w.out.transform == transformPartial:
-		item, err = w.res.partialProto(event.Entry)
+		item, err = w.encode.partialProto(event.Entry)
 	default:
-		item, err = w.res.proto(event.Entry)
+		item, err = w.encode.proto(event.Entry)
 	}
 	if err != nil {
 		return err
@@ -470,9 +502,15 @@ func (w *watcher) appendTable(event *cache.Event, name string, deselected bool) 
 	if err != nil {
 		return err
 	}
+	once := w.table.convertsOnce()
+	if once {
+		if obj, err = w.res.fromStorageVersion(w.req.ctx, obj); err != nil {
+			return err
+		}
+	}
 	w.openJSON(name)
 	w.buffer, err = w.table.appendTableEvent(w.buffer, obj, w.headers, func(to []byte) ([]byte, error) {
-		if deselected {
+		if deselected || once {
 			return w.table.appendIncluded(to, obj, w.table.include)
 		}
 		return w.table.appendEntry(to, event.Entry)
@@ -535,7 +573,7 @@ func (e *encoder) deselected(event *cache.Event) (kind.Object, error) {
 	if err != nil || e.convert == nil {
 		return obj, err
 	}
-	return e.convert(obj)
+	return e.convert(e.ctx, obj)
 }
 
 // appendBookmark appends a BOOKMARK event with the revision reached. end marks the end of the initial events.

@@ -2,6 +2,7 @@ package customresource
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"reflect"
 	"slices"
@@ -163,7 +164,7 @@ func (v *version) fieldLabels() map[string]string {
 }
 
 // selectableFields returns a function that computes the values of the field selectors of all served versions; nil when there are none.
-func (d *definition) selectableFields() func(kind.Object) (map[string]string, error) {
+func (d *definition) selectableFields() func(ctx context.Context, objs []kind.Object) ([]map[string]string, error) {
 	var selectable []*version
 	for _, v := range d.versions {
 		if v.spec.Served && len(v.spec.SelectableFields) > 0 {
@@ -173,16 +174,21 @@ func (d *definition) selectableFields() func(kind.Object) (map[string]string, er
 	if len(selectable) == 0 {
 		return nil
 	}
-	return func(obj kind.Object) (map[string]string, error) {
-		values := map[string]string{}
+	return func(ctx context.Context, objs []kind.Object) ([]map[string]string, error) {
+		values := make([]map[string]string, len(objs))
+		for i := range values {
+			values[i] = map[string]string{}
+		}
 		for _, v := range selectable {
 			// A value is that of the version: a conversion may change it.
-			converted, err := v.convert(obj)
+			converted, err := v.convert(ctx, objs)
 			if err != nil {
 				return nil, err
 			}
 			for label, path := range v.selectors() {
-				values[label] = selectedValue(path, content(converted))
+				for i, obj := range converted {
+					values[i][label] = selectedValue(path, content(obj))
+				}
 			}
 		}
 		return values, nil

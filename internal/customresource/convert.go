@@ -24,23 +24,18 @@ func (conversionError) Transient() bool { return true }
 
 func (e conversionError) Unwrap() error { return e.error }
 
-// toStore converts an object to the storage version.
-func (d *definition) toStore(obj kind.Object) (kind.Object, error) {
-	return d.storage.convert(obj)
-}
-
-// convert returns an object in this version. It is the object itself if it is in this version already, and shares nothing with it
-// otherwise.
-func (v *version) convert(obj kind.Object) (kind.Object, error) {
-	converted, err := v.convertAll([]kind.Object{obj})
-	if err != nil {
-		return nil, err
+// convert implements kind.Custom.
+func (d *definition) convert(ctx context.Context, objs []kind.Object, to schema.GroupVersionKind) ([]kind.Object, error) {
+	v := d.versions[to.Version]
+	if v == nil || v.gvk != to {
+		return nil, fmt.Errorf("request to convert CR to an invalid group/version: %s", to.GroupVersion())
 	}
-	return converted[0], nil
+	return v.convert(ctx, objs)
 }
 
-// convertAll converts several objects, with one request to the webhook.
-func (v *version) convertAll(objs []kind.Object) ([]kind.Object, error) {
+// convert returns objects in this version, with one request to the webhook. Objects in this version already are returned as they are, and the
+// others share nothing with the results.
+func (v *version) convert(ctx context.Context, objs []kind.Object) ([]kind.Object, error) {
 	converted := make([]kind.Object, len(objs))
 	var others []*unstructured.Unstructured // in other versions
 	for i, obj := range objs {
@@ -56,7 +51,7 @@ func (v *version) convertAll(objs []kind.Object) ([]kind.Object, error) {
 	if len(others) == 0 {
 		return converted, nil
 	}
-	results, err := v.convertOthers(others)
+	results, err := v.convertOthers(ctx, others)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +68,7 @@ func (v *version) convertAll(objs []kind.Object) ([]kind.Object, error) {
 }
 
 // convertOthers converts objects that are in other versions. The results are new objects.
-func (v *version) convertOthers(objs []*unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
+func (v *version) convertOthers(ctx context.Context, objs []*unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
 	if v.converter == nil {
 		converted := make([]*unstructured.Unstructured, len(objs))
 		for i, u := range objs {
@@ -82,7 +77,7 @@ func (v *version) convertOthers(objs []*unstructured.Unstructured) ([]*unstructu
 		}
 		return converted, nil
 	}
-	converted, err := v.converter.Convert(context.Background(), objs, v.gvk.GroupVersion())
+	converted, err := v.converter.Convert(ctx, objs, v.gvk.GroupVersion())
 	if err != nil {
 		return nil, conversionError{err}
 	}

@@ -75,12 +75,15 @@ func New(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*k
 		NewList:    d.storage.newList,
 
 		ValidateName:  validation.NameIsDNSSubdomain,
-		Custom:        &kind.Custom{FromStore: d.fromStore, ToStore: d.toStore, Fields: d.selectableFields()},
+		Custom:        &kind.Custom{FromStore: d.fromStore, Fields: d.selectableFields(), Webhook: converter != nil},
 		Prune:         d.prune,
 		Validate:      d.validate,
 		Warn:          warnOfFinalizers,
 		SpecChanged:   specChanged,
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return newTypeConverter(crd) }),
+	}
+	if len(d.versions) > 1 {
+		k.Custom.Convert = d.convert
 	}
 	for _, v := range d.sortedVersions() {
 		served := v.kindVersion()
@@ -145,12 +148,6 @@ func (v *version) kindVersion() kind.Version {
 		GVK: v.gvk, NotServed: !v.spec.Served, New: v.newObject, NewList: v.newList,
 		Default: v.setDefaults, Fields: v.fieldLabels(), Columns: columnHeaders(v.spec.AdditionalPrinterColumns), Row: v.row,
 		Subresources: []kind.Subresource{},
-	}
-	if len(v.versions) > 1 {
-		served.FromStorageVersion = v.convert
-	}
-	if v.converter != nil {
-		served.FromStorageVersions = v.convertAll
 	}
 	if v.spec.Deprecated {
 		served.Deprecation = v.deprecation()

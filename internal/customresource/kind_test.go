@@ -324,12 +324,21 @@ func atVersion(t testing.TB, k *kind.Kind, name string) *kind.Version {
 	return nil
 }
 
+// convertTo converts one object.
+func convertTo(t testing.TB, k *kind.Kind, version string, obj kind.Object) (kind.Object, error) {
+	t.Helper()
+	converted, err := k.Custom.Convert(t.Context(), []kind.Object{obj}, atVersion(t, k, version).GVK)
+	if err != nil {
+		return nil, err
+	}
+	return converted[0], nil
+}
+
 func TestConvertWithoutWebhook(t *testing.T) {
 	k := newKind(t, crd(t, twoVersions), nil)
-	v1, v2 := atVersion(t, k, "v1"), atVersion(t, k, "v2")
 	stored := cronTab(t, "spec: {a: x, same: y}")
 	before := stored.DeepCopy()
-	converted, err := v2.FromStorageVersion(stored)
+	converted, err := convertTo(t, k, "v2", stored)
 	if err != nil || !reflect.DeepEqual(stored, before) {
 		t.Fatalf("%v %v", stored, err)
 	}
@@ -337,14 +346,14 @@ func TestConvertWithoutWebhook(t *testing.T) {
 	if want := cronTab(t, "{apiVersion: stable.example.com/v2, spec: {same: y}}"); !reflect.DeepEqual(converted, kind.Object(want)) {
 		t.Errorf("%v", converted)
 	}
-	if same, err := v1.FromStorageVersion(stored); err != nil || same != kind.Object(stored) {
+	if same, err := convertTo(t, k, "v1", stored); err != nil || same != kind.Object(stored) {
 		t.Errorf("%v %v", same, err)
 	}
-	back, err := k.Custom.ToStore(converted)
+	back, err := convertTo(t, k, "v1", converted)
 	if err != nil || apiVersionOf(back) != "stable.example.com/v1" {
 		t.Errorf("%v %v", back, err)
 	}
-	if _, err := v2.FromStorageVersion(cronTab(t, "apiVersion: stable.example.com/v3")); err == nil {
+	if _, err := convertTo(t, k, "v2", cronTab(t, "apiVersion: stable.example.com/v3")); err == nil {
 		t.Error("converted from a version that does not exist")
 	}
 }
@@ -358,9 +367,8 @@ func webhookDefinition(t testing.TB) *apiextensionsv1.CustomResourceDefinition {
 func TestConvertByWebhook(t *testing.T) {
 	webhook := &fakeConverter{}
 	k := newKind(t, webhookDefinition(t), webhook)
-	v2 := atVersion(t, k, "v2")
 	stored := cronTab(t, `{metadata: {name: a, namespace: ns, uid: u, labels: {x: "y"}}, spec: {a: x}}`)
-	converted, err := v2.FromStorageVersion(stored)
+	converted, err := convertTo(t, k, "v2", stored)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +377,7 @@ func TestConvertByWebhook(t *testing.T) {
 	}
 	// An object that needs no conversion does not reach the webhook.
 	calls := webhook.calls
-	if _, err := k.Custom.ToStore(stored); err != nil {
+	if _, err := convertTo(t, k, "v1", stored); err != nil {
 		t.Fatal(err)
 	}
 	if webhook.calls != calls {
@@ -379,21 +387,31 @@ func TestConvertByWebhook(t *testing.T) {
 
 func TestFailedConversionIsTransient(t *testing.T) {
 	k := newKind(t, webhookDefinition(t), &fakeConverter{failure: errors.New("connection refused")})
-	_, err := atVersion(t, k, "v2").FromStorageVersion(cronTab(t, "spec: {a: x}"))
+	_, err := convertTo(t, k, "v2", cronTab(t, "spec: {a: x}"))
 	var transient interface{ Transient() bool }
 	if err == nil || err.Error() != "connection refused" || !errors.As(err, &transient) || !transient.Transient() {
 		t.Errorf("%v would be cached", err)
 	}
 }
 
+// fieldsOf are the selectable fields of one object.
+func fieldsOf(t testing.TB, k *kind.Kind, obj kind.Object) (map[string]string, error) {
+	t.Helper()
+	values, err := k.Custom.Fields(t.Context(), []kind.Object{obj})
+	if err != nil {
+		return nil, err
+	}
+	return values[0], nil
+}
+
 func TestSelectableFields(t *testing.T) {
 	webhook := &fakeConverter{}
 	k := newKind(t, webhookDefinition(t), webhook)
-	values, err := k.Custom.Fields(cronTab(t, "spec: {a: x}"))
+	values, err := fieldsOf(t, k, cronTab(t, "spec: {a: x}"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	empty, err := k.Custom.Fields(cronTab(t, ""))
+	empty, err := fieldsOf(t, k, cronTab(t, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -407,13 +425,13 @@ func TestSelectableFields(t *testing.T) {
 		}
 	}
 	webhook.failure = errors.New("connection refused")
-	if _, err := k.Custom.Fields(cronTab(t, "spec: {a: x}")); err == nil {
+	if _, err := fieldsOf(t, k, cronTab(t, "spec: {a: x}")); err == nil {
 		t.Error("a value that is not known must not be taken for empty")
 	}
 	numbers := oneVersion(t, "{type: object, properties: {num: {type: integer}, b: {type: boolean}}}")
 	numbers.Spec.Versions[0].SelectableFields = []apiextensionsv1.SelectableField{{JSONPath: ".spec.num"}, {JSONPath: ".spec.b"}}
 	k = newKind(t, numbers, nil)
-	if values, err = k.Custom.Fields(cronTab(t, "spec: {num: 5, b: true}")); err != nil {
+	if values, err = fieldsOf(t, k, cronTab(t, "spec: {num: 5, b: true}")); err != nil {
 		t.Fatal(err)
 	}
 	for label, want := range map[string]string{"spec.num": "5", "spec.b": "true"} {

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -283,14 +285,23 @@ func TestTablesAndSelectors(t *testing.T) {
 
 // converter has v2, which calls spec.color spec.paint.
 type converter struct {
+	mu      sync.Mutex
 	failure error
 	calls   int
+	// held receives a value when a call begins that lasts until its context is done, ended when it has ended. nil: no call does.
+	held, ended chan struct{}
 }
 
-func (c *converter) Convert(_ context.Context, objects []*unstructured.Unstructured, to schema.GroupVersion) ([]*unstructured.Unstructured, error) {
-	c.calls++
-	if c.failure != nil {
-		return nil, c.failure
+func (c *converter) Convert(ctx context.Context, objects []*unstructured.Unstructured, to schema.GroupVersion) ([]*unstructured.Unstructured, error) {
+	held, failure := c.begin()
+	if held != nil {
+		held <- struct{}{}
+		<-ctx.Done()
+		c.ended <- struct{}{}
+		return nil, ctx.Err()
+	}
+	if failure != nil {
+		return nil, failure
 	}
 	var out []*unstructured.Unstructured
 	for _, obj := range objects {
@@ -311,6 +322,15 @@ func (c *converter) Convert(_ context.Context, objects []*unstructured.Unstructu
 		out = append(out, u)
 	}
 	return out, nil
+}
+
+// begin counts a call and returns what is to happen in it.
+func (c *converter) begin() (held chan struct{}, failure error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls++
+	held, c.held = c.held, nil
+	return held, c.failure
 }
 
 const convertedDefinition = `
@@ -431,6 +451,127 @@ func TestListIsConvertedInBatches(t *testing.T) {
 	webhook.calls = 0
 	if s.send("GET", "v2/namespaces/ns/widgets", "").expect(200); webhook.calls > 0 {
 		t.Errorf("%d calls for a list that was converted before", webhook.calls)
+	}
+}
+
+// The fields for a selector, and the initial events of a watch, are converted with few requests, too.
+func TestSelectedIsConvertedInBatches(t *testing.T) {
+	const count = 200
+	for what, path := range map[string]string{
+		"a list with a selector":       "?fieldSelector=spec.paint%3Dred",
+		"a page with a selector":       "?fieldSelector=spec.paint%3Dred&limit=150",
+		"a list of the past":           "?fieldSelector=spec.paint%3Dred&resourceVersionMatch=Exact&resourceVersion=",
+		"initial events":               "?watch=true",
+		"selected initial events":      "?watch=true&fieldSelector=spec.paint%3Dred",
+		"initial events with metadata": "?watch=true&metadata",
+	} {
+		webhook := &converter{}
+		s := newServer(t, convertedDefinition, webhook)
+		for i := range count {
+			s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":{"color":"red"}}`, i)).expect(201)
+		}
+		accept := "Accept: application/json"
+		if strings.HasSuffix(path, "&metadata") {
+			path, accept = strings.TrimSuffix(path, "&metadata"), accept+";as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+		}
+		if strings.HasSuffix(path, "=") {
+			path += s.send("GET", widgets+"?limit=1", "").expect(200).at("metadata.resourceVersion").(string)
+			s.send("PATCH", widgets+"/w0", `{"metadata":{"labels":{"x":"y"}}}`, "Content-Type: application/merge-patch+json").expect(200)
+		}
+		want := count
+		if strings.Contains(path, "limit=150") {
+			want = 150
+		}
+		webhook.calls = 0
+		n := 0
+		if strings.Contains(path, "watch=true") {
+			n = s.watched("v2/namespaces/ns/widgets"+path, accept, count)
+		} else {
+			n = strings.Count(s.send("GET", "v2/namespaces/ns/widgets"+path, "", accept).expect(200).text, `"creationTimestamp"`)
+		}
+		if n != want || webhook.calls > count/10 {
+			t.Errorf("%s: %d objects with %d calls", what, n, webhook.calls)
+		}
+	}
+}
+
+// watched reads a number of events, and returns how many of them add an object.
+func (s *server) watched(path, accept string, count int) (found int) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", "http://server/apis/example.com/"+path, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Accept", strings.TrimPrefix(accept, "Accept: "))
+	resp, err := s.client.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	events := json.NewDecoder(resp.Body)
+	for range count {
+		var event struct {
+			Type   string
+			Object metav1.PartialObjectMetadata
+		}
+		if err := events.Decode(&event); err != nil {
+			s.t.Fatal(err)
+		}
+		if event.Type == "ADDED" && event.Object.Name != "" {
+			found++
+		}
+	}
+	return found
+}
+
+// The call of a webhook ends with the request that needs it. A second request for the same object gets its response all the same.
+func TestConversionEndsWithRequest(t *testing.T) {
+	for what, test := range map[string]struct{ method, path, body, header string }{
+		"get":      {"GET", "/a", "", ""},
+		"list":     {"GET", "", "", ""},
+		"table":    {"GET", "", "", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io"},
+		"metadata": {"GET", "", "", "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"},
+		"selector": {"GET", "?fieldSelector=spec.paint%3Dred", "", ""},
+		"watch":    {"GET", "?watch=true", "", ""},
+		"patch":    {"PATCH", "/a", `{"spec":{"paint":"green"}}`, "Content-Type: application/merge-patch+json"},
+		"apply":    {"PATCH", "/a?fieldManager=m&force=true", `{"apiVersion":"example.com/v2","kind":"Widget","spec":{"paint":"green"}}`, "Content-Type: application/apply-patch+yaml"},
+		"create":   {"POST", "", `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"b"},"spec":{"paint":"green"}}`, "Content-Type: application/json"},
+		"delete":   {"DELETE", "/a", "", ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			webhook := &converter{}
+			s := newServer(t, convertedDefinition, webhook)
+			s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":{"color":"red"}}`).expect(201)
+			held, ended := make(chan struct{}, 1), make(chan struct{}, 1)
+			webhook.held, webhook.ended = held, ended
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			request, err := http.NewRequestWithContext(ctx, test.method, "http://server/apis/example.com/v2/namespaces/ns/widgets"+test.path, strings.NewReader(test.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name, value, ok := strings.Cut(test.header, ": "); ok {
+				request.Header.Set(name, value)
+			}
+			go func() {
+				if response, err := s.client.Do(request); err == nil {
+					_, _ = io.Copy(io.Discard, response.Body)
+					response.Body.Close()
+				}
+			}()
+			<-held
+			second := make(chan *response, 1)
+			go func() { second <- s.send("GET", "v2/namespaces/ns/widgets/a", "") }()
+			cancel()
+			select {
+			case <-ended:
+			case <-time.After(time.Minute):
+				t.Fatal("the call of the webhook does not end with its request")
+			}
+			(<-second).expect(200, "spec.paint", "red")
+		})
 	}
 }
 

@@ -150,17 +150,20 @@ type Kind struct {
 // Custom is what only custom resources have. Their versions are equal in Go: unstructured objects whose apiVersion names
 // the version. A write handles the object in the version of the request, which decides about defaults, validation and field
 // ownership; admission and all functions of the Kind get objects in that version. The cache has objects in the version in
-// which they were stored, which may be an earlier storage version. FromStorageVersion of any version, the storage version
-// included, converts from the version that the object has; it returns the object itself if that is the wanted one.
+// which they were stored, which may be an earlier storage version. Their versions have neither ToStorageVersion nor
+// FromStorageVersion.
 type Custom struct {
 	// FromStore prunes and defaults an object that was read from the store, in the version in which it was stored. It changes
 	// its argument.
 	FromStore func(obj Object) error
-	// ToStore converts an object to the storage version. It does not change its argument, and may return it.
-	ToStore func(obj Object) (Object, error)
-	// Fields returns the values of the field selectors of all versions, by the labels to which Version.Fields maps those of clients.
-	// nil: there are none.
-	Fields func(obj Object) (map[string]string, error)
+	// Convert returns objects in a version, in order. It converts from the versions that they have, does not change them, and returns
+	// those that have the wanted version as they are. nil: there is one version.
+	Convert func(ctx context.Context, objs []Object, to schema.GroupVersionKind) ([]Object, error)
+	// Fields returns the values of the field selectors of all versions, by the labels to which Version.Fields maps those of clients, for
+	// each object. nil: there are none.
+	Fields func(ctx context.Context, objs []Object) ([]map[string]string, error)
+	// Webhook: Convert and Fields call a webhook, until ctx is done. One call for several objects costs less than one for each.
+	Webhook bool
 }
 
 // Version is one version of a kind.
@@ -178,8 +181,6 @@ type Version struct {
 	NewList            func() runtime.Object
 	ToStorageVersion   func(obj Object) (Object, error)
 	FromStorageVersion func(obj Object) (Object, error)
-	// FromStorageVersions is FromStorageVersion for several objects, where that costs less (one call of a webhook). nil: it does not.
-	FromStorageVersions func(objs []Object) ([]Object, error)
 	// Default sets the defaults of unset fields in this version, before ToStorageVersion.
 	Default func(obj Object)
 	// Fields maps this version's field labels to those of the storage version, where they differ.

@@ -1,6 +1,7 @@
 package kind
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 
@@ -24,6 +25,25 @@ func (k *Kind) SetDefaults(v *Version, obj Object) {
 	case v.ToStorageVersion == nil && k.Default != nil:
 		k.Default(obj)
 	}
+}
+
+// FromStorageVersion returns objects as the cache has them in one of the kind's versions, in order. They are not changed; those that have the
+// version are returned as they are.
+func (k *Kind) FromStorageVersion(ctx context.Context, v *Version, objs []Object) ([]Object, error) {
+	switch {
+	case k.Custom != nil && k.Custom.Convert != nil:
+		return k.Custom.Convert(ctx, objs, v.GVK)
+	case v.FromStorageVersion == nil:
+		return objs, nil
+	}
+	converted := make([]Object, len(objs))
+	for i, obj := range objs {
+		var err error
+		if converted[i], err = v.FromStorageVersion(obj); err != nil {
+			return nil, err
+		}
+	}
+	return converted, nil
 }
 
 // StorageVersionHash is what discovery publishes of the type under which objects are stored: it changes when that changes.

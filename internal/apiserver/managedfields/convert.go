@@ -1,6 +1,7 @@
 package managedfields
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 
@@ -13,6 +14,7 @@ import (
 
 // versionConverter gives the library the versions of a kind: it makes, defaults and converts objects.
 type versionConverter struct {
+	ctx  context.Context // of the write
 	kind *kind.Kind
 }
 
@@ -125,12 +127,14 @@ func (c versionConverter) between(obj kind.Object, from *kind.Version, wanted sc
 
 // custom converts a custom resource from the version it has.
 func (c versionConverter) custom(obj kind.Object, wanted schema.GroupVersionKind) (kind.Object, error) {
-	for i := range c.kind.Versions {
-		if v := &c.kind.Versions[i]; v.GVK == wanted && v.FromStorageVersion != nil {
-			return v.FromStorageVersion(obj)
-		}
+	if c.kind.Custom.Convert == nil {
+		return nil, runtime.NewNotRegisteredErrForKind(c.kind.Plural, wanted)
 	}
-	return nil, runtime.NewNotRegisteredErrForKind(c.kind.Plural, wanted)
+	converted, err := c.kind.Custom.Convert(c.ctx, []kind.Object{obj}, wanted)
+	if err != nil {
+		return nil, err
+	}
+	return converted[0], nil
 }
 
 // Convert implements runtime.ObjectConvertor; the library does not use it.

@@ -17,6 +17,7 @@
 package managedfields
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -106,6 +107,8 @@ type Manager struct {
 	apiVersion  string
 	subresource string
 	library     *managedfields.FieldManager
+	// newLibrary makes a library whose conversions end when ctx is done; nil: they call no webhook.
+	newLibrary func(ctx context.Context) (*managedfields.FieldManager, error)
 	// descriptor describes the type; ownedDescriptor describes what a write through this endpoint can own. Both are nil when the type has no
 	// descriptor; then structured-merge-diff does all the work.
 	descriptor, ownedDescriptor *descriptor
@@ -152,9 +155,30 @@ func (f *Factory) newManager(e endpoint) (*Manager, error) {
 	if e.kind.Custom != nil {
 		hub = gvk.GroupVersion() // writes handle objects in the version of the request
 	}
-	versions := versionConverter{e.kind}
-	m.library, err = newLibrary(converter, versions, versions, versions, gvk, hub, m.subresource, resetFilters(e.kind, reset))
+	filters := resetFilters(e.kind, reset)
+	libraryFor := func(ctx context.Context) (*managedfields.FieldManager, error) {
+		versions := versionConverter{ctx, e.kind}
+		return newLibrary(converter, versions, versions, versions, gvk, hub, m.subresource, filters)
+	}
+	if e.kind.Custom != nil && e.kind.Custom.Webhook {
+		m.newLibrary = libraryFor
+	}
+	m.library, err = libraryFor(context.Background())
 	return m, err
+}
+
+// With returns the manager for one write: the calls of a conversion webhook end when ctx is done.
+func (m *Manager) With(ctx context.Context) *Manager {
+	if m.newLibrary == nil {
+		return m
+	}
+	library, err := m.newLibrary(ctx)
+	if err != nil {
+		return m // it was made before without an error
+	}
+	bound := *m
+	bound.library = library
+	return &bound
 }
 
 // typeConverterOf returns the schemas of a kind: its own for custom resources, otherwise those of the built-in kinds.

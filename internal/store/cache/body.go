@@ -116,7 +116,7 @@ func readBackErrorOf(err error) error {
 func isTransient(err error) bool {
 	var encrypted *store.EncryptionError
 	var transient interface{ Transient() bool } // of a codec or encoder that depends on something else, such as a webhook
-	return errors.As(err, &encrypted) || readBackErrorOf(err) != nil || errors.As(err, &transient) && transient.Transient()
+	return errors.As(err, &encrypted) || readBackErrorOf(err) != nil || errors.Is(err, ErrAbandoned) || errors.As(err, &transient) && transient.Transient()
 }
 
 // readBack reads an evicted value from the store.

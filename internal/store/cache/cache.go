@@ -43,6 +43,9 @@ var (
 	ErrTimeout = errors.New("cache did not reach the revision in time")
 	// ErrRemoved: the table was removed; its watches end.
 	ErrRemoved = errors.New("resource is no longer served")
+	// ErrAbandoned: what was to be derived from an object was not, because the request that needed it has ended. Others who wait for it derive
+	// it themselves.
+	ErrAbandoned = errors.New("request has ended")
 	// ErrReplaced: the table was replaced, and a write that began with it cannot finish with it any more. A new attempt uses the other table.
 	ErrReplaced = errors.New("resource was replaced")
 )
@@ -62,8 +65,8 @@ type Resource struct {
 	// Prefix of the keys, "/registry/pods/".
 	Prefix string
 	Codec  Codec
-	// Fields returns the values for field selectors; nil when there are none.
-	Fields func(obj kind.Object) (map[string]string, error)
+	// Fields returns the values for field selectors of each object; nil when there are none.
+	Fields func(ctx context.Context, objs []kind.Object) ([]map[string]string, error)
 	// Index reads the indexed field (see ByIndex) from stored bytes, without decoding the object: the watch feed calls it. It
 	// returns false when the bytes are not those of an object, encrypted ones for example. nil when there is no such field.
 	Index func(stored []byte) (string, bool)

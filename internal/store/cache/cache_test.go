@@ -46,8 +46,8 @@ func TestWriteAndRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if must(updated.Fields())["spec.nodeName"] != "node-2" || must(updated.Labels())["app"] != "a" {
-		t.Errorf("fields %v, labels %v", must(updated.Fields()), must(updated.Labels()))
+	if must(updated.Fields(t.Context()))["spec.nodeName"] != "node-2" || must(updated.Labels())["app"] != "a" {
+		t.Errorf("fields %v, labels %v", must(updated.Fields(t.Context())), must(updated.Labels()))
 	}
 	var conflict *Conflict
 	if _, err := pods.Update(ctx, key, pod.DeepCopy(), 0, created.Revision()); !errors.As(err, &conflict) || conflict.Current != updated {

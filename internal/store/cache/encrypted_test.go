@@ -64,7 +64,7 @@ func TestEntryIsDecryptedLater(t *testing.T) {
 	if _, err := entry.Object(); !errors.As(err, &encrypted) || !errors.Is(err, errNoKey) {
 		t.Error(err)
 	}
-	if _, err := encoding(); !errors.Is(err, errNoKey) || must(entry.Labels()) != nil || must(entry.Fields()) != nil {
+	if _, err := encoding(); !errors.Is(err, errNoKey) || must(entry.Labels()) != nil || must(entry.Fields(t.Context())) != nil {
 		t.Error(err)
 	}
 	inner.failing.Store(false)
@@ -72,7 +72,7 @@ func TestEntryIsDecryptedLater(t *testing.T) {
 	if err != nil || obj.(*corev1.Pod).Name != "a" {
 		t.Error(obj, err)
 	}
-	if text, err := encoding(); err != nil || string(text) != "a" || must(entry.Labels())["app"] != "a" || must(entry.Fields())["spec.nodeName"] != "node-1" {
+	if text, err := encoding(); err != nil || string(text) != "a" || must(entry.Labels())["app"] != "a" || must(entry.Fields(t.Context()))["spec.nodeName"] != "node-1" {
 		t.Errorf("%q %v", text, err)
 	}
 }

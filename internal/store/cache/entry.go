@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -169,31 +170,72 @@ func (e *Entry) Labels() (map[string]string, error) {
 
 // Fields returns the values for field selectors, nil when there are none or the object cannot be decoded. The map must
 // not be changed. The error is as for Labels, or that of Resource.Fields.
-func (e *Entry) Fields() (map[string]string, error) {
+func (e *Entry) Fields(ctx context.Context) (map[string]string, error) {
 	if e.table.resource.Fields == nil {
 		return nil, nil
 	}
 	found := e.findMemo(fieldsID)
 	if found == nil {
 		if e.encrypted() {
-			obj, err := e.Object()
-			if err != nil {
-				return nil, readBackErrorOf(err)
-			}
-			return e.table.resource.Fields(obj)
+			return e.makeFields(ctx)
 		}
 		found = e.addMemo(fieldsID)
 	}
-	found.once.Do(func() {
-		defer found.complete(e)
+	found = e.make(found, func(m *memo) { m.values, m.err = e.makeFields(ctx) })
+	return found.values, found.err
+}
+
+func (e *Entry) makeFields(ctx context.Context) (map[string]string, error) {
+	obj, err := e.Object()
+	if err != nil {
+		return nil, readBackErrorOf(err)
+	}
+	values, err := e.table.resource.Fields(ctx, []kind.Object{obj})
+	if err != nil {
+		return nil, err
+	}
+	return values[0], nil
+}
+
+// FieldsOf is Fields for several entries of one table, in order. Values that do not exist yet are made together.
+func FieldsOf(ctx context.Context, entries []*Entry) ([]map[string]string, error) {
+	values := make([]map[string]string, len(entries))
+	if len(entries) == 0 || entries[0].table.resource.Fields == nil {
+		return values, nil
+	}
+	var missing []int
+	var objs []kind.Object
+	for i, e := range entries {
+		var err error
+		if e.findMemo(fieldsID) != nil {
+			if values[i], err = e.Fields(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		obj, err := e.Object()
 		if err != nil {
-			found.err = readBackErrorOf(err)
-			return
+			if err = readBackErrorOf(err); err != nil {
+				return nil, err
+			}
+			continue // an object that cannot be decoded has none
 		}
-		found.values, found.err = e.table.resource.Fields(obj)
-	})
-	return found.values, found.err
+		missing, objs = append(missing, i), append(objs, obj)
+	}
+	if len(objs) == 0 {
+		return values, nil
+	}
+	made, err := entries[0].table.resource.Fields(ctx, objs)
+	if err != nil {
+		return nil, err
+	}
+	for n, i := range missing {
+		values[i] = made[n]
+		if e := entries[i]; !e.encrypted() {
+			e.make(e.addMemo(fieldsID), func(m *memo) { m.values, m.err = made[n], nil })
+		}
+	}
+	return values, nil
 }
 
 // Encoding returns the bytes derived from the entry under the id. make is called when they do not exist or have been
@@ -228,13 +270,29 @@ func (e *Entry) ListEncoding(id EncodingID, make func(*Entry) ([]byte, error)) (
 
 // fill returns the bytes of a memo, making them if it is empty.
 func (e *Entry) fill(found *memo, make func(*Entry) ([]byte, error)) ([]byte, error) {
-	found.once.Do(func() {
-		defer found.complete(e)
-		found.bytes, found.err = make(e)
-		found.size.Store(uint32(len(found.bytes)))
-		e.table.cache.addMemoBytes(len(found.bytes))
+	found = e.make(found, func(m *memo) {
+		m.bytes, m.err = make(e)
+		m.size.Store(uint32(len(m.bytes)))
+		e.table.cache.addMemoBytes(len(m.bytes))
 	})
 	return found.bytes, found.err
+}
+
+// make returns the memo, or the one that takes its place, when it was made: by this call, or by another one for which it waits. If that one's
+// request ends, this call makes a memo itself.
+func (e *Entry) make(m *memo, do func(m *memo)) *memo {
+	for {
+		own := false
+		m.once.Do(func() {
+			own = true
+			defer m.complete(e)
+			do(m)
+		})
+		if own || !errors.Is(m.err, ErrAbandoned) {
+			return m
+		}
+		m = e.addMemo(m.id)
+	}
 }
 
 // complete ends the making of a memo, and must be deferred. A panic becomes the error of everybody who requests the memo.

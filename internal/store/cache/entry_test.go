@@ -1,7 +1,9 @@
 package cache
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"runtime"
 	"strings"
@@ -69,8 +71,8 @@ func TestLabelsWithoutDecoding(t *testing.T) {
 		t.Errorf("%d decodes for labels", n)
 	}
 	for range 2 {
-		if must(entry.Fields())["spec.nodeName"] != "node-1" {
-			t.Errorf("fields %v", must(entry.Fields()))
+		if must(entry.Fields(t.Context()))["spec.nodeName"] != "node-1" {
+			t.Errorf("fields %v", must(entry.Fields(t.Context())))
 		}
 	}
 	if n := codec.decoded.Load(); n != 1 {
@@ -121,7 +123,7 @@ func TestObjectError(t *testing.T) {
 	if _, err := broken.Object(); err == nil {
 		t.Error("broken bytes decode")
 	}
-	if must(broken.Labels()) != nil || must(broken.Fields()) != nil {
+	if must(broken.Labels()) != nil || must(broken.Fields(t.Context())) != nil {
 		t.Error("broken bytes have labels")
 	}
 }
@@ -259,7 +261,7 @@ func TestDropMemosWhileUsed(t *testing.T) {
 // A panic while an encoding is made is an error for everybody who requests it, never an empty encoding.
 func TestPanicInMemo(t *testing.T) {
 	resource := podResource()
-	resource.Fields = func(kind.Object) (map[string]string, error) { panic("oh") }
+	resource.Fields = func(context.Context, []kind.Object) ([]map[string]string, error) { panic("oh") }
 	c, tables := start(t, memory.New(), resource)
 	entry := mustCreate(t, tables[0], "a")
 	id := EncodingID{Format: "broken"}
@@ -268,7 +270,7 @@ func TestPanicInMemo(t *testing.T) {
 		if len(got) != 0 || err == nil || !strings.Contains(err.Error(), "oh") {
 			t.Errorf("request %d gets %q, %v", i, got, err)
 		}
-		if fields, err := entry.Fields(); fields != nil || err == nil {
+		if fields, err := entry.Fields(t.Context()); fields != nil || err == nil {
 			t.Errorf("request %d gets fields %v, %v", i, fields, err)
 		}
 	}
@@ -285,5 +287,77 @@ func TestPanicInMemo(t *testing.T) {
 	}
 	if got, err := entry.Encoding(EncodingID{Format: "good"}, func(*Entry) ([]byte, error) { return []byte("good"), nil }); string(got) != "good" || err != nil {
 		t.Errorf("%q %v", got, err)
+	}
+}
+
+// A reader that waits for a value whose maker's request ends makes it itself.
+func TestAbandonedEncoding(t *testing.T) {
+	_, tables := start(t, memory.New(), podResource())
+	entry := must(tables[0].Create(t.Context(), podKey("ns", "a"), newPod("ns", "a"), 0))
+	id := EncodingID{Format: "test"}
+	making, abandon := make(chan struct{}), make(chan struct{})
+	first := make(chan error, 1)
+	go func() {
+		_, err := entry.Encoding(id, func(*Entry) ([]byte, error) {
+			close(making)
+			<-abandon
+			return nil, fmt.Errorf("%w: client disconnected", ErrAbandoned)
+		})
+		first <- err
+	}()
+	<-making
+	var made atomic.Int32
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			text, err := entry.Encoding(id, func(*Entry) ([]byte, error) {
+				made.Add(1)
+				return []byte("x"), nil
+			})
+			if string(text) != "x" || err != nil {
+				t.Errorf("a second reader got %q, %v", text, err)
+			}
+		})
+	}
+	close(abandon)
+	readers.Wait()
+	if err := <-first; !errors.Is(err, ErrAbandoned) {
+		t.Errorf("the first reader got %v", err)
+	}
+	if made.Load() != 1 {
+		t.Errorf("the encoding was made %d times", made.Load())
+	}
+}
+
+// The fields of several entries are made together, once, and kept.
+func TestFieldsOf(t *testing.T) {
+	resource := podResource()
+	var calls [][]string
+	fields := resource.Fields
+	resource.Fields = func(ctx context.Context, objs []kind.Object) ([]map[string]string, error) {
+		var names []string
+		for _, obj := range objs {
+			names = append(names, obj.GetName())
+		}
+		calls = append(calls, names)
+		return fields(ctx, objs)
+	}
+	_, tables := start(t, memory.New(), resource)
+	var entries []*Entry
+	for _, name := range []string{"a", "b", "c"} {
+		pod := newPod("ns", name)
+		pod.Spec.NodeName = "node-" + name
+		entries = append(entries, must(tables[0].Create(t.Context(), podKey("ns", name), pod, 0)))
+	}
+	must(entries[1].Fields(t.Context()))
+	for range 2 {
+		for i, values := range must(FieldsOf(t.Context(), entries)) {
+			if want := "node-" + string(rune('a'+i)); values["spec.nodeName"] != want {
+				t.Errorf("entry %d: %v", i, values)
+			}
+		}
+	}
+	if got := fmt.Sprint(calls); got != "[[b] [a c]]" {
+		t.Errorf("calls: %s", got)
 	}
 }

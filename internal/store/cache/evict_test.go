@@ -149,7 +149,7 @@ func TestEvictedValueIsNotReadable(t *testing.T) {
 	read := func() []error {
 		_, err1 := old.Object()
 		_, err2 := old.Labels()
-		_, err3 := old.Fields()
+		_, err3 := old.Fields(t.Context())
 		_, err4 := old.Encoding(EncodingID{Format: "name"}, func(e *Entry) ([]byte, error) {
 			obj, err := e.Object()
 			if err != nil {

@@ -62,8 +62,12 @@ const podPrefix = "/registry/pods/"
 func podResource() Resource {
 	return Resource{
 		Name: "pods", Prefix: podPrefix, Codec: &podCodec{},
-		Fields: func(obj kind.Object) (map[string]string, error) {
-			return map[string]string{"spec.nodeName": obj.(*corev1.Pod).Spec.NodeName}, nil
+		Fields: func(_ context.Context, objs []kind.Object) ([]map[string]string, error) {
+			var values []map[string]string
+			for _, obj := range objs {
+				values = append(values, map[string]string{"spec.nodeName": obj.(*corev1.Pod).Spec.NodeName})
+			}
+			return values, nil
 		},
 		Index: nodeNameOf,
 	}

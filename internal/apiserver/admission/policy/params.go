@@ -61,13 +61,11 @@ func (r *paramReader) read(ctx context.Context, gvk *schema.GroupVersionKind, re
 	if len(found) == 0 && ref.ParameterNotFoundAction != nil && *ref.ParameterNotFoundAction == admissionregistrationv1.DenyAction {
 		return nil, errors.New("no params found for policy binding with `Deny` parameterNotFoundAction")
 	}
+	if found, err = k.FromStorageVersion(ctx, version, found); err != nil {
+		return nil, err
+	}
 	params := make([]*cel.Params, len(found))
 	for i, obj := range found {
-		if version.FromStorageVersion != nil {
-			if obj, err = version.FromStorageVersion(obj); err != nil {
-				return nil, err
-			}
-		}
 		params[i] = cel.NewParams(obj, *gvk)
 	}
 	return params, nil
