@@ -170,6 +170,7 @@ func (b *builder) agnhost() v1.Layer {
 	passwd, group := b.fromDebian("./etc/passwd"), b.fromDebian("./etc/group")
 	return b.layer(
 		program("agnhost", b.programs+"/agnhost"), link("agnhost-2", "agnhost"), directory("uploads"),
+		program("usr/bin/wget", filepath.Join(b.parts, "busybox")), // its applet, as in upstream's image
 		b.copy("localhost.crt", source+"/localhost.crt"), b.copy("localhost.key", source+"/localhost.key"),
 		text("etc/alpine-release", "3.22.0\n"),
 		text("etc/passwd", passwd+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"),
