@@ -8,9 +8,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,10 +28,12 @@ import (
 
 // Delays of recalculations: short after usage was freed, longer after an object was created, because the calculation could miss
 // objects being written, and longest while a resource is not served; resyncPeriod is the period of the recalculation of all quotas.
+// Because of unknown resources, discovery is repeated once in rediscoverPeriod.
 const (
 	recalculateAfterFree    = 50 * time.Millisecond
 	recalculateAfterCreate  = 5 * time.Second
 	recalculateAfterNoMatch = 30 * time.Second
+	rediscoverPeriod        = 10 * time.Second
 	resyncPeriod            = 5 * time.Minute
 )
 
@@ -44,6 +48,7 @@ var ResourceQuota = controller.Definition{
 		q := &quotas{
 			metadataClient: metadataClient, setup: s, informer: client.InformerFor[*corev1.ResourceQuota](s.Informers),
 			mapper:          restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
+			rediscovery:     rate.NewLimiter(rate.Every(rediscoverPeriod), 1),
 			monitorRequests: make(chan schema.GroupResource, 100), fullListers: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
 		}
 		claims, err := controller.DependentsOf[*resourcev1.ResourceClaim](s)
@@ -73,10 +78,12 @@ var ResourceQuota = controller.Definition{
 
 type quotas struct {
 	*metadataClient
-	setup    *controller.Setup
-	mapper   *restmapper.DeferredDiscoveryRESTMapper
-	registry *quota.Registry
-	informer client.Informer[*corev1.ResourceQuota]
+	setup  *controller.Setup
+	mapper *restmapper.DeferredDiscoveryRESTMapper
+	// rediscovery limits how often unknown resources cause discovery: a quota may name one that never exists.
+	rediscovery *rate.Limiter
+	registry    *quota.Registry
+	informer    client.Informer[*corev1.ResourceQuota]
 	// fullListers list the resources whose usage depends on the whole object, not only on the number of objects.
 	fullListers map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
 	// monitorRequests are resources that a quota counts and that may have no monitor yet.
@@ -184,7 +191,7 @@ func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace
 	if list := q.fullListers[gr]; list != nil {
 		return list(ctx, namespace)
 	}
-	gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
+	gvr, err := q.resourceFor(gr)
 	if err != nil {
 		return nil, fmt.Errorf("%w for %s", errNoMatch, gr)
 	}
@@ -197,6 +204,16 @@ func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace
 		objects[i] = &items[i]
 	}
 	return objects, nil
+}
+
+// resourceFor returns the version of a resource. An unknown one may be served since the last discovery: the mapper would not look again.
+func (q *quotas) resourceFor(gr schema.GroupResource) (schema.GroupVersionResource, error) {
+	gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
+	if meta.IsNoMatchError(err) && q.rediscovery.Allow() {
+		q.mapper.Reset()
+		gvr, err = q.mapper.ResourceFor(gr.WithVersion(""))
+	}
+	return gvr, err
 }
 
 // isOnlyNoMatch reports whether all errors are errNoMatch.
@@ -233,7 +250,7 @@ func (q *quotas) Run(ctx context.Context) error {
 			if monitored[gr] {
 				continue
 			}
-			gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
+			gvr, err := q.resourceFor(gr)
 			if err != nil {
 				continue // unknown resource: the quota is retried
 			}

@@ -3,11 +3,18 @@ package cleanup
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
+	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/restmapper"
 
 	"skiff/internal/api/core"
 	"skiff/internal/client"
@@ -106,6 +113,31 @@ func TestOnlyUnknown(t *testing.T) {
 		if got := isOnlyNoMatch(test.err); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
+	}
+}
+
+// TestQuotaOfANewResource: a resource that is defined after the first discovery is counted, and one that does not exist causes no further
+// discovery.
+func TestQuotaOfANewResource(t *testing.T) {
+	responses := maps.Clone(known)
+	responses["GET /apis"] = []string{`{"kind":"APIGroupList","groups":[]}`, known["GET /apis"][0]}
+	const objects = "GET /apis/example.com/v1/namespaces/work/things"
+	responses[objects] = []string{listing("a", "b")}
+	metadataClient, heard := playing(t, responses)
+	q := &quotas{
+		metadataClient: metadataClient, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
+		rediscovery: rate.NewLimiter(rate.Every(time.Hour), 1),
+	}
+	if found, err := q.objects(t.Context(), schema.GroupResource{Group: "example.com", Resource: "things"}, "work"); err != nil || len(found) != 2 {
+		t.Errorf("counted %d objects, %v", len(found), err)
+	}
+	for range 3 {
+		if _, err := q.objects(t.Context(), schema.GroupResource{Group: "example.com", Resource: "gadgets"}, "work"); !errors.Is(err, errNoMatch) {
+			t.Errorf("of a resource that does not exist: %v", err)
+		}
+	}
+	if discoveries := slices.DeleteFunc(slices.Clone(heard.asked), func(r string) bool { return r != "GET /apis" }); len(discoveries) != 2 {
+		t.Errorf("%d discoveries, want 2", len(discoveries))
 	}
 }
 
