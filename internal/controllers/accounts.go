@@ -38,6 +38,8 @@ var accounts = map[string]string{
 	"node-ipam-controller":                                           "node-controller",
 	"ttl-controller":                                                 "ttl-controller",
 	"validatingadmissionpolicy-status-controller":                    "validatingadmissionpolicy-status-controller",
+	"resourceclaim-controller":                                       "resource-claim-controller",
+	"device-taint-eviction-controller":                               "device-taint-eviction-controller",
 	"disruption-controller":                                          "disruption-controller",
 	"horizontal-pod-autoscaler-controller":                           "horizontal-pod-autoscaler",
 	"ephemeral-volume-controller":                                    "ephemeral-volume-controller",

@@ -21,6 +21,7 @@ import (
 	"skiff/internal/controllers/network"
 	"skiff/internal/controllers/node"
 	"skiff/internal/controllers/policy"
+	"skiff/internal/controllers/resourceclaim"
 	"skiff/internal/controllers/scaling"
 	"skiff/internal/controllers/volume"
 	"skiff/internal/controllers/workload"
@@ -66,6 +67,8 @@ func All(settings Settings) []controller.Definition {
 		node.PodCIDR(settings.PodRanges, settings.ServiceRanges),
 		node.TTL,
 		policy.ValidatingStatus,
+		resourceclaim.ResourceClaim,
+		resourceclaim.DeviceTaintEviction,
 		scaling.Disruption,
 		scaling.Autoscaler(or(settings.Autoscaler, scaling.DefaultAutoscaler)),
 		volume.Binder,

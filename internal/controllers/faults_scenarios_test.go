@@ -133,6 +133,8 @@ func scenarios() []scenario {
 		{name: "autoscaler", run: []string{"horizontalpodautoscaling", "deployment", "replicaset"}, nodes: 3, play: playAutoscaler},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",
 			"persistentvolume-expander", "local-path-provisioner", "local-path-cleaner"}, settings: all, nodes: 1, play: playClaims},
+		{name: "resource claims", run: []string{"resourceclaim-controller"}, play: playResourceClaims},
+		{name: "device taints", run: []string{"device-taint-eviction-controller"}, play: playDeviceTaints},
 		{name: "attaching", run: []string{"attachdetach", "persistentvolume-binder"}, play: playAttaching},
 	}
 }

@@ -105,6 +105,7 @@ func properties() []property {
 		{name: "scaling", run: []string{"disruption-controller", "replicaset", "deployment", "horizontalpodautoscaling"}, nodes: 3, act: actScaling, check: checkScaling},
 		{name: "claims", run: []string{"persistentvolume-binder", "pvc-protection", "pv-protection", "volumeattributesclass-protection-controller", "ephemeral-volume",
 			"persistentvolume-expander", "local-path-provisioner", "local-path-cleaner", "attachdetach"}, nodes: 2, act: actClaims, rest: restClaims, check: checkClaims},
+		{name: "resource claims", run: []string{"resourceclaim-controller", "device-taint-eviction-controller", "garbagecollector"}, act: actResourceClaims, rest: restResourceClaims, check: checkResourceClaims},
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -158,6 +159,9 @@ func fillUnfinished(w *world.World) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{
 			VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claim("", "static").Spec}}}}}
 	}))
+	world.Create(w, claimTemplate("unused"))
+	world.Create(w, pod("devices", withTemplate("unused")))
+	world.Create(w, taintRule("broken", resourceapi.DeviceTaintEffectNoSchedule))
 	world.Create(w, &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "apiserver-1", Labels: map[string]string{"apiserver.kubernetes.io/identity": "kube-apiserver"}},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("apiserver-1"), RenewTime: new(metav1.NewMicroTime(time.Now().Add(-2 * time.Hour))), LeaseDurationSeconds: new(int32(3600))}})
