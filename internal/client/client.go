@@ -235,6 +235,13 @@ func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options
 	return r.rest.Delete().NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).Body(&options).Do(ctx).Error()
 }
 
+// DeleteCollection deletes all objects that match, of one namespace or of all.
+func (r Resource[T]) DeleteCollection(ctx context.Context, namespace string, selector Selector, options metav1.DeleteOptions) error {
+	list := selector.listOptions()
+	return r.rest.Delete().NamespaceIfScoped(namespace, r.namespaced && namespace != "").Resource(r.gvr.Resource).
+		VersionedParams(&list, metav1.ParameterCodec).Body(&options).Do(ctx).Error()
+}
+
 // CreateSubresource posts a body to a subresource such as binding, eviction or token. into may be nil.
 func (r Resource[T]) CreateSubresource(ctx context.Context, key types.NamespacedName, subresource string, body, into runtime.Object) error {
 	result := r.rest.Post().NamespaceIfScoped(key.Namespace, r.namespaced).Resource(r.gvr.Resource).Name(key.Name).SubResource(subresource).Body(body).Do(ctx)

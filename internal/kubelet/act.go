@@ -68,9 +68,9 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 		}
 	}
 	if plan.NewSandbox {
-		if err := unpreparedClaim(pod); err != nil {
+		if err := k.prepareClaims(uncancelled, pod); err != nil {
 			k.podEvent(pod, corev1.EventTypeWarning, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: %v", err)
-			return wrapped("prepare dynamic resources", err)
+			return err
 		}
 		// Containers start in the next round, after the sandbox's addresses are in the pod's status.
 		return w.newSandbox(ctx, pod, config)
@@ -315,6 +315,13 @@ func (w *worker) containerConfig(
 		if fromPlugins, err = k.Devices.Prepare(ctx, pod, c); err != nil {
 			return nil, nil, err
 		}
+	}
+	if k.ResourceClaims != nil {
+		prepared, err := k.ResourceClaims.CDIDevices(pod, c)
+		if err != nil {
+			return nil, nil, err
+		}
+		fromPlugins.CDI = append(prepared, fromPlugins.CDI...)
 	}
 	hostIPs := k.HostIPs()
 	sorted := kubeletstatus.SortIPs(s.runtime.IPs, hostIPs)

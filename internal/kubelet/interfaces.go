@@ -69,6 +69,18 @@ type Devices interface {
 	Health(uid types.UID, container string) []corev1.ResourceStatus
 }
 
+// ResourceClaims prepares the devices of ResourceClaims.
+type ResourceClaims interface {
+	// Prepare prepares the devices of a pod that is about to start.
+	Prepare(ctx context.Context, pod *corev1.Pod) error
+	// CDIDevices are the names of the devices of the Container Device Interface that a container uses.
+	CDIDevices(pod *corev1.Pod, c *corev1.Container) ([]string, error)
+	// Health returns the health of the devices of a container's claims.
+	Health(pod *corev1.Pod, c *corev1.Container) []corev1.ResourceStatus
+	// Unprepare unprepares the devices of a pod whose containers have stopped.
+	Unprepare(ctx context.Context, pod *corev1.Pod) error
+}
+
 // Handlers resolves RuntimeClasses to runtime handlers.
 type Handlers interface {
 	Handler(class *string) (string, error)

@@ -39,6 +39,8 @@ type Config struct {
 	Objects Objects
 	// Devices may be nil if there are no device plugins.
 	Devices Devices
+	// ResourceClaims may be nil if there are no DRA drivers. A pod with claims then does not start.
+	ResourceClaims ResourceClaims
 	// Handlers may be nil if there are no RuntimeClasses.
 	Handlers Handlers
 	// Services lists the Services of a namespace, for environment variables.

@@ -1,31 +1,30 @@
 package kubelet
 
 import (
-	"fmt"
+	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// unpreparedClaim returns an error if a pod has a resource claim. This kubelet has no DRA driver plugins that could prepare the devices of a
-// claim, and a container must not start without them.
-func unpreparedClaim(pod *corev1.Pod) error {
-	for i := range pod.Spec.ResourceClaims {
-		if claim := &pod.Spec.ResourceClaims[i]; needsClaim(pod, claim) {
-			return fmt.Errorf("resource claim %q of the pod needs a DRA driver, and this kubelet does not support DRA drivers", claim.Name)
-		}
+// prepareClaims prepares the devices of a pod's resource claims. A container must not start without them.
+func (k *Kubelet) prepareClaims(ctx context.Context, pod *corev1.Pod) error {
+	if k.ResourceClaims != nil {
+		return k.ResourceClaims.Prepare(ctx, pod)
 	}
-	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
-		return fmt.Errorf("resource claim %s of the pod's extended resources needs a DRA driver, and this kubelet does not support DRA drivers", s.ResourceClaimName)
+	if len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil {
+		return errors.New("prepare dynamic resources: this kubelet has no DRA drivers")
 	}
 	return nil
 }
 
-// needsClaim reports whether a pod needs a claim of its spec. A status without the claim's name says that none had to be generated.
-func needsClaim(pod *corev1.Pod, claim *corev1.PodResourceClaim) bool {
-	for _, s := range pod.Status.ResourceClaimStatuses {
-		if s.Name == claim.Name {
-			return s.ResourceClaimName != nil
-		}
+// deviceHealth returns the health of a container's devices, of device plugins and of resource claims.
+func (k *Kubelet) deviceHealth(pod *corev1.Pod, c *corev1.Container) (all []corev1.ResourceStatus) {
+	if k.Devices != nil {
+		all = k.Devices.Health(pod.UID, c.Name)
 	}
-	return true
+	if k.ResourceClaims != nil {
+		all = append(all, k.ResourceClaims.Health(pod, c)...)
+	}
+	return all
 }

@@ -213,9 +213,7 @@ func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.Po
 		Resize: w.resize.conditions(), Actuated: w.actuated, RecursiveReadOnly: w.k.RecursiveReadOnly,
 		QOSClass: podspec.QOSClass(pod), Now: time.Now(),
 	}
-	if w.k.Devices != nil {
-		s.Devices = func(container string) []corev1.ResourceStatus { return w.k.Devices.Health(w.uid, container) }
-	}
+	s.Devices = func(c *corev1.Container) []corev1.ResourceStatus { return w.k.deviceHealth(pod, c) }
 	s.PodResources, s.PodRequests = podResources(pod, w.resize.actuatedPod)
 	w.mu.Lock()
 	if e := w.evicted; e != nil {
@@ -389,6 +387,12 @@ func (w *worker) terminate(ctx context.Context) error {
 		return fmt.Errorf("container %s is still running after it was stopped", left[0].ID)
 	}
 	runtime.IPs = ips
+	// Before the pod counts as terminated: its claims may then be allocated to other pods.
+	if w.k.ResourceClaims != nil {
+		if err := w.k.ResourceClaims.Unprepare(ctx, pod); err != nil {
+			return err
+		}
+	}
 	w.k.writer.Set(w.uid, w.status(pod, runtime, true), false)
 	return nil
 }

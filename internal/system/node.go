@@ -29,12 +29,14 @@ import (
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/devices"
+	"skiff/internal/kubelet/dra"
 	"skiff/internal/kubelet/environment"
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/kubelet/images"
 	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/objects"
+	"skiff/internal/kubelet/pluginregistry"
 	"skiff/internal/kubelet/podresources"
 	"skiff/internal/kubelet/shutdown"
 	"skiff/internal/kubelet/status"
@@ -232,6 +234,7 @@ type nodeComponents struct {
 	collector *images.Collector
 	evictor   *evict.Evictor
 	devices   *devices.Devices
+	claims    *dra.Claims
 	// shutdown terminates pods before the host shuts down.
 	shutdown *shutdown.Shutdown
 	// network is the pod network, if skiff sets it up.
@@ -366,13 +369,18 @@ func (n *nodeComponents) setMemoryQoS() {
 	}
 }
 
-// buildVolumes makes what mounts the volumes of pods.
+// buildVolumes makes what mounts the volumes of pods, and the registry of CSI and DRA drivers.
 func (n *nodeComponents) buildVolumes() error {
 	n.volumes = volume.New(volume.Options{
 		Root: n.root, LocalPathDir: n.localPathDir, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
 		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
 	})
 	n.runs["volumes"] = n.volumes.Run
+	registry := &pluginregistry.Registry{
+		Dir: filepath.Join(n.root, "plugins_registry"), Log: n.log.With("component", "plugin registry"),
+		Handlers: map[string]pluginregistry.Handler{pluginregistry.CSIDriver: n.volumes.CSIDrivers(), pluginregistry.DRADriver: n.claims.Drivers()},
+	}
+	n.runs["plugin registry"] = registry.Run
 	return nil
 }
 
@@ -387,7 +395,7 @@ func (n *nodeComponents) buildKubelet() error {
 	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
 	n.kubelet = kubelet.New(kubelet.Config{
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
-		Devices: n.devices, Handlers: classes,
+		Devices: n.devices, ResourceClaims: n.claims, Handlers: classes,
 		Services: func(namespace string) ([]*corev1.Service, error) {
 			if !services.HasSynced() {
 				return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
@@ -461,8 +469,9 @@ func (n *nodeComponents) buildNode() error {
 	return nil
 }
 
-// buildShutdownAndDevices makes what handles the shutdown of the host, the device plugins, and the server of pod resources.
-func (n *nodeComponents) buildShutdownAndDevices() error {
+// buildShutdownAndDevices makes what handles the shutdown of the host, the device plugins, the devices of resource claims, and the server of
+// pod resources.
+func (n *nodeComponents) buildShutdownAndDevices() (err error) {
 	n.shutdown = shutdown.New(shutdown.Options{
 		Periods: shutdown.Periods(n.settings), Pods: func() []*corev1.Pod { return n.kubelet.Active() }, KillPod: n.killForShutdown,
 		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("component", "shutdown"),
@@ -471,8 +480,17 @@ func (n *nodeComponents) buildShutdownAndDevices() error {
 		Dir: filepath.Join(n.root, "device-plugins"), ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.ActiveOrPending() },
 		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("component", "devices"),
 	})
+	n.claims, err = dra.New(dra.Options{
+		Dir: n.root, NodeName: n.name, Client: n.client, ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.ActiveOrPending() },
+		PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("component", "resource claims"),
+	})
+	if err != nil {
+		return err
+	}
+	n.metrics.All.MustRegister(n.claims.Collectors()...)
+	n.runs["resource claims"] = n.claims.Run
 	resources := &podresources.Server{
-		Dir: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Log: n.log.With("component", "pod resources"),
+		Dir: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Claims: n.claims, Log: n.log.With("component", "pod resources"),
 		Pods: func() []*corev1.Pod { return n.kubelet.Active() }, Pod: func(namespace, name string) (*corev1.Pod, bool) { return n.kubelet.Pod(namespace, name) },
 	}
 	n.runs["shutdown"], n.runs["devices"], n.runs["pod resources"] = n.shutdown.Run, n.devices.Run, resources.Run

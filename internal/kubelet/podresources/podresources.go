@@ -20,6 +20,7 @@ import (
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/devices"
+	"skiff/internal/kubelet/dra"
 )
 
 // Upstream's rate limit.
@@ -39,12 +40,18 @@ type Devices interface {
 	Allocatable() []devices.Device
 }
 
+// Claims are the resource claims that are prepared on the node.
+type Claims interface {
+	Allocated(pod *corev1.Pod, c *corev1.Container) []dra.Claim
+}
+
 // Server serves the pod resources API.
 type Server struct {
 	api.UnimplementedPodResourcesListerServer
 	// Dir is the socket's directory.
 	Dir     string
 	Devices Devices
+	Claims  Claims
 	// Pods returns the running pods, Pod any pod by name.
 	Pods func() []*corev1.Pod
 	Pod  func(namespace, name string) (*corev1.Pod, bool)
@@ -110,10 +117,28 @@ func (s *Server) resources(pod *corev1.Pod) *api.PodResources {
 	result := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Regular || kind == container.Init && container.IsSidecar(c) {
-			result.Containers = append(result.Containers, &api.ContainerResources{Name: c.Name, Devices: convert(s.Devices.Allocated(pod.UID, c.Name))})
+			result.Containers = append(result.Containers, &api.ContainerResources{
+				Name: c.Name, Devices: convert(s.Devices.Allocated(pod.UID, c.Name)), DynamicResources: convertClaims(s.Claims.Allocated(pod, c)),
+			})
 		}
 	}
 	return result
+}
+
+// convertClaims returns an entry per claim, with its devices.
+func convertClaims(claims []dra.Claim) (all []*api.DynamicResource) {
+	for _, claim := range claims {
+		converted := &api.DynamicResource{ClaimName: claim.Key.Name, ClaimNamespace: claim.Key.Namespace}
+		for _, d := range claim.Devices {
+			resource := &api.ClaimResource{DriverName: d.Driver, PoolName: d.Pool, DeviceName: d.Name, ShareId: (*string)(d.ShareID)}
+			for _, id := range d.CDIDeviceIDs {
+				resource.CdiDevices = append(resource.CdiDevices, &api.CDIDevice{Name: id})
+			}
+			converted.ClaimResources = append(converted.ClaimResources, resource)
+		}
+		all = append(all, converted)
+	}
+	return all
 }
 
 // convert returns an entry per device and NUMA node.

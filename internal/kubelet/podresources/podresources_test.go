@@ -18,6 +18,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"skiff/internal/kubelet/devices"
+	"skiff/internal/kubelet/dra"
 )
 
 // fakeDevices are the devices of a node, by container.
@@ -33,17 +34,44 @@ func (d *fakeDevices) Allocated(uid types.UID, container string) []devices.Devic
 }
 func (d *fakeDevices) Allocatable() []devices.Device { return d.allocatable }
 
+// fakeClaims are the claims of a container.
+type fakeClaims map[string][]dra.Claim
+
+func (f fakeClaims) Allocated(pod *corev1.Pod, c *corev1.Container) []dra.Claim {
+	return f[string(pod.UID)+"/"+c.Name]
+}
+
 // write formats a response in one line.
 func write(pods ...*api.PodResources) string {
 	var words []string
 	for _, p := range pods {
 		word := p.Namespace + "/" + p.Name
 		for _, c := range p.Containers {
-			word += " " + c.Name + writeDevices(c.Devices)
+			word += " " + c.Name + writeDevices(c.Devices) + writeClaims(c.DynamicResources)
 		}
 		words = append(words, word)
 	}
 	return strings.Join(words, "; ")
+}
+
+func writeClaims(claims []*api.DynamicResource) string {
+	var words []string
+	for _, claim := range claims {
+		for _, r := range claim.ClaimResources {
+			word := claim.ClaimNamespace + "/" + claim.ClaimName + ":" + r.DriverName + "/" + r.PoolName + "/" + r.DeviceName
+			for _, d := range r.CdiDevices {
+				word += "+" + d.Name
+			}
+			if r.ShareId != nil {
+				word += "#" + *r.ShareId
+			}
+			words = append(words, word)
+		}
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return fmt.Sprint(words)
 }
 
 func writeDevices(list []*api.ContainerDevices) string {
@@ -74,8 +102,12 @@ func TestResponses(t *testing.T) {
 		},
 		allocatable: []devices.Device{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", NUMANodes: []int64{1}}},
 	}
+	share := types.UID("s")
+	claims := fakeClaims{"u/c": {{Key: types.NamespacedName{Namespace: "a", Name: "claim"}, Devices: []dra.Device{
+		{Driver: "d", Pool: "p", Name: "gpu0", CDIDeviceIDs: []string{"x/y=0", "x/y=1"}}, {Driver: "d", Pool: "p", Name: "gpu1", CDIDeviceIDs: []string{"x/y=2"}, ShareID: &share},
+	}}}}
 	s := &Server{
-		Dir: t.TempDir(), Devices: held, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
+		Dir: t.TempDir(), Devices: held, Claims: claims, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
 		Pod: func(namespace, name string) (*corev1.Pod, bool) {
 			for _, p := range []*corev1.Pod{user, ended} {
 				if p.Namespace == namespace && p.Name == name {
@@ -100,7 +132,7 @@ func TestResponses(t *testing.T) {
 	}
 	defer connection.Close()
 	lister := api.NewPodResourcesListerClient(connection)
-	const whole = "a/user sidecar[x/gpu=3] c[x/gpu=1 x/nic=2@0 x/nic=2@1] plain[]"
+	const whole = "a/user sidecar[x/gpu=3] c[x/gpu=1 x/nic=2@0 x/nic=2@1][a/claim:d/p/gpu0+x/y=0+x/y=1 a/claim:d/p/gpu1+x/y=2#s] plain[]"
 	all, err := lister.List(ctx, &api.ListPodResourcesRequest{})
 	if got := write(all.GetPodResources()...); err != nil || got != whole {
 		t.Errorf("all: %q, %v; want %q", got, err, whole)

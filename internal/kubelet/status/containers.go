@@ -66,7 +66,7 @@ func (b *builder) container(kind container.Kind, c *corev1.Container, old *corev
 		}
 	}
 	if b.Devices != nil && kind == container.Regular {
-		status.AllocatedResourcesStatus = b.Devices(c.Name)
+		status.AllocatedResourcesStatus = b.Devices(c)
 	}
 	return b.waiting(kind, c, seen, status)
 }

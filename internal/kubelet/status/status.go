@@ -46,7 +46,7 @@ type Observed struct {
 	// Actuated are the resources last applied, by container name. What the runtime reports takes precedence.
 	Actuated map[string]corev1.ResourceRequirements
 	// Devices returns the health of a container's devices; nil if there are none.
-	Devices func(container string) []corev1.ResourceStatus
+	Devices func(c *corev1.Container) []corev1.ResourceStatus
 	// PodResources and PodRequests are the pod-level resources.
 	PodResources *corev1.ResourceRequirements
 	PodRequests  corev1.ResourceList

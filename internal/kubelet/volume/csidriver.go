@@ -5,53 +5,33 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/pluginregistry"
 )
 
-// How often the plugin registration directory is scanned, and how long a driver may take to register.
-const (
-	registryScanInterval = 2 * time.Second
-	registrationTimeout  = 10 * time.Second
-)
-
-// drivers are the registered CSI drivers. A driver's registrar creates a socket in the kubelet's plugins_registry
-// directory and announces the driver's name and endpoint over it.
+// drivers are the registered CSI drivers. They implement pluginregistry.Handler.
 type drivers struct {
 	root, nodeName string
 	client         *client.Client
 	node           func() *corev1.Node
 	log            *slog.Logger
 
-	// sockets are the known sockets with their drivers' names. Only run uses them.
-	sockets map[string]socket
-
 	mu     sync.Mutex
 	byName map[string]*driver
 	// locks has a lock for each volume: the CSI spec asks for one call at a time per volume.
 	locks map[string]*sync.Mutex
-}
-
-type socket struct {
-	info   fs.FileInfo
-	driver string
 }
 
 // driver is a connected driver.
@@ -65,7 +45,7 @@ type driver struct {
 func newDrivers(o Options) *drivers {
 	return &drivers{
 		root: o.Root, nodeName: o.NodeName, client: o.Client, node: o.Node, log: o.Log,
-		byName: map[string]*driver{}, sockets: map[string]socket{}, locks: map[string]*sync.Mutex{},
+		byName: map[string]*driver{}, locks: map[string]*sync.Mutex{},
 	}
 }
 
@@ -90,119 +70,36 @@ func (d *drivers) volumeLock(data volumeData) *sync.Mutex {
 	return d.locks[key]
 }
 
-// run scans for sockets until ctx is done.
+// run closes the connections to the drivers when ctx is done.
 func (d *drivers) run(ctx context.Context) error {
-	dir := filepath.Join(d.root, "plugins_registry")
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	for {
-		d.scan(ctx, dir)
-		select {
-		case <-ctx.Done():
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			for _, driver := range d.byName {
-				err := driver.connection.Close()
-				if err != nil {
-					d.log.Debug("failed to close connection to CSI driver", "error", err)
-				}
-			}
-			return nil
-		case <-time.After(registryScanInterval):
+	<-ctx.Done()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, driver := range d.byName {
+		if err := driver.connection.Close(); err != nil {
+			d.log.Debug("failed to close connection to CSI driver", "error", err)
 		}
 	}
+	return nil
 }
 
-// scan registers drivers with new sockets and removes those whose sockets are removed.
-func (d *drivers) scan(ctx context.Context, dir string) {
-	found := map[string]bool{}
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.Type()&fs.ModeSocket == 0 || strings.HasPrefix(entry.Name(), ".") {
-			return nil
-		}
-		info, err := entry.Info()
-		if err != nil {
-			return nil
-		}
-		found[path] = true
-		if have, ok := d.sockets[path]; ok && os.SameFile(have.info, info) && have.info.ModTime().Equal(info.ModTime()) {
-			return nil
-		}
-		name, err := d.register(ctx, path)
-		if err != nil {
-			d.log.Warn("failed to register CSI driver", "socket", path, "error", err)
-			return nil
-		}
-		if name != "" {
-			d.log.Info("registered CSI driver", "driver", name)
-		}
-		d.sockets[path] = socket{info: info, driver: name}
-		return nil
-	})
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.log.Warn("failed to scan plugin registration directory", "directory", dir, "error", err)
+// Register connects to a driver and writes its information to the Node and CSINode objects.
+func (d *drivers) Register(ctx context.Context, p pluginregistry.Plugin) error {
+	if !slices.ContainsFunc(p.Versions, func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") }) {
+		return fmt.Errorf("versions %v are not supported, only 1.x is", p.Versions)
 	}
-	for path, removed := range d.sockets {
-		if found[path] {
-			continue
-		}
-		delete(d.sockets, path)
-		if removed.driver != "" {
-			d.remove(ctx, removed.driver)
-		}
-	}
-}
-
-// register registers the driver behind a socket. It returns "" for plugins that are not CSI drivers.
-func (d *drivers) register(ctx context.Context, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, registrationTimeout)
-	defer cancel()
-	connection, err := dial(path)
-	if err != nil {
-		return "", err
-	}
-	defer connection.Close()
-	registrar := registration.NewRegistrationClient(connection)
-	info, err := registrar.GetInfo(ctx, &registration.InfoRequest{})
-	if err != nil {
-		return "", fmt.Errorf("get plugin info: %w", err)
-	}
-	if info.Type != registration.CSIPlugin {
-		return "", nil
-	}
-	endpoint := info.Endpoint
-	if endpoint == "" {
-		endpoint = path
-	}
-	failure := d.add(ctx, info.Name, strings.TrimPrefix(endpoint, "unix://"), info.SupportedVersions)
-	status := &registration.RegistrationStatus{PluginRegistered: failure == nil}
-	if failure != nil {
-		status.Error = fmt.Sprintf("RegisterPlugin error -- plugin registration failed with err: %v", failure)
-	}
-	if _, err := registrar.NotifyRegistrationStatus(ctx, status); err != nil && failure == nil {
-		failure = fmt.Errorf("notify driver of its registration: %w", err)
-	}
-	return info.Name, failure
-}
-
-// add connects to a driver and writes its information to the Node and CSINode objects.
-func (d *drivers) add(ctx context.Context, name, endpoint string, versions []string) error {
-	if !slices.ContainsFunc(versions, func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") }) {
-		return fmt.Errorf("versions %v are not supported, only 1.x is", versions)
-	}
-	connection, err := dial(endpoint)
+	connection, err := pluginregistry.Dial(p.Endpoint)
 	if err != nil {
 		return err
 	}
 	added := &driver{connection: connection, node: csi.NewNodeClient(connection)}
-	err = d.queryDriver(ctx, name, added)
+	err = d.queryDriver(ctx, p.Name, added)
 	if err != nil {
 		return errors.Join(err, connection.Close())
 	}
 	d.mu.Lock()
-	old := d.byName[name]
-	d.byName[name] = added
+	old := d.byName[p.Name]
+	d.byName[p.Name] = added
 	d.mu.Unlock()
 	if old != nil {
 		return old.connection.Close()
@@ -248,16 +145,17 @@ func (d *drivers) label(ctx context.Context, segments map[string]string) error {
 	return nil
 }
 
-func (d *drivers) remove(ctx context.Context, name string) {
+// Remove disconnects from a driver and removes it from the CSINode object.
+func (d *drivers) Remove(ctx context.Context, p pluginregistry.Plugin) {
 	d.mu.Lock()
-	removed := d.byName[name]
-	delete(d.byName, name)
+	removed := d.byName[p.Name]
+	delete(d.byName, p.Name)
 	d.mu.Unlock()
 	if removed == nil {
 		return
 	}
-	if err := errors.Join(removed.connection.Close(), d.updateCSINode(ctx, name, nil)); err != nil {
-		d.log.Warn("failed to remove CSI driver from CSINode", "driver", name, "error", err)
+	if err := errors.Join(removed.connection.Close(), d.updateCSINode(ctx, p.Name, nil)); err != nil {
+		d.log.Warn("failed to remove CSI driver from CSINode", "driver", p.Name, "error", err)
 	}
 }
 
@@ -303,12 +201,4 @@ func csiNodeDriver(name string, info *csi.NodeGetInfoResponse) storagev1.CSINode
 		described.Allocatable = &storagev1.VolumeNodeResources{Count: &count}
 	}
 	return described
-}
-
-func dial(path string) (*grpc.ClientConn, error) {
-	connection, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, fmt.Errorf("dial %s: %w", path, err)
-	}
-	return connection, nil
 }

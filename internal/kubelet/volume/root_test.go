@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +30,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/pluginregistry"
 	"skiff/test/inprocess"
 )
 
@@ -432,6 +434,17 @@ func startDriver(t *testing.T, root string) *fakeDriver {
 	return s
 }
 
+// runWithRegistry runs the volumes and the registry of their drivers.
+func runWithRegistry(ctx context.Context, v *Volumes) error {
+	group, ctx := errgroup.WithContext(ctx)
+	registry := &pluginregistry.Registry{
+		Dir: filepath.Join(v.Root, "plugins_registry"), Handlers: map[string]pluginregistry.Handler{pluginregistry.CSIDriver: v.CSIDrivers()}, Log: v.Log,
+	}
+	group.Go(func() error { return registry.Run(ctx) })
+	group.Go(func() error { return v.Run(ctx) })
+	return group.Wait()
+}
+
 func TestCSI(t *testing.T) {
 	root := privateMounts(t)
 	v := clusterVolumes(t, root)
@@ -444,7 +457,7 @@ func TestCSI(t *testing.T) {
 	driver := startDriver(t, root)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- v.Run(ctx) }()
+	go func() { done <- runWithRegistry(ctx, v) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -550,7 +563,7 @@ func TestMountDuringDetach(t *testing.T) {
 	driver := startDriver(t, root)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- v.Run(ctx) }()
+	go func() { done <- runWithRegistry(ctx, v) }()
 	t.Cleanup(func() { cancel(); <-done })
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if _, err := v.csi.registered("disk.example.com"); err == nil {

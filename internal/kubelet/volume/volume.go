@@ -32,6 +32,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/container"
 	"skiff/internal/kubelet/metrics"
+	"skiff/internal/kubelet/pluginregistry"
 )
 
 // Objects provides the API objects that volumes refer to.
@@ -142,7 +143,10 @@ func (v *Volumes) Release() error {
 	return unmount(v.Root)
 }
 
-// Run registers CSI drivers and removes the directories of deleted volumes until ctx is done.
+// CSIDrivers returns the handler of CSI drivers for the registry of plugins.
+func (v *Volumes) CSIDrivers() pluginregistry.Handler { return v.csi }
+
+// Run removes the directories of deleted volumes until ctx is done, and then disconnects from the CSI drivers.
 func (v *Volumes) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return v.csi.run(ctx) })

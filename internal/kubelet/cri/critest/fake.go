@@ -51,6 +51,7 @@ type fakeContainer struct {
 	// exits is set if the container's command is an exit with code.
 	exits bool
 	code  int32
+	cdi   []*runtimeapi.CDIDevice
 }
 
 var _ cri.API = (*Fake)(nil)
@@ -102,6 +103,19 @@ func (f *Fake) ContainerID(uid, name string) string {
 		}
 	}
 	return newest
+}
+
+// CDIDevices returns the names of the CDI devices of all containers.
+func (f *Fake) CDIDevices() (names []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.containers {
+		for _, d := range c.cdi {
+			names = append(names, d.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // StopSandbox stops a sandbox as if its pause process had crashed.
@@ -302,7 +316,7 @@ func (f *Fake) CreateContainer(_ context.Context, sandboxID string, config *runt
 	}
 	id := f.id("container")
 	logPath := filepath.Join(sandboxConfig.GetLogDirectory(), config.GetLogPath())
-	f.containers[id] = &fakeContainer{sandboxID: sandboxID, exited: make(chan struct{}), status: &runtimeapi.ContainerStatus{
+	f.containers[id] = &fakeContainer{sandboxID: sandboxID, cdi: config.CDIDevices, exited: make(chan struct{}), status: &runtimeapi.ContainerStatus{
 		Id: id, Metadata: config.Metadata, State: runtimeapi.ContainerState_CONTAINER_CREATED, CreatedAt: f.now(), Image: config.Image,
 		ImageRef: config.GetImage().GetImage(), Labels: config.Labels, Annotations: config.Annotations, Mounts: config.Mounts, LogPath: logPath,
 		Resources: &runtimeapi.ContainerResources{Linux: config.GetLinux().GetResources()},
