@@ -100,8 +100,10 @@ type Model struct {
 	chains   map[string]*shared[Chain]
 	sets     map[string]*shared[Set]
 	elements map[elementID][]claim // sorted by owner
-	// touched is what may differ from the kernel, with the content it had when the kernel was last equal to the model; nil: none.
-	touched touched
+	// touched is what may differ from the kernel, with the content it had when the kernel was last equal to the model; nil: none. Nothing is
+	// recorded before the first Commit, because the whole table is sent then.
+	touched   touched
+	committed bool
 }
 
 type touched struct {
@@ -179,7 +181,7 @@ func (m *Model) removeChain(name string) {
 }
 
 func (m *Model) touchChain(name string) {
-	if _, ok := m.touched.chains[name]; ok {
+	if _, ok := m.touched.chains[name]; ok || !m.committed {
 		return
 	}
 	m.touched.chains[name] = nil
@@ -212,7 +214,7 @@ func (m *Model) removeSet(name string) {
 }
 
 func (m *Model) touchSet(name string) {
-	if _, ok := m.touched.sets[name]; ok {
+	if _, ok := m.touched.sets[name]; ok || !m.committed {
 		return
 	}
 	m.touched.sets[name] = nil
@@ -225,7 +227,7 @@ func (m *Model) touchSet(name string) {
 // setClaim adds or removes the claim of an owner to an element.
 func (m *Model) setClaim(id elementID, c claim, wanted bool) {
 	claims := m.elements[id]
-	if _, ok := m.touched.elements[id]; !ok {
+	if _, ok := m.touched.elements[id]; !ok && m.committed {
 		m.touched.elements[id] = nil
 		if len(claims) > 0 {
 			value := claims[0].value
@@ -280,7 +282,7 @@ func (m *Model) needsRebuild() bool {
 	return false
 }
 
-// Changes are what has changed since the last call of Commit.
+// Changes are what has changed since the last call of Commit, of which there must have been one.
 func (m *Model) Changes() Changes {
 	var c Changes
 	for _, name := range slices.Sorted(maps.Keys(m.touched.sets)) {
@@ -322,9 +324,10 @@ func (m *Model) Changes() Changes {
 }
 
 // Commit records that the kernel is equal to the model.
-func (m *Model) Commit() { m.touched = newTouched() }
+func (m *Model) Commit() { m.touched, m.committed = newTouched(), true }
 
-// All is the whole content of the table, as the changes of an empty one.
+// All is the whole content of the table, as the changes of an empty one. The elements are in the order of their sets. Of those of a set only
+// intervals are sorted, because sorting many elements takes longer than sending them.
 func (m *Model) All() Changes {
 	var c Changes
 	for _, name := range slices.Sorted(maps.Keys(m.sets)) {
@@ -333,11 +336,17 @@ func (m *Model) All() Changes {
 	for _, name := range slices.Sorted(maps.Keys(m.chains)) {
 		c.AddedChains = append(c.AddedChains, m.chains[name].content)
 	}
-	c.AddedElements = make([]Element, 0, len(m.elements))
+	bySet := map[string][]Element{}
 	for id, claims := range m.elements {
-		c.AddedElements = append(c.AddedElements, Element{Set: id.set, Key: id.key, End: id.end, Value: claims[0].value})
+		bySet[id.set] = append(bySet[id.set], Element{Set: id.set, Key: id.key, End: id.end, Value: claims[0].value})
 	}
-	slices.SortFunc(c.AddedElements, compareElements)
+	c.AddedElements = make([]Element, 0, len(m.elements))
+	for _, name := range slices.Sorted(maps.Keys(bySet)) {
+		if set := m.sets[name]; set != nil && set.content.Interval {
+			slices.SortFunc(bySet[name], compareElements)
+		}
+		c.AddedElements = append(c.AddedElements, bySet[name]...)
+	}
 	return c
 }
 

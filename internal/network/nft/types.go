@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -181,6 +182,7 @@ func (m *Model) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table inet %s\n", m.Table)
 	elements := all.AddedElements
+	slices.SortFunc(elements, compareElements)
 	for _, s := range all.AddedSets {
 		fmt.Fprintf(&b, "%s\n", s.header())
 		for ; len(elements) > 0 && elements[0].Set == s.Name; elements = elements[1:] {

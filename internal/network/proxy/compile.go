@@ -46,7 +46,7 @@ func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*
 	}
 	byPort := endpointsByPort(slicesOfService, node.Name)
 	protocolOf := map[nft.Proto]corev1.Protocol{nft.TCP: corev1.ProtocolTCP, nft.UDP: corev1.ProtocolUDP, nft.SCTP: corev1.ProtocolSCTP}
-	c := compiler{settings: s, node: node, seen: map[nft.Element]bool{}, chains: map[string]bool{}}
+	c := compiler{settings: s, node: node, chains: map[string]bool{}}
 	for _, port := range servicePorts(service) {
 		all := byPort[portKey{port.portName, protocolOf[port.proto], port.is4}]
 		c.addPort(&port, choose(all, &port, node))
@@ -91,18 +91,14 @@ type compiler struct {
 	settings Settings
 	node     Node
 	part     nft.Part
-	// seen and chains are what the part has.
-	seen                             map[nft.Element]bool
+	// chains are the names of those that the part has.
 	chains                           map[string]bool
 	noLocalInternal, noLocalExternal []bool
 }
 
+// element adds an element. One that is added again, such as the cluster IP for each port, is the same in the table.
 func (c *compiler) element(set nft.Set, key, value string) {
-	e := nft.Element{Set: set.Name, Key: key, Value: value}
-	if !c.seen[e] {
-		c.seen[e] = true
-		c.part.Elements = append(c.part.Elements, e)
-	}
+	c.part.Elements = append(c.part.Elements, nft.Element{Set: set.Name, Key: key, Value: value})
 }
 
 // chain adds a chain unless the part has it, and returns its name.
