@@ -63,7 +63,7 @@ func (c *claims) syncPod(ctx context.Context, key controller.Key, name string) e
 	}
 	p := v.reconcile()
 	if len(p.creates) > 0 || p.failed != nil {
-		return c.createClaims(ctx, key, p)
+		return c.createClaims(ctx, key, pod, p)
 	}
 	if p.names != nil {
 		return c.recordNames(ctx, key, pod, p.names)
@@ -211,13 +211,9 @@ func newClaim(pod *corev1.Pod, podClaimName string, template *resourceapi.Resour
 }
 
 // createClaims creates claims and records the failure, if there is one. The new claims lead to another sync of the pod.
-func (c *claims) createClaims(ctx context.Context, key controller.Key, p podPlan) error {
+func (c *claims) createClaims(ctx context.Context, key controller.Key, pod *corev1.Pod, p podPlan) error {
 	plan := controller.Plan{OnWrite: func(obj kind.Object) { c.metrics.created(obj.(*resourceapi.ResourceClaim), "success") }}
 	for _, claim := range p.creates {
-		pod, ok := c.pods.Get(claim.Namespace, claim.OwnerReferences[0].Name)
-		if !ok {
-			return nil
-		}
 		plan.AddStep(controller.NewCreate(claim).OnFailure(controller.Event{Object: pod, Type: corev1.EventTypeWarning, Reason: "FailedResourceClaimCreation",
 			Message: fmt.Sprintf("PodResourceClaim %s: create ResourceClaim %s: %%s", claim.Annotations[resourceapi.PodResourceClaimAnnotation], claim.Name)}))
 	}

@@ -294,7 +294,7 @@ func TestResourceClaimInAWorld(t *testing.T) {
 		defer w.Run(ResourceClaim)()
 		pod := newPod(fromTemplate("gpu", "t"), byName("shared", "shared"))
 		pod.UID = ""
-		pod = world.Create(w, pod)
+		world.Create(w, pod)
 		if got := claimsIn(w); len(got) > 0 {
 			t.Errorf("claims without a template: %q", got)
 		}

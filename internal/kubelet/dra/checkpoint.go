@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -77,15 +78,7 @@ func (c *Claims) save() error {
 	return nil
 }
 
-func compareKeys(a, b types.NamespacedName) int {
-	switch {
-	case a.String() < b.String():
-		return -1
-	case a.String() > b.String():
-		return 1
-	}
-	return 0
-}
+func compareKeys(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }
 
 // load reads the checkpoint. Without it, devices that are still prepared would be forgotten, so a corrupt one is an error.
 func (c *Claims) load() error {

@@ -19,8 +19,7 @@ import (
 // fakePlugin is a plugin with a real socket.
 type fakePlugin struct {
 	registration.UnimplementedRegistrationServer
-	info   *registration.PluginInfo
-	server *grpc.Server
+	info *registration.PluginInfo
 
 	mu       sync.Mutex
 	statuses []string
