@@ -1,9 +1,10 @@
+// The image has none of the libraries that the C library resolves names with.
+//
+//go:debug netdns=go
+
 // Command operator is an operator as users write them, with controller-runtime: a custom resource with two versions and all kinds of webhooks,
 // owned objects, a finalizer, conditions, events and leader election. test/node runs it in pods and uses it through the API.
 package main
-
-// The image has none of the libraries that the C library resolves names with.
-//go:debug netdns=go
 
 import (
 	"os"

@@ -56,7 +56,10 @@ func (p *Policy) announcedPod(key types.NamespacedName, a *announcement) (*corev
 		return nil, false
 	}
 	object, _ := p.pods.Get(key.Namespace, key.Name)
-	running, _ := p.kubeletPod(a.uid)
+	running, isRunning := p.kubeletPod(a.uid)
+	if !isRunning {
+		running = nil
+	}
 	pod := a.podOf(object, running)
 	return pod, pod != nil
 }
