@@ -29,12 +29,12 @@ const (
 	maxLifetime = 30 * time.Second
 )
 
-// newMessage makes a message from a response. The response's OPT record is removed.
+// newMessage makes a message from a response. Its records about the connection between two servers are removed: OPT, and the signature TSIG.
 func newMessage(m *dns.Msg) (*message, error) {
 	own := *m
 	own.Extra = nil
 	for _, rr := range m.Extra {
-		if rr.Header().Rrtype != dns.TypeOPT {
+		if kind := rr.Header().Rrtype; kind != dns.TypeOPT && kind != dns.TypeTSIG {
 			own.Extra = append(own.Extra, rr)
 		}
 	}
@@ -47,6 +47,10 @@ func newMessage(m *dns.Msg) (*message, error) {
 	}
 	if len(wire) > maxTCPSize {
 		return nil, errors.New("encode response: larger than a DNS message can be")
+	}
+	// A record that was decoded although parts of it were missing is not encoded as it was.
+	if err := new(dns.Msg).Unpack(wire); err != nil {
+		return nil, fmt.Errorf("encode response: %w", err)
 	}
 	result := &message{wire: wire, rcode: own.Rcode, counts: [3]uint16{uint16(len(own.Answer)), uint16(len(own.Ns)), uint16(len(own.Extra))}}
 	if result.ttls, err = ttlOffsets(wire, len(own.Answer)+len(own.Ns)+len(own.Extra)); err != nil {

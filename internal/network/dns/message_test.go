@@ -108,6 +108,32 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
+// emptySignature is a response whose only record, in the given section, is a TSIG record without data. The library decodes it, but not what it
+// encodes of it.
+func emptySignature(t testing.TB, in section) []byte {
+	wire := packQuery(t, new(dns.Msg).SetQuestion("example.com.", dns.TypeA))
+	wire[2] |= 0x80 // a response
+	wire[6+2*in+1] = 1
+	return append(wire, 0, 0, byte(dns.TypeTSIG), 0, byte(dns.ClassANY), 0, 0, 0, 0, 0, 0)
+}
+
+// A signature of another name server is not passed on; a response that cannot be encoded is an error.
+func TestEmptySignature(t *testing.T) {
+	for in, passes := range map[section]bool{answerSection: false, additionalSection: true} {
+		reply := new(dns.Msg)
+		if err := reply.Unpack(emptySignature(t, in)); err != nil {
+			t.Fatal(err)
+		}
+		m, err := newMessage(reply)
+		if (err == nil) != passes {
+			t.Errorf("section %d: error %v", in, err)
+		}
+		if err == nil && m.counts != [3]uint16{} {
+			t.Errorf("section %d: the message has %v records, want none", in, m.counts)
+		}
+	}
+}
+
 // FuzzMessage checks that no response of another name server leads to a panic or to a response that cannot be decoded.
 func FuzzMessage(f *testing.F) {
 	reply := new(dns.Msg).SetQuestion("example.com.", dns.TypeA)
@@ -119,6 +145,9 @@ func FuzzMessage(f *testing.F) {
 		}
 		reply.Answer = append(reply.Answer, rr)
 		f.Add(packQuery(f, reply), uint16(512))
+	}
+	for _, in := range []section{answerSection, additionalSection} {
+		f.Add(emptySignature(f, in), uint16(512))
 	}
 	f.Fuzz(func(t *testing.T, packet []byte, limit uint16) {
 		reply := new(dns.Msg)
