@@ -9,8 +9,9 @@ import (
 )
 
 // A request has its seats while the server works on it, not while it waits for its client: for the body to arrive, or for the response to be
-// accepted; nor while it waits behind other large writes, or for a webhook. Otherwise one user whose clients send or read slowly, or not at all, would occupy the seats of all users of its priority level until the
-// requests time out. What waiting requests hold is bounded by their number instead.
+// accepted; nor while it waits behind other large writes, or for a webhook. Otherwise one user whose clients send or read slowly, or not at
+// all, would occupy the seats of all users of its priority level until the requests time out. What waiting requests hold is bounded by their
+// number instead.
 const (
 	// seatGrace is how long a request keeps its seats while it waits.
 	seatGrace = 10 * time.Millisecond

@@ -58,29 +58,27 @@ type clusterRecord struct {
 
 // Run runs the node until ctx is done. When the cluster has other settings than the recorded, the node is started again with them.
 func (r *clusterRecord) Run(ctx context.Context) error {
-	settings, err := r.load()
+	recorded, err := r.load()
 	if err != nil {
 		return err
 	}
-	isRecorded := settings != nil
-	if !isRecorded {
-		read, err := r.read(ctx, clusterSettings{ClusterDomain: "cluster.local"})
+	if recorded == nil {
+		settings, err := r.read(ctx, clusterSettings{ClusterDomain: "cluster.local"})
 		if err != nil {
 			return err
 		}
-		if err := r.save(read); err != nil {
+		if err := r.save(settings); err != nil {
 			return err
 		}
-		settings = &read
+		return r.run(ctx, settings)
 	}
-	if isRecorded {
-		if settings, err = r.runRecorded(ctx, *settings); err != nil || settings == nil {
-			return err
-		}
-		r.log.Info("the settings of the cluster have changed, starting the node again", "serviceCIDRs", settings.ServiceCIDRs, "clusterDomain", settings.ClusterDomain,
-			"backend", settings.Backend, "podCIDRs", settings.PodCIDRs)
+	current, err := r.runRecorded(ctx, *recorded)
+	if err != nil || current == nil {
+		return err
 	}
-	return r.run(ctx, *settings)
+	r.log.Info("the settings of the cluster have changed, starting the node again", "serviceCIDRs", current.ServiceCIDRs, "clusterDomain", current.ClusterDomain,
+		"backend", current.Backend, "podCIDRs", current.PodCIDRs)
+	return r.run(ctx, *current)
 }
 
 // runRecorded runs the node with recorded settings. It returns others if the cluster has others, and nil when ctx is done.
@@ -191,7 +189,7 @@ func untilAnswered(ctx context.Context, log *slog.Logger, request func() error) 
 			return nil
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			log.Warn("failed to read a setting of the cluster, the default is used", "error", err)
+			log.Warn("failed to read a setting of the cluster, keeping the known one", "error", err)
 			return nil
 		}
 		log.Warn("failed to read a setting of the cluster", "error", err, "retry", pause.String())

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -183,7 +184,7 @@ func readReport(d *healthpb.DeviceHealth) reportedHealth {
 	}
 	message := d.GetMessage()
 	if len(message) > corev1.ResourceHealthMessageMaxLength {
-		message = message[:corev1.ResourceHealthMessageMaxLength-3] + "..."
+		message = strings.ToValidUTF8(message[:corev1.ResourceHealthMessageMaxLength-3], "") + "..."
 	}
 	return reportedHealth{PoolName: d.GetDevice().GetPoolName(), DeviceName: d.GetDevice().GetDeviceName(), Health: health, HealthCheckTimeout: timeout, Message: message}
 }
