@@ -92,9 +92,8 @@ programs:
 # Two steps at a time: tests, which often wait, and beside them what only computes. Nothing runs beside attacks.
 test: prepare
 	@$(MAKE) --no-print-directory -j2 unit programs
-	@$(MAKE) --no-print-directory -j2 e2e race-compile
-	@$(MAKE) --no-print-directory -j2 race differential CLUSTERS=150
-	@$(MAKE) --no-print-directory -j2 fuzz openapi h2spec vuln FUZZTIME=10s
+	@$(MAKE) --no-print-directory -j2 e2e race-compile fuzz FUZZTIME=10s
+	@$(MAKE) --no-print-directory -j2 race differential openapi h2spec vuln CLUSTERS=150
 	@$(MAKE) --no-print-directory attack
 
 test-cold:
@@ -144,8 +143,7 @@ h2spec:
 # The tests' own go test commands vet nothing again. Unit tests that need root have the build tag root; test/node runs them.
 lint:
 	@unformatted=$$(gofmt -l cmd internal test tools runtime); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
-	$(step) 'go vet' $(compile) scripts/vet
-	$(step) 'staticcheck' $(compile) go tool -modfile=tools/lint/go.mod staticcheck -tags root ./...
+	$(step) 'go vet and staticcheck' $(compile) scripts/lint
 
 # Known vulnerabilities in what is linked; without access to the database it says so and passes.
 vuln:
@@ -165,7 +163,7 @@ conformance: build
 # Each fuzz target for FUZZTIME; as unit tests they run on their seeds.
 FUZZTIME ?= 10m
 fuzz:
-	$(step) 'fuzz targets, $(FUZZTIME) each' scripts/fuzz $(FUZZTIME)
+	$(step) 'fuzz targets, $(FUZZTIME) each' $(background) scripts/fuzz $(FUZZTIME)
 
 clean:
 	rm -rf bin test/conformance/results
