@@ -17,7 +17,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,38 +27,15 @@ import (
 
 	"skiff/internal/network/hostnet"
 	"skiff/internal/network/nft"
+	"skiff/test/netns"
 )
 
-// The tests run in network and mount namespaces of their own: the test program starts itself again there. Under the plugin's name it is
-// the plugin, so that the tests start a real one as the runtime does.
+// Under the plugin's name the test program is the plugin, so that the tests start a real one as the runtime does.
 func TestMain(m *testing.M) {
 	if Is(os.Args[0]) {
 		os.Exit(Main())
 	}
-	const inside = "SKIFF_TEST_NETWORK_NAMESPACE"
-	if os.Getenv(inside) != "" {
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			fmt.Fprintln(os.Stderr, "make mounts private:", err)
-			os.Exit(1)
-		}
-		if err := loopbackUp(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(m.Run())
-	}
-	again := exec.Command("/proc/self/exe", os.Args[1:]...)
-	again.Env = append(os.Environ(), inside+"=1")
-	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
-	again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
-	if err := again.Run(); err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			os.Exit(exit.ExitCode())
-		}
-		fmt.Fprintln(os.Stderr, "enter private namespaces:", err)
-		os.Exit(1)
-	}
+	netns.Main(m)
 }
 
 // world is a host with the plugin, inside the test's namespaces.

@@ -43,6 +43,18 @@ func (w *Writer) Verify() (bool, error) {
 	return equal, checkErr
 }
 
+// Compare makes the next Apply replace the table if the kernel's is not as it should be.
+func (w *Writer) Compare() {
+	equal, err := w.Verify()
+	switch {
+	case err != nil:
+		w.log.Warn("failed to read nftables rules", "table", w.model.Table, "error", err)
+	case !equal:
+		w.log.Warn("nftables rules were changed by another program, replacing them", "table", w.model.Table)
+		w.Forget()
+	}
+}
+
 // Generation is the number of transactions that the kernel has committed.
 func Generation() (uint32, error) {
 	connection, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)

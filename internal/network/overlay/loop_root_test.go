@@ -4,10 +4,10 @@ package overlay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -55,24 +55,13 @@ func startOverlay(t *testing.T, c *client.Client) (*Overlay, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	go func() { done <- informers.Run(ctx) }()
-	go func() { done <- o.Run(ctx) }()
-	stopped := false
-	stop := func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := errors.Join(<-done, <-done); err != nil {
-			t.Error(err)
-		}
+	stopAll := inprocess.Run(t, informers.Run, o.Run)
+	stop := sync.OnceFunc(func() {
+		stopAll()
 		if changes.Load() == 0 {
 			t.Error("no change of the status was reported")
 		}
-	}
+	})
 	t.Cleanup(stop)
 	return o, stop
 }

@@ -19,6 +19,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/network/hostnet"
+	"skiff/internal/network/syncloop"
 )
 
 const (
@@ -26,9 +27,8 @@ const (
 	minSyncPeriod = 50 * time.Millisecond
 	// verifyPeriod is the time between two comparisons with the kernel's state.
 	verifyPeriod = 30 * time.Second
-	// retryMin and retryMax bound the time until a failed sync is repeated.
-	retryMin = 500 * time.Millisecond
-	retryMax = 30 * time.Second
+	// watchRetry is the time until a failed watch of the kernel's state is repeated.
+	watchRetry = 500 * time.Millisecond
 	// maxReported bounds the nodes that are named in the status.
 	maxReported = 5
 )
@@ -77,8 +77,7 @@ type Overlay struct {
 	nodes  client.Informer[*corev1.Node]
 	synced func() bool
 	writer *Writer
-	// wake has an entry when there is something to sync.
-	wake chan struct{}
+	loop   *syncloop.Loop
 
 	mu sync.Mutex
 	// known are the nodes, by name.
@@ -93,9 +92,12 @@ type Overlay struct {
 // New makes an overlay. It registers its informer and starts nothing.
 func New(c Config) (*Overlay, error) {
 	o := &Overlay{
-		Config: c, nodes: client.InformerFor[*corev1.Node](c.Informers), wake: make(chan struct{}, 1), known: map[string]Node{}, wanted: NewState(),
+		Config: c, nodes: client.InformerFor[*corev1.Node](c.Informers), known: map[string]Node{}, wanted: NewState(),
 		writer: NewWriter(HostKernel{PrivateKey: c.PrivateKey}, c.Log),
 	}
+	o.loop = syncloop.New(syncloop.Config{
+		Sync: o.sync, Compare: o.forgetKernel, ComparePeriod: verifyPeriod, MinSyncPeriod: minSyncPeriod, Log: c.Log,
+	})
 	var err error
 	set := func(object *corev1.Node) { o.setNode(NodeOf(object)) }
 	o.synced, err = o.nodes.AddEventHandlerWithSync(set, func(_, object *corev1.Node) { set(object) }, func(object *corev1.Node) { o.deleteNode(object.Name) })
@@ -112,7 +114,7 @@ func (o *Overlay) setNode(node Node) {
 	o.known[node.Name] = node
 	o.mu.Unlock()
 	if !exists || !old.equal(node) {
-		o.signal()
+		o.loop.Signal()
 	}
 }
 
@@ -120,15 +122,7 @@ func (o *Overlay) deleteNode(name string) {
 	o.mu.Lock()
 	delete(o.known, name)
 	o.mu.Unlock()
-	o.signal()
-}
-
-// signal wakes the sync loop.
-func (o *Overlay) signal() {
-	select {
-	case o.wake <- struct{}{}:
-	default:
-	}
+	o.loop.Signal()
 }
 
 // Status returns the current status.
@@ -159,56 +153,14 @@ func (o *Overlay) setStatus(s Status) {
 func (o *Overlay) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { o.watchKernel(ctx); return nil })
-	group.Go(func() error { o.loop(ctx); return nil })
+	group.Go(func() error {
+		// Routes to nodes that have not been read would be removed.
+		if syncloop.WaitUntil(ctx, o.synced) {
+			o.loop.Run(ctx)
+		}
+		return nil
+	})
 	return group.Wait()
-}
-
-// loop syncs when something has changed.
-func (o *Overlay) loop(ctx context.Context) {
-	if !o.waitForNodes(ctx) {
-		return
-	}
-	verify := time.NewTicker(verifyPeriod)
-	defer verify.Stop()
-	var retry time.Duration
-	for {
-		var due <-chan time.Time
-		if err := o.sync(ctx); err != nil && ctx.Err() == nil {
-			retry = min(max(2*retry, retryMin), retryMax)
-			due = time.After(retry)
-			o.Log.Error("failed to set up the routes between nodes", "error", err, "retry", retry.String())
-		} else {
-			retry = 0
-		}
-		pause := time.After(minSyncPeriod)
-		select {
-		case <-ctx.Done():
-			return
-		case <-o.wake:
-		case <-due:
-		case <-verify.C:
-			o.forgetKernel()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-pause:
-		}
-	}
-}
-
-// waitForNodes waits until all nodes have been read: routes to those that are not known would be removed.
-func (o *Overlay) waitForNodes(ctx context.Context) bool {
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for !o.synced() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-ticker.C:
-		}
-	}
-	return true
 }
 
 func (o *Overlay) forgetKernel() {
@@ -230,22 +182,22 @@ func (o *Overlay) take() (nodes []Node, forget bool) {
 }
 
 // sync applies the state that follows from the nodes.
-func (o *Overlay) sync(ctx context.Context) error {
+func (o *Overlay) sync(ctx context.Context) (time.Duration, error) {
 	nodes, forget := o.take()
 	own := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == o.Settings.NodeName })
 	if own < 0 || len(nodes[own].PodCIDRs) == 0 {
-		return nil // the change that brings the pod CIDR causes the next sync
+		return 0, nil // the change that brings the pod CIDR causes the next sync
 	}
 	networks, err := hostnet.Networks()
 	if err != nil {
 		o.setStatus(Status{Error: err})
-		return err
+		return 0, err
 	}
 	// The networks of skiff's own links are not segments that other nodes are on.
 	o.Settings.Networks = slices.DeleteFunc(networks, func(n hostnet.Network) bool { return slices.Contains(ownLinks, n.Link) })
 	if err := o.publishKey(ctx, nodes[own]); err != nil {
 		o.setStatus(Status{Error: err})
-		return err
+		return 0, err
 	}
 	state, problems := Compile(o.Settings, nodes)
 	o.mu.Lock()
@@ -259,10 +211,10 @@ func (o *Overlay) sync(ctx context.Context) error {
 	}
 	if _, err := o.writer.Apply(state); err != nil {
 		o.setStatus(Status{Error: err, Problems: problems})
-		return err
+		return 0, err
 	}
 	o.setStatus(Status{Synced: true, Problems: problems})
-	return nil
+	return 0, nil
 }
 
 // publishKey writes the WireGuard key to the node's own object.
@@ -286,13 +238,13 @@ func (o *Overlay) watchKernel(ctx context.Context) {
 	for ctx.Err() == nil {
 		// What has happened before the watch is not known.
 		o.forgetKernel()
-		o.signal()
+		o.loop.Signal()
 		if err := o.followKernel(ctx); err != nil && ctx.Err() == nil {
 			o.Log.Warn("failed to watch links and routes", "error", err)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(retryMin):
+		case <-time.After(watchRetry):
 		}
 	}
 }
@@ -329,7 +281,7 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 			isDown := update.Header.Type == unix.RTM_DELLINK || update.Attrs().Flags&net.FlagUp == 0
 			if isDown && o.isWantedLink(update.Attrs().Name) {
 				o.forgetKernel()
-				o.signal()
+				o.loop.Signal()
 			}
 		case update, open := <-routes:
 			if !open {
@@ -337,7 +289,7 @@ func (o *Overlay) followKernel(ctx context.Context) error {
 			}
 			if update.Type == unix.RTM_DELROUTE && update.Protocol == RouteProtocol && update.Dst != nil && o.isWantedRoute(hostnet.PrefixOf(update.Dst)) {
 				o.forgetKernel()
-				o.signal()
+				o.loop.Signal()
 			}
 		}
 	}

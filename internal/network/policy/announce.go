@@ -95,7 +95,7 @@ func (p *Policy) Announce(ctx context.Context, pod cni.Announcement) error {
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Pod}
 	a := &announcement{uid: types.UID(pod.UID), addresses: pod.Addresses, at: started, done: make(chan struct{})}
 	p.addAnnouncement(key, a)
-	p.signal()
+	p.loop.Signal()
 	var unread <-chan time.Time
 	if object, ok := p.kubeletPod(a.uid); ok && podstate.IsStatic(object) && !p.hasSynced() {
 		unread = time.After(staticPodWait)

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
-	"skiff/internal/kind"
 	"skiff/internal/network/cni"
 	"skiff/internal/network/nft"
 	"skiff/internal/podstate"
@@ -51,32 +50,8 @@ func start(t *testing.T, c *client.Client, change func(*Config)) (*running, func
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	go func() { done <- informers.Run(ctx) }()
-	go func() { done <- p.Run(ctx) }()
-	stopped := false
-	stop := func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := errors.Join(<-done, <-done); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
+	stop := inprocess.Run(t, informers.Run, p.Run)
 	return &running{client: c, policy: p, metrics: metrics}, stop
-}
-
-func create[T kind.Object](t *testing.T, c *client.Client, object T) T {
-	t.Helper()
-	made, err := client.For[T](c).Create(t.Context(), object, client.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
 }
 
 // createPod creates a pod of the test cluster with its status.
@@ -85,7 +60,7 @@ func createPod(t *testing.T, c *client.Client, p *corev1.Pod) *corev1.Pod {
 	p = p.DeepCopy()
 	p.Spec.Containers[0].Image = "image"
 	status := p.Status
-	made := create(t, c, p).DeepCopy()
+	made := inprocess.Create(t, c, p).DeepCopy()
 	made.Status.PodIPs = status.PodIPs
 	if len(status.PodIPs) > 0 {
 		made.Status.PodIP = status.PodIPs[0].IP
@@ -108,7 +83,7 @@ func newAPI(t *testing.T) *client.Client {
 	for _, n := range objects.namespaces {
 		made, err := namespaces.Get(t.Context(), "", n.Name)
 		if apierrors.IsNotFound(err) {
-			create(t, c, n)
+			inprocess.Create(t, c, n)
 			continue
 		}
 		if err != nil {
@@ -152,7 +127,7 @@ func TestPolicyFollowsTheAPI(t *testing.T) {
 	objects := newCluster()
 	fromC, fromD := flowTo(objects, "c", "a"), flowTo(objects, "d", "a")
 	w.becomes(fromC, true)
-	made := create(t, c, netpol("app=web", from(peers(podsWith("app=client")))))
+	made := inprocess.Create(t, c, netpol("app=web", from(peers(podsWith("app=client")))))
 	w.becomes(fromD, false)
 	w.becomes(fromC, true)
 	// A pod's labels.
@@ -206,7 +181,7 @@ func (r *running) awaitSync(t *testing.T) {
 	// The first one that ends may have begun before.
 	before := count()
 	eventually(t, "two syncs", func() bool {
-		r.policy.signal()
+		r.policy.loop.Signal()
 		return count() >= before+2
 	})
 }
@@ -248,7 +223,7 @@ func expectKernel(t *testing.T, model *nft.Model) {
 func TestAnnouncedPod(t *testing.T) {
 	newWorld(t)
 	c := newAPI(t)
-	create(t, c, netpol("app=web"))
+	inprocess.Create(t, c, netpol("app=web"))
 	r, _ := start(t, c, nil)
 	address := netip.MustParseAddr("10.42.1.77")
 	made := createPod(t, c, testPod("default/new", thisNode, "app=web"))
@@ -281,7 +256,7 @@ func TestAnnouncedPod(t *testing.T) {
 func TestAnnouncedPodOfTheKubelet(t *testing.T) {
 	newWorld(t)
 	c := newAPI(t)
-	create(t, c, netpol("app=web"))
+	inprocess.Create(t, c, netpol("app=web"))
 	pod := testPod("default/static", thisNode, "app=web")
 	pod.UID = "static-uid"
 	var isRunning atomic.Bool
@@ -313,7 +288,7 @@ func TestAnnouncedPodOfTheKubelet(t *testing.T) {
 func TestMirrorPodIsMadeLater(t *testing.T) {
 	newWorld(t)
 	c := newAPI(t)
-	create(t, c, netpol("app=web"))
+	inprocess.Create(t, c, netpol("app=web"))
 	pod := testPod("default/static", thisNode, "app=web")
 	pod.UID, pod.Annotations = "uid-of-the-manifest", map[string]string{podstate.ConfigSourceAnnotationKey: "file"}
 	r, _ := start(t, c, func(config *Config) {

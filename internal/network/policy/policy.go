@@ -18,12 +18,7 @@ import (
 	"skiff/internal/network/cni"
 	"skiff/internal/network/hostnet"
 	"skiff/internal/network/nft"
-)
-
-const (
-	// retryMin and retryMax bound the time until a failed sync is repeated.
-	retryMin = 100 * time.Millisecond
-	retryMax = 30 * time.Second
+	"skiff/internal/network/syncloop"
 )
 
 // Config is what a Policy needs.
@@ -54,8 +49,7 @@ type Policy struct {
 	namespaces client.Informer[*corev1.Namespace]
 	policies   client.Informer[*networkingv1.NetworkPolicy]
 	synced     []func() bool
-	// wake has an entry when there is something to sync.
-	wake chan struct{}
+	loop       *syncloop.Loop
 
 	// The following are used by the sync loop alone. affected are addresses whose connections are to be inspected when the rules are in the kernel.
 	compiler *Compiler
@@ -88,9 +82,12 @@ func New(c Config) (*Policy, error) {
 	model := nft.NewModel(c.Table)
 	p := &Policy{
 		Config: c, pods: client.InformerFor[*corev1.Pod](c.Informers), namespaces: client.InformerFor[*corev1.Namespace](c.Informers),
-		policies: client.InformerFor[*networkingv1.NetworkPolicy](c.Informers), wake: make(chan struct{}, 1), compiler: NewCompiler(model),
+		policies: client.InformerFor[*networkingv1.NetworkPolicy](c.Informers), compiler: NewCompiler(model),
 		writer: nft.NewWriter(model, c.Log), affected: map[netip.Addr]bool{}, changed: newChanges(), announced: map[types.NamespacedName]*announcement{},
 	}
+	p.loop = syncloop.New(syncloop.Config{
+		Sync: p.sync, Compare: p.compare, ComparePeriod: c.SyncPeriod, MinSyncPeriod: c.MinSyncPeriod, Log: c.Log,
+	})
 	return p, errors.Join(p.pods.SetTransform(trimPod), p.handleEvents())
 }
 
@@ -132,15 +129,7 @@ func (p *Policy) markChanged(record func(*changes)) {
 		p.changed.since = time.Now()
 	}
 	p.mu.Unlock()
-	p.signal()
-}
-
-// signal wakes the sync loop.
-func (p *Policy) signal() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	p.loop.Signal()
 }
 
 // Run enforces policies until ctx is done. The rules stay in the kernel: one that is started again goes on with them.
@@ -148,55 +137,11 @@ func (p *Policy) Run(ctx context.Context) error {
 	if err := p.restoreAttachments(); err != nil {
 		return err
 	}
-	if !p.waitForObjects(ctx) {
-		return nil
+	// The first rules must not lack a policy.
+	if syncloop.WaitUntil(ctx, p.hasSynced) {
+		p.loop.Run(ctx)
 	}
-	retry := time.Duration(0)
-	compare := time.NewTicker(p.SyncPeriod)
-	defer compare.Stop()
-	for {
-		again, err := p.sync()
-		if err != nil {
-			retry = min(max(2*retry, retryMin), retryMax)
-			again = retry
-			p.Log.Error("failed to sync network policy rules", "error", err, "retry", retry.String())
-		} else {
-			retry = 0
-		}
-		pause := time.After(p.MinSyncPeriod)
-		var due <-chan time.Time
-		if again > 0 {
-			due = time.After(again)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-p.wake:
-		case <-due:
-		case <-compare.C:
-			p.compare()
-			p.recheckAnnounced()
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-pause:
-		}
-	}
-}
-
-// waitForObjects waits until all objects have been read: the first rules must not lack a policy.
-func (p *Policy) waitForObjects(ctx context.Context) bool {
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for !p.hasSynced() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-ticker.C:
-		}
-	}
-	return true
+	return nil
 }
 
 // hasSynced reports whether all objects have been read.
@@ -204,16 +149,10 @@ func (p *Policy) hasSynced() bool {
 	return !slices.ContainsFunc(p.synced, func(synced func() bool) bool { return !synced() })
 }
 
-// compare makes the next sync replace the table if the kernel's is not as it should be.
+// compare makes the next sync replace the table if the kernel's is not as it should be, and inspect announced pods.
 func (p *Policy) compare() {
-	equal, err := p.writer.Verify()
-	switch {
-	case err != nil:
-		p.Log.Warn("failed to read network policy rules", "error", err)
-	case !equal:
-		p.Log.Warn("network policy rules were changed by another program, replacing them", "table", p.Table)
-		p.writer.Forget()
-	}
+	p.writer.Compare()
+	p.recheckAnnounced()
 }
 
 // take returns what has changed, and the announcements.
@@ -227,7 +166,7 @@ func (p *Policy) take() (changes, map[types.NamespacedName]*announcement) {
 
 // sync compiles what has changed, sends it to the kernel and cuts the connections that have become denied. It returns the time after which it should
 // be called again; 0: after the next change.
-func (p *Policy) sync() (time.Duration, error) {
+func (p *Policy) sync(context.Context) (time.Duration, error) {
 	started := time.Now()
 	changed, announced := p.take()
 	for name := range changed.namespaces {

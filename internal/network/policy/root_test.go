@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -29,22 +28,14 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, spaces: map[string]netns.Namespace{onHost: {}}}
-	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		netns.Sysctl(t, name, "1")
+	node := netns.Node{
+		Gateways: []string{gateway4, gateway6}, Pods: map[string][]string{}, Ports: serverPorts,
+		Addresses: []string{nodeIP4 + "/24", nodeIP6 + "/64"}, OutsideAddresses: []string{outsideIP4 + "/24", outsideIP6 + "/64"},
 	}
 	for name, p := range newCluster().pods {
-		space := netns.New(t)
-		ip4, ip6 := p.Status.PodIPs[0].IP, p.Status.PodIPs[1].IP
-		space.Connect(t, "pod-"+name, []string{gateway4 + "/32", gateway6 + "/128"}, []string{ip4 + "/32", ip6 + "/128"})
-		for _, port := range serverPorts {
-			space.Serve(t, name, strconv.Itoa(int(port)))
-		}
-		w.spaces[name] = space
+		node.Pods[name] = []string{p.Status.PodIPs[0].IP, p.Status.PodIPs[1].IP}
 	}
-	other := netns.New(t)
-	other.Connect(t, "uplink", []string{nodeIP4 + "/24", nodeIP6 + "/64"}, []string{outsideIP4 + "/24", outsideIP6 + "/64"})
-	w.spaces[outside] = other
+	w := &world{t: t, spaces: node.Start(t)}
 	t.Cleanup(func() {
 		if err := nft.Remove(testTable); err != nil {
 			t.Error(err)

@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"skiff/test/netns"
 )
 
 // The cluster of the shapes: this node with pods a, b and e, another one with pods c and d, and a host outside.
@@ -17,7 +19,7 @@ const (
 	outsideIP4, outsideIP6 = "192.168.77.2", "fd77::2"
 	gateway4, gateway6     = "10.42.1.1", "fd00:42:1::1"
 	// The clients besides the pods.
-	onHost, outside = "host", "outside"
+	onHost, outside = netns.Host, netns.Outside
 )
 
 // cluster are the objects that policies depend on.

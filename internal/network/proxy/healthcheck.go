@@ -20,6 +20,12 @@ import (
 	"skiff/internal/client"
 )
 
+// retryMin and retryMax bound the time until a port that could not be opened is tried again.
+const (
+	retryMin = time.Second
+	retryMax = 30 * time.Second
+)
+
 // healthChecks serve the health check node ports of Services: load balancers ask there whether the node has endpoints.
 type healthChecks struct {
 	nodeName string

@@ -22,7 +22,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
-	"skiff/internal/kind"
 	"skiff/internal/network/nft"
 	"skiff/test/inprocess"
 	"skiff/test/netns"
@@ -56,40 +55,16 @@ func startProxy(t *testing.T, w *world, c *client.Client, change func(*Config)) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	go func() { done <- informers.Run(ctx) }()
-	go func() { done <- p.Run(ctx) }()
-	stopped := false
-	stop := func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := errors.Join(<-done, <-done); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
+	stop := inprocess.Run(t, informers.Run, p.Run)
 	return &running{world: w, client: c, proxy: p, metrics: metrics}, stop
-}
-
-func create[T kind.Object](t *testing.T, c *client.Client, object T) T {
-	t.Helper()
-	made, err := client.For[T](c).Create(t.Context(), object, client.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
 }
 
 func newAPI(t *testing.T) *client.Client {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	c := inprocess.Start(t, ctx)
-	create(t, c, serviceCIDR("kubernetes", "10.43.0.0/16"))
-	node := create(t, c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: map[string]string{corev1.LabelTopologyZone: "zone-1"}}, Spec: corev1.NodeSpec{PodCIDR: "10.42.1.0/24", PodCIDRs: []string{"10.42.1.0/24"}}}).DeepCopy()
+	inprocess.Create(t, c, serviceCIDR("kubernetes", "10.43.0.0/16"))
+	node := inprocess.Create(t, c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: thisNode, Labels: map[string]string{corev1.LabelTopologyZone: "zone-1"}}, Spec: corev1.NodeSpec{PodCIDR: "10.42.1.0/24", PodCIDRs: []string{"10.42.1.0/24"}}}).DeepCopy()
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeIP4}, {Type: corev1.NodeInternalIP, Address: nodeIP6}}
 	if _, err := client.For[*corev1.Node](c).UpdateStatus(t.Context(), node); err != nil {
 		t.Fatal(err)
@@ -130,10 +105,10 @@ func TestProxyFollowsTheAPI(t *testing.T) {
 	c := newAPI(t)
 	r, _ := startProxy(t, w, c, nil)
 	web := service(nodePort(30080)).service
-	made := create(t, c, web)
+	made := inprocess.Create(t, c, web)
 	address := made.Spec.ClusterIP + ":80"
 	r.answers(clientPod, "tcp", address)
-	slice := create(t, c, slicesOf("web", "a"))
+	slice := inprocess.Create(t, c, slicesOf("web", "a"))
 	r.answers(clientPod, "tcp", address, "a")
 	r.answers(outside, "tcp", nodeIP4+":30080", "a")
 	changed := slice.DeepCopy()
@@ -155,7 +130,7 @@ func TestProxyFollowsTheAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Packets to addresses of a range that no Service has are dropped.
-	create(t, c, serviceCIDR("more", "10.99.0.0/16"))
+	inprocess.Create(t, c, serviceCIDR("more", "10.99.0.0/16"))
 	const rule = "rule cluster-ips-check4 3"
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		lines, err := nft.Read(testSettings().Table)
@@ -176,8 +151,8 @@ func TestProxyRestart(t *testing.T) {
 	w := newWorld(t)
 	c := newAPI(t)
 	r, stop := startProxy(t, w, c, nil)
-	made := create(t, c, service(affinity(600)).service)
-	create(t, c, slicesOf("web", "a", "b", "c"))
+	made := inprocess.Create(t, c, service(affinity(600)).service)
+	inprocess.Create(t, c, slicesOf("web", "a", "b", "c"))
 	address := made.Spec.ClusterIP + ":80"
 	r.answers(clientPod, "tcp", address, "a", "b", "c")
 	first, _, err := w.spaces[clientPod].Ask("tcp", address, answerWait)
@@ -209,8 +184,8 @@ func TestHealthCheckNodePort(t *testing.T) {
 	r, stop := startProxy(t, w, c, nil)
 	lb := service(nodePort(30080), loadBalancer(), externalLocal()).service
 	lb.Spec.HealthCheckNodePort = 30999
-	create(t, c, lb)
-	slice := create(t, c, slicesOf("web", "c"))
+	inprocess.Create(t, c, lb)
+	slice := inprocess.Create(t, c, slicesOf("web", "c"))
 	status := func(want int, body string) {
 		t.Helper()
 		var last string
@@ -251,8 +226,8 @@ func TestLocalByPodCIDRs(t *testing.T) {
 	w := newWorld(t)
 	c := newAPI(t)
 	r, _ := startProxy(t, w, c, func(c *Config) { c.LocalByPodCIDRs, c.Settings.Local = true, LocalTraffic{} })
-	made := create(t, c, service().service)
-	create(t, c, slicesOf("web", "a"))
+	made := inprocess.Create(t, c, service().service)
+	inprocess.Create(t, c, slicesOf("web", "a"))
 	address := made.Spec.ClusterIP + ":80"
 	r.answers(clientPod, "tcp", address, "a")
 	for client, want := range map[string]string{clientPod: podIPs[clientPod][0], outside: gateway4} {

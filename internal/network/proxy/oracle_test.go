@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
+
+	"skiff/test/netns"
 )
 
 // The oracle says where packets of a client go, straight from the objects of the API. It shares no code with what computes the rules.
@@ -23,8 +25,8 @@ type outcome struct {
 
 // The clients, besides the pods.
 const (
-	onHost  = "host"
-	outside = "outside"
+	onHost  = netns.Host
+	outside = netns.Outside
 )
 
 // flow is a packet to a frontend of a Service.

@@ -22,6 +22,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/network/nft"
+	"skiff/internal/network/syncloop"
 )
 
 const (
@@ -29,9 +30,6 @@ const (
 	baseOwner = ""
 	// byService is the index of EndpointSlices.
 	byService = "service"
-	// retryMin and retryMax bound the time until a failed sync is repeated.
-	retryMin = time.Second
-	retryMax = 30 * time.Second
 	// nodeWait is how long the first sync waits for the Node object.
 	nodeWait = 30 * time.Second
 )
@@ -69,8 +67,7 @@ type Proxy struct {
 	checks   *healthChecks
 	writer   *nft.Writer
 	model    *nft.Model
-	// wake has an entry when there is something to sync.
-	wake chan struct{}
+	loop     *syncloop.Loop
 
 	// The following are used by the sync loop alone.
 	compiled  map[types.NamespacedName]Compiled
@@ -90,11 +87,14 @@ type Proxy struct {
 // New makes a proxy. It registers its informers and starts nothing.
 func New(c Config) (*Proxy, error) {
 	p := &Proxy{
-		Config: c, model: nft.NewModel(c.Settings.Table), wake: make(chan struct{}, 1), compiled: map[types.NamespacedName]Compiled{},
+		Config: c, model: nft.NewModel(c.Settings.Table), compiled: map[types.NamespacedName]Compiled{},
 		changed: map[types.NamespacedName][]time.Time{}, baseChanged: true, datagrams: datagramChanges{}, health: newHealth(2 * c.SyncPeriod),
 		services: client.InformerFor[*corev1.Service](c.Informers), slices: client.InformerFor[*discoveryv1.EndpointSlice](c.Informers),
 		cidrs: client.InformerFor[*networkingv1.ServiceCIDR](c.Informers),
 	}
+	p.loop = syncloop.New(syncloop.Config{
+		Sync: p.sync, Compare: p.compare, ComparePeriod: c.SyncPeriod, MinSyncPeriod: c.MinSyncPeriod, Log: c.Log,
+	})
 	p.health.node = p.currentNode
 	p.health.metrics = c.Metrics
 	p.checks = newHealthChecks(c.NodeName, p.health, c.Events, c.Log)
@@ -194,10 +194,7 @@ func (p *Proxy) cidrsChanged() {
 func (p *Proxy) signal() {
 	p.health.queued(time.Now())
 	p.Metrics.queued()
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	p.loop.Signal()
 }
 
 // Health reports whether the rules are up to date.
@@ -207,72 +204,29 @@ func (p *Proxy) Health() *Health { return p.health }
 func (p *Proxy) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { p.watchNode(ctx); return nil })
-	group.Go(func() error { return p.loop(ctx) })
+	group.Go(func() error {
+		if p.waitForObjects(ctx) {
+			p.loop.Run(ctx)
+		}
+		return nil
+	})
 	err := group.Wait()
 	p.checks.close()
 	return err
 }
 
-// loop syncs the rules when something has changed.
-func (p *Proxy) loop(ctx context.Context) error {
-	if !p.waitForObjects(ctx) {
-		return nil
-	}
-	retry := time.Duration(0)
-	compare := time.NewTicker(p.SyncPeriod)
-	defer compare.Stop()
-	for {
-		again, err := p.sync()
-		if err != nil {
-			retry = min(max(2*retry, retryMin), retryMax)
-			again = retry
-			p.Log.Error("failed to sync Service rules", "error", err, "retry", retry.String())
-		} else {
-			retry = 0
-		}
-		pause := time.After(p.MinSyncPeriod)
-		var due <-chan time.Time
-		if again > 0 {
-			due = time.After(again)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-p.wake:
-		case <-due:
-		case <-compare.C:
-			p.compare()
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-pause:
-		}
-	}
-}
-
 // waitForObjects waits until all objects have been read. A node that does not exist is not waited for forever.
 func (p *Proxy) waitForObjects(ctx context.Context) bool {
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	deadline := time.After(nodeWait)
+	deadline := time.Now().Add(nodeWait)
 	hasNode := false
-	for {
+	return syncloop.WaitUntil(ctx, func() bool {
 		hasNode = hasNode || p.currentNode() != nil
-		if hasNode && !slices.ContainsFunc(p.synced, func(synced func() bool) bool { return !synced() }) {
-			return true
+		if !hasNode && time.Now().After(deadline) {
+			p.Log.Warn("failed to read the Node object, zone and addresses of the node are not known yet", "node", p.NodeName)
+			hasNode = true
 		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-deadline:
-			if !hasNode {
-				p.Log.Warn("failed to read the Node object, zone and addresses of the node are not known yet", "node", p.NodeName)
-				hasNode = true
-			}
-		case <-ticker.C:
-		}
-	}
+		return hasNode && !slices.ContainsFunc(p.synced, func(synced func() bool) bool { return !synced() })
+	})
 }
 
 // compare makes the next sync replace the table if the kernel's is not as it should be, and read the host's addresses again.
@@ -280,14 +234,7 @@ func (p *Proxy) compare() {
 	if len(p.NodePortAddresses.CIDRs) > 0 {
 		p.cidrsChanged()
 	}
-	equal, err := p.writer.Verify()
-	switch {
-	case err != nil:
-		p.Log.Warn("failed to read Service rules", "error", err)
-	case !equal:
-		p.Log.Warn("Service rules were changed by another program, replacing them", "table", p.Settings.Table)
-		p.writer.Forget()
-	}
+	p.writer.Compare()
 }
 
 // batch is what a sync takes from the event handlers.
@@ -308,7 +255,7 @@ func (p *Proxy) take() batch {
 
 // sync compiles what has changed and sends it to the kernel. It returns the time after which it should be called again; 0: after the
 // next change.
-func (p *Proxy) sync() (time.Duration, error) {
+func (p *Proxy) sync(context.Context) (time.Duration, error) {
 	started := time.Now()
 	b := p.take()
 	if b.baseChanged {
@@ -332,7 +279,7 @@ func (p *Proxy) sync() (time.Duration, error) {
 		return 0, err
 	}
 	p.health.updated(time.Now())
-	if len(p.wake) > 0 {
+	if p.loop.IsSignaled() {
 		p.health.queued(time.Now()) // a change that came meanwhile
 	}
 	for _, triggers := range b.changed {

@@ -5,13 +5,9 @@ package proxy
 import (
 	"errors"
 	"log/slog"
-	"net"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netlink"
 
 	"skiff/internal/network/nft"
 	"skiff/test/netns"
@@ -27,33 +23,14 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, spaces: map[string]netns.Namespace{onHost: {}}}
-	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		netns.Sysctl(t, name, "1")
-	}
-	// The tests are refused more often than a host says so to an ordinary client.
-	for _, name := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
-		netns.Sysctl(t, name, "0")
+	node := netns.Node{
+		Gateways: []string{gateway4, gateway6}, Pods: map[string][]string{}, Ports: []uint16{targetPort},
+		Addresses: []string{nodeIP4 + "/24", nodeIP6 + "/64"}, OutsideAddresses: []string{outsideIP4 + "/24", outsideIP6 + "/64"},
 	}
 	for name, ips := range podIPs {
-		space := netns.New(t)
-		space.Connect(t, "pod-"+name, []string{gateway4 + "/32", gateway6 + "/128"}, []string{ips[0] + "/32", ips[1] + "/128"})
-		space.Serve(t, name, strconv.Itoa(targetPort))
-		w.spaces[name] = space
+		node.Pods[name] = ips[:]
 	}
-	other := netns.New(t)
-	other.Connect(t, "uplink", []string{nodeIP4 + "/24", nodeIP6 + "/64"}, []string{outsideIP4 + "/24", outsideIP6 + "/64"})
-	w.spaces[outside] = other
-	// What is not translated leaves by the default route and is lost.
-	link, err := netlink.LinkByName("uplink")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, gateway := range []string{outsideIP4, outsideIP6} {
-		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(gateway)}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w := &world{t: t, spaces: node.Start(t)}
 	t.Cleanup(func() {
 		if err := nft.Remove(testSettings().Table); err != nil {
 			t.Error(err)
