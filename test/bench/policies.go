@@ -224,7 +224,7 @@ func (m *policyBench) measure() error {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// apply changes a label and returns how long it took until packets are answered, or no longer.
+// apply changes a label and returns how long it took, from the acknowledgement of the write, until packets are answered, or no longer.
 func (m *policyBench) apply(change policyChange) (time.Duration, error) {
 	began := time.Now()
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, change.label, change.value)
@@ -232,12 +232,12 @@ func (m *policyBench) apply(change policyChange) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	for now := began; now.Sub(began) < policyTimeout; now = time.Now() {
-		switch answered := time.Unix(0, m.answered.Load()); {
-		case change.allowed && answered.After(began):
-			return answered.Sub(began), nil
-		case !change.allowed && now.Sub(began) > pingSilence && now.Sub(answered) > pingSilence:
-			return max(answered.Sub(began), 0), nil
+	written := time.Now()
+	for now := written; now.Sub(written) < policyTimeout; now = time.Now() {
+		answered := time.Unix(0, m.answered.Load())
+		isSilent := now.Sub(written) > pingSilence && now.Sub(answered) > pingSilence
+		if change.allowed && answered.After(began) || !change.allowed && isSilent {
+			return max(answered.Sub(written), 0), nil
 		}
 		time.Sleep(pingInterval / 5)
 	}
