@@ -169,7 +169,7 @@ func (b *builder) agnhost() v1.Layer {
 	source := filepath.Join(b.module, "test/images/agnhost/porter")
 	passwd, group := b.fromDebian("./etc/passwd"), b.fromDebian("./etc/group")
 	return b.layer(
-		program("agnhost", b.programs+"/agnhost"), link("agnhost-2", "agnhost"), directory("uploads"),
+		program("agnhost", b.programs+"/agnhost"), program("coredns", b.programs+"/coredns"), link("agnhost-2", "agnhost"), directory("uploads"),
 		program("usr/bin/wget", filepath.Join(b.parts, "busybox")), // its applet, as in upstream's image
 		b.copy("localhost.crt", source+"/localhost.crt"), b.copy("localhost.key", source+"/localhost.key"),
 		text("etc/alpine-release", "3.22.0\n"),
