@@ -36,7 +36,7 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down prepare programs test test-cold test-vm unit race race-compile e2e attack lint vuln generate bench conformance fuzz \
+.PHONY: build skiff kubectl runtime demo images up down prepare programs test test-cold test-vm unit race race-compile checks e2e attack lint vuln generate bench conformance fuzz \
 	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
@@ -92,7 +92,7 @@ programs:
 # Two steps at a time: tests, which often wait, and beside them what only computes. Nothing runs beside attacks.
 test: prepare
 	@$(MAKE) --no-print-directory -j2 unit programs
-	@$(MAKE) --no-print-directory -j2 e2e race-compile fuzz FUZZTIME=10s
+	@$(MAKE) --no-print-directory -j2 e2e checks FUZZTIME=10s
 	@$(MAKE) --no-print-directory -j2 race differential openapi h2spec vuln CLUSTERS=150
 	@$(MAKE) --no-print-directory attack
 
@@ -117,8 +117,14 @@ RACE := store/... apiserver/... http2 controller scheduler/... kubelet/... clien
 race:
 	$(step) 'unit tests under the race detector' go test -vet=off -race -short -timeout 20m $(RACE:%=./internal/%)
 
-# Compiles what race tests. It waits for lint, so that beside tests only one of them runs.
-race-compile: lint
+# What only computes, one after the other.
+checks:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory race-compile
+	@$(MAKE) --no-print-directory fuzz
+
+# Compiles what race tests.
+race-compile:
 	$(step) 'compile for the race detector' $(compile) scripts/compile -race $(RACE:%=./internal/%)
 
 # Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run). Tests with servers of their
