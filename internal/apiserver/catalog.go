@@ -383,6 +383,20 @@ func (s *Server) UpdateKind(old, next *kind.Kind) error {
 	return nil
 }
 
+// DropUnused drops what was compiled of custom resources and not used since the last call. It is compiled again when it is needed.
+func (s *Server) DropUnused() {
+	s.catalog.custom.Range(func(_, value any) bool {
+		value.(*resource).managers.DropUnused()
+		return true
+	})
+	s.catalog.stored.Range(func(_, value any) bool {
+		if custom := value.(*resource).kind.Custom; custom != nil && custom.DropUnused != nil {
+			custom.DropUnused()
+		}
+		return true
+	})
+}
+
 // added returns what a kind is served as. It returns an error for a kind that is built in or not served.
 func (s *Server) added(k *kind.Kind) (*servedKind, error) {
 	served := s.catalog.servedKind(k)

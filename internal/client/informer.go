@@ -183,6 +183,12 @@ func (i Informer[T]) SetTransform(transform func(obj T) T) error {
 	if i.inProcess {
 		return nil
 	}
+	return i.SetTransformInProcess(transform)
+}
+
+// SetTransformInProcess is SetTransform also for objects in the server's process: those that are so large that the server's cache keeps them only
+// while they are in use.
+func (i Informer[T]) SetTransformInProcess(transform func(obj T) T) error {
 	return i.shared.SetTransform(func(obj any) (any, error) {
 		if typed, ok := obj.(T); ok {
 			return transform(typed), nil

@@ -73,7 +73,7 @@ func randomMetadata(r *rand.Rand) map[string]any {
 func TestCanonicalObjectsAreUnchanged(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, schema := range canonicalSchemas {
-		d, err := newDefinition(oneVersion(t, schema), nil)
+		d, err := newDefinition(pack(t, oneVersion(t, schema)), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func TestCanonicalObjectsAreUnchanged(t *testing.T) {
 
 // An object that was written is read back without the library.
 func TestWrittenObjectsAreCanonical(t *testing.T) {
-	d, err := newDefinition(oneVersion(t, benchmarkSchema), nil)
+	d, err := newDefinition(pack(t, oneVersion(t, benchmarkSchema)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ func TestGrowthIsThatOfDefaulting(t *testing.T) {
             m: {type: object, additionalProperties: {type: object, properties: {d: {type: string, default: world}}}}
             l: {type: array, items: {type: object, properties: {e: {type: array, items: {type: string}, default: [x, y]}}}}
 `)
-	d, err := newDefinition(k, nil)
+	d, err := newDefinition(pack(t, k), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,8 +2,8 @@
 // as it serves built-in kinds. It also makes the schemas that OpenAPI publishes of it.
 //
 // Objects are unstructured maps. What a definition says about them (structural schemas, validators, CEL programs, columns, the
-// schemas of server-side apply) is compiled when it is first needed and dropped with the Kind, so a definition that nobody uses
-// costs little. Schemas are applied with upstream's own library: structural schemas, pruning, defaulting, validation and CEL.
+// schemas of server-side apply) is compiled when it is first needed and dropped when it is not used for a while, and the schemas are kept
+// compressed, so a definition that nobody uses costs little. Schemas are applied with upstream's own library: structural schemas, pruning, defaulting, validation and CEL.
 //
 // A definition has several versions. A write handles an object in the version of its request; the object is converted when it is
 // stored, and when it is read in another version than the one in which it was stored (see kind.Custom).
@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/managedfields"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/util/jsonpath"
 
@@ -33,7 +32,7 @@ import (
 
 // definition is a CustomResourceDefinition and what is made of it.
 type definition struct {
-	crd       *apiextensionsv1.CustomResourceDefinition
+	*Packed
 	converter Converter // nil for conversion strategy None
 	names     *apiextensionsv1.CustomResourceDefinitionNames
 	storage   *version
@@ -49,18 +48,21 @@ type version struct {
 	structural func() (*structuralSchema, error)
 	// validators returns what validates writes, compiled on first use.
 	validators func() (*validators, error)
+	// dropUnused drops the schema and the validators if they were not used since the last call.
+	dropUnused func()
 	columns    func() *columns
 	// selectors returns the paths of the selectable fields, parsed on first use.
 	selectors func() map[string]*jsonpath.JSONPath
 }
 
-// New makes the Kind of a definition, whose names must have been accepted. converter is nil for conversion strategy None. New is
-// cheap: everything else is compiled on first use. The definition must not change afterwards.
-func New(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*kind.Kind, error) {
-	d, err := newDefinition(crd, converter)
+// New makes the Kind of a definition, whose names must have been accepted. converter is nil for conversion strategy None. It is cheap:
+// everything is compiled on first use.
+func New(packed *Packed, converter Converter) (*kind.Kind, error) {
+	d, err := newDefinition(packed, converter)
 	if err != nil {
 		return nil, err
 	}
+	crd, typeConverter := packed.crd, newLazy(packed.newTypeConverter)
 	k := &kind.Kind{
 		GVK:        d.storage.gvk,
 		Plural:     d.names.Plural,
@@ -74,13 +76,18 @@ func New(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*k
 		New:        d.storage.newObject,
 		NewList:    d.storage.newList,
 
-		ValidateName:  validation.NameIsDNSSubdomain,
-		Custom:        &kind.Custom{FromStore: d.fromStore, Fields: d.selectableFields(), Webhook: converter != nil},
+		ValidateName: validation.NameIsDNSSubdomain,
+		Custom: &kind.Custom{FromStore: d.fromStore, Fields: d.selectableFields(), Webhook: converter != nil, DropUnused: func() {
+			typeConverter.dropUnused()
+			for _, v := range d.versions {
+				v.dropUnused()
+			}
+		}},
 		Prune:         d.prune,
 		Validate:      d.validate,
 		Warn:          warnOfFinalizers,
 		SpecChanged:   specChanged,
-		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return newTypeConverter(crd) }),
+		TypeConverter: typeConverter.get,
 	}
 	if len(d.versions) > 1 {
 		k.Custom.Convert = d.convert
@@ -101,16 +108,21 @@ func New(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*k
 	return k, nil
 }
 
-func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, converter Converter) (*definition, error) {
-	d := &definition{crd: crd, converter: converter, names: &crd.Status.AcceptedNames, versions: make(map[string]*version, len(crd.Spec.Versions))}
+func newDefinition(packed *Packed, converter Converter) (*definition, error) {
+	crd := packed.crd
+	d := &definition{Packed: packed, converter: converter, names: &crd.Status.AcceptedNames, versions: make(map[string]*version, len(crd.Spec.Versions))}
 	if d.names.Plural == "" || d.names.Singular == "" || d.names.Kind == "" || d.names.ListKind == "" {
 		return nil, fmt.Errorf("names of custom resource definition %s are not accepted: status.acceptedNames is incomplete", crd.Name)
 	}
 	for i := range crd.Spec.Versions {
 		spec := &crd.Spec.Versions[i]
 		v := &version{definition: d, spec: spec, gvk: schema.GroupVersionKind{Group: crd.Spec.Group, Version: spec.Name, Kind: d.names.Kind}}
-		v.structural = sync.OnceValues(v.compileStructural)
-		v.validators = sync.OnceValues(v.compileValidators)
+		structural, validators := newLazy(v.compileStructural), newLazy(v.compileValidators)
+		v.structural, v.validators = structural.get, validators.get
+		v.dropUnused = func() {
+			structural.dropUnused()
+			validators.dropUnused()
+		}
 		v.columns = sync.OnceValue(func() *columns { return compileColumns(spec.AdditionalPrinterColumns) })
 		v.selectors = sync.OnceValue(v.compileSelectors)
 		d.versions[spec.Name] = v

@@ -53,9 +53,18 @@ versions:
         spec: `+schema)
 }
 
+func pack(t testing.TB, d *apiextensionsv1.CustomResourceDefinition) *Packed {
+	t.Helper()
+	packed, err := Pack(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packed
+}
+
 func newKind(t testing.TB, d *apiextensionsv1.CustomResourceDefinition, converter Converter) *kind.Kind {
 	t.Helper()
-	k, err := New(d, converter)
+	k, err := New(pack(t, d), converter)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +155,7 @@ func TestNewRefusesIncompleteDefinitions(t *testing.T) {
 	} {
 		d := oneVersion(t, "{type: object}")
 		change(d)
-		if _, err := New(d, nil); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := New(pack(t, d), nil); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v, want %q", err, name)
 		}
 	}
@@ -260,7 +269,7 @@ func TestFromStoreRepairs(t *testing.T) {
 func TestNewIsLazy(t *testing.T) {
 	d := oneVersion(t, "{type: object, properties: {a: {type: string, x-kubernetes-validations: [{rule: \"self != 'x'\"}]}}}")
 	allocated := testing.AllocsPerRun(10, func() {
-		if _, err := New(d, nil); err != nil {
+		if _, err := New(pack(t, d), nil); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -27,13 +27,13 @@ const (
 )
 
 // OpenAPI returns the schemas that the documents of the API have of a version.
-func OpenAPI(crd *apiextensionsv1.CustomResourceDefinition, version string) (openapi.Schemas, error) {
-	i := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == version })
+func (d *Packed) OpenAPI(version string) (openapi.Schemas, error) {
+	i := slices.IndexFunc(d.crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == version })
 	if i < 0 {
-		return openapi.Schemas{}, fmt.Errorf("custom resource definition %s has no version %s", crd.Name, version)
+		return openapi.Schemas{}, fmt.Errorf("custom resource definition %s has no version %s", d.crd.Name, version)
 	}
-	spec := &crd.Spec.Versions[i]
-	return openapi.Schemas{V2: published(crd, spec, true), V3: published(crd, spec, false)}, nil
+	spec := &d.crd.Spec.Versions[i]
+	return openapi.Schemas{V2: d.published(spec, true), V3: d.published(spec, false)}, nil
 }
 
 // publisher makes the schemas of a version for OpenAPI v2 or v3.
@@ -43,10 +43,11 @@ type publisher struct {
 	v2  bool
 }
 
-func published(crd *apiextensionsv1.CustomResourceDefinition, version *apiextensionsv1.CustomResourceDefinitionVersion, v2 bool) map[string]*spec.Schema {
+func (d *Packed) published(version *apiextensionsv1.CustomResourceDefinitionVersion, v2 bool) map[string]*spec.Schema {
+	crd := d.crd
 	p := &publisher{crd: crd, gv: schema.GroupVersion{Group: crd.Spec.Group, Version: version.Name}, v2: v2}
 	names := &crd.Spec.Names
-	object, list := p.object(publishedSchema(version)), p.list()
+	object, list := p.object(d.publishedSchema(version.Name)), p.list()
 	for _, s := range []*spec.Schema{object, list} {
 		if fields := selectableFieldPaths(version); fields != nil {
 			s.AddExtension("x-kubernetes-selectable-fields", fields)
@@ -66,8 +67,8 @@ func published(crd *apiextensionsv1.CustomResourceDefinition, version *apiextens
 }
 
 // publishedSchema is the schema of a version; nil when it is not structural, because then nothing is published of it.
-func publishedSchema(version *apiextensionsv1.CustomResourceDefinitionVersion) *structuralschema.Structural {
-	props, err := internalSchema(version)
+func (d *Packed) publishedSchema(version string) *structuralschema.Structural {
+	props, err := d.schema(version)
 	if err != nil || props == nil {
 		return nil
 	}
@@ -209,7 +210,7 @@ func dropNullableRequired(s *structuralschema.Structural) {
 }
 
 // newTypeConverter makes the schemas of server-side apply: those of all versions, with the metadata they refer to.
-func newTypeConverter(crd *apiextensionsv1.CustomResourceDefinition) (managedfields.TypeConverter, error) {
+func (d *Packed) newTypeConverter() (managedfields.TypeConverter, error) {
 	models, err := openapi.Definitions(objectMetaName)
 	if err != nil {
 		return nil, err
@@ -221,10 +222,10 @@ func newTypeConverter(crd *apiextensionsv1.CustomResourceDefinition) (managedfie
 	for name, s := range listMeta {
 		models[name] = s
 	}
-	for i := range crd.Spec.Versions {
-		for name, s := range published(crd, &crd.Spec.Versions[i], false) {
+	for i := range d.crd.Spec.Versions {
+		for name, s := range d.published(&d.crd.Spec.Versions[i], false) {
 			models[name] = s
 		}
 	}
-	return managedfields.NewTypeConverter(models, crd.Spec.PreserveUnknownFields)
+	return managedfields.NewTypeConverter(models, d.crd.Spec.PreserveUnknownFields)
 }

@@ -3,8 +3,6 @@ package customresource
 import (
 	"fmt"
 
-	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
@@ -21,20 +19,8 @@ type structuralSchema struct {
 	shape *shape
 }
 
-// internalSchema is the validation schema of a version in the library's internal type; nil when there is none.
-func internalSchema(spec *apiextensionsv1.CustomResourceDefinitionVersion) (*apiextensions.JSONSchemaProps, error) {
-	if spec.Schema == nil {
-		return nil, nil
-	}
-	var out apiextensions.CustomResourceValidation
-	if err := apiextensionsv1.Convert_v1_CustomResourceValidation_To_apiextensions_CustomResourceValidation(spec.Schema, &out, nil); err != nil {
-		return nil, fmt.Errorf("convert schema: %w", err)
-	}
-	return out.OpenAPIV3Schema, nil
-}
-
 func (v *version) compileStructural() (*structuralSchema, error) {
-	props, err := internalSchema(v.spec)
+	props, err := v.schema(v.spec.Name)
 	if err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
 	}

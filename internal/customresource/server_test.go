@@ -44,7 +44,11 @@ func newServer(t testing.TB, definition string, converter customresource.Convert
 	crd.Spec.Group, crd.Spec.Scope = "example.com", apiextensionsv1.NamespaceScoped
 	crd.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"}
 	crd.Status.AcceptedNames = crd.Spec.Names
-	k, err := customresource.New(crd, converter)
+	packed, err := customresource.Pack(crd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := customresource.New(packed, converter)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func (v *version) compileValidators() (*validators, error) {
 	if err != nil {
 		return nil, err
 	}
-	props, err := internalSchema(v.spec)
+	props, err := v.schema(v.spec.Name)
 	if err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", v.gvk, err)
 	}

@@ -164,6 +164,8 @@ type Custom struct {
 	Fields func(ctx context.Context, objs []Object) ([]map[string]string, error)
 	// Webhook: Convert and Fields call a webhook, until ctx is done. One call for several objects costs less than one for each.
 	Webhook bool
+	// DropUnused drops what is compiled of the definition and was not used since the last call. It is compiled again when it is needed.
+	DropUnused func()
 }
 
 // Version is one version of a kind.

@@ -62,8 +62,9 @@ type Extension struct {
 // served is a definition as it is served.
 type served struct {
 	identity
-	kind *kind.Kind // nil if err is set
-	err  error      // why it cannot be served
+	packed *customresource.Packed
+	kind   *kind.Kind // nil if err is set
+	err    error      // why it cannot be served
 	// terminating: new objects are refused. discovered: discovery and OpenAPI list it.
 	terminating, discovered bool
 	published               []schema.GroupVersion // in OpenAPI
@@ -101,6 +102,9 @@ func (e *Extension) Served(crd *apiextensionsv1.CustomResourceDefinition) (bool,
 // Run follows the definitions until ctx is done.
 func (e *Extension) Run(ctx context.Context) error {
 	synced := sync.OnceFunc(e.OnSynced)
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { e.dropUnusedPeriodically(ctx) })
 	apiserver.Follow(ctx, e.Local, definitions, apiserver.FollowHandler[*definition]{
 		Apply: e.apply, Remove: e.remove, Synced: synced,
 		Fail: func(err error, retry time.Duration) {
@@ -108,6 +112,23 @@ func (e *Extension) Run(ctx context.Context) error {
 		},
 	})
 	return nil
+}
+
+// dropPeriod is how long what is compiled of a definition is kept without being used, and twice as long at most.
+const dropPeriod = 5 * time.Minute
+
+// dropUnusedPeriodically drops what is compiled of definitions and not used, until ctx is done.
+func (e *Extension) dropUnusedPeriodically(ctx context.Context) {
+	ticker := time.NewTicker(dropPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			e.Server.DropUnused()
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // find returns how a definition is served; nil if it is not.
@@ -164,7 +185,10 @@ func (e *Extension) serve(crd *definition, old, next *served) (err error) {
 			return fmt.Errorf("make the client of the conversion webhook: %w", err)
 		}
 	}
-	if next.kind, err = customresource.New(crd, converter); err != nil {
+	if next.packed, err = customresource.Pack(crd); err != nil {
+		return err
+	}
+	if next.kind, err = customresource.New(next.packed, converter); err != nil {
 		return err
 	}
 	switch {
@@ -213,7 +237,7 @@ func (e *Extension) publish(crd *definition, old, next *served) {
 		for i := range crd.Spec.Versions {
 			if version := &crd.Spec.Versions[i]; version.Served {
 				gv := schema.GroupVersion{Group: crd.Spec.Group, Version: version.Name}
-				e.OpenAPI.SetCustom(gv, crd.Name, next.kind, schemasOf(crd, version.Name))
+				e.OpenAPI.SetCustom(gv, crd.Name, next.kind, next.schemas(version.Name))
 				next.published = append(next.published, gv)
 			}
 		}
@@ -228,11 +252,12 @@ func (e *Extension) publish(crd *definition, old, next *served) {
 	}
 }
 
-// schemasOf are the schemas of a version. The identity of the definition identifies them, so that they need not be made to be compared.
-func schemasOf(crd *definition, version string) openapi.Custom {
+// schemas are the schemas of a version. The identity of the definition identifies them, so that they need not be made to be compared.
+func (s *served) schemas(version string) openapi.Custom {
+	packed := s.packed
 	return openapi.Custom{
-		Hash:    fmt.Sprintln(crd.UID, crd.Generation, crd.Status.AcceptedNames, version),
-		Schemas: func() (openapi.Schemas, error) { return customresource.OpenAPI(crd, version) },
+		Hash:    fmt.Sprintln(s.uid, s.generation, s.names, version),
+		Schemas: func() (openapi.Schemas, error) { return packed.OpenAPI(version) },
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -421,4 +422,48 @@ func TestRestart(t *testing.T) {
 			t.Errorf("foos%d: %d %s", i, code, body)
 		}
 	}
+}
+
+// A definition that nobody uses costs its stored bytes, of which the store of this test and the cache have one copy each, and little more.
+func TestMemoryOfDefinitions(t *testing.T) {
+	w := start(t, memory.New())
+	const count = 50
+	large := func(crd *definition) {
+		properties := map[string]apiextensionsv1.JSONSchemaProps{}
+		for i := range 300 {
+			properties[fmt.Sprint("property", i)] = apiextensionsv1.JSONSchemaProps{
+				Type: "string", Description: fmt.Sprintf("Property %d of %s has a description as long as those that are generated from comments: what it is for and when it is set.", i, crd.Name),
+			}
+		}
+		crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"] = apiextensionsv1.JSONSchemaProps{Type: "object", Properties: properties}
+	}
+	w.create("first", large)
+	w.expect("/apis/example.com/v1/first", http.StatusOK)
+	before := liveHeap()
+	for i := range count {
+		w.create(fmt.Sprintf("foos%d", i), large)
+	}
+	for i := range count {
+		w.expect(fmt.Sprintf("/apis/example.com/v1/foos%d", i), http.StatusOK)
+	}
+	w.until("all are served", func() bool {
+		served, err := w.Served(w.current(fmt.Sprintf("foos%d", count-1)))
+		return served && err == nil
+	})
+	crd := w.current("first")
+	each, stored := (liveHeap()-before)/count, crd.Size()
+	t.Logf("%d bytes for each definition of %d bytes", each, stored)
+	if each > 3*stored {
+		t.Errorf("a definition of %d bytes takes %d", stored, each)
+	}
+}
+
+// liveHeap is the heap after a garbage collection.
+func liveHeap() int {
+	var stats runtime.MemStats
+	for range 3 {
+		runtime.GC() // weak pointers and finalizers need more than one
+	}
+	runtime.ReadMemStats(&stats)
+	return int(stats.HeapAlloc)
 }

@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,8 +53,9 @@ type Resource struct {
 	kind    *kind.Kind
 	version *kind.Version
 
-	mu            sync.Mutex // held while a manager is made
-	bySubresource sync.Map   // name of the subresource → *Manager
+	mu            sync.Mutex  // held while a manager is made
+	bySubresource sync.Map    // name of the subresource → *Manager
+	used          atomic.Bool // since the last call of DropUnused
 }
 
 // Resource returns the managers of a kind in one served version. Each is made when it is first needed: the schemas are large.
@@ -63,6 +65,9 @@ func (f *Factory) Resource(k *kind.Kind, v *kind.Version) *Resource {
 
 // Manager returns the manager for writes to the resource (sub is nil) or to one of its subresources.
 func (r *Resource) Manager(sub *kind.Subresource) (*Manager, error) {
+	if !r.used.Load() {
+		r.used.Store(true)
+	}
 	name := ""
 	if sub != nil {
 		name = sub.Name
@@ -85,6 +90,13 @@ func (r *Resource) Manager(sub *kind.Subresource) (*Manager, error) {
 	}
 	r.bySubresource.Store(name, m)
 	return m, nil
+}
+
+// DropUnused drops the managers if none was used since the last call. They are made again when they are needed.
+func (r *Resource) DropUnused() {
+	if !r.used.Swap(false) {
+		r.bySubresource.Clear()
+	}
 }
 
 // endpoint is what a manager is made for.

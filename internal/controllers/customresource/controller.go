@@ -20,6 +20,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/customresource"
 	"skiff/internal/kind"
 )
 
@@ -64,6 +65,16 @@ func New(c Config) (*Controllers, error) {
 	return all, err
 }
 
+// trimmed returns a definition with what decides whether its status has to change. The rest is much larger, and read when there is something to do.
+func trimmed(crd *definition) *definition {
+	small := customresource.WithoutSchemas(crd)
+	small.ResourceVersion, small.CreationTimestamp, small.Finalizers = crd.ResourceVersion, crd.CreationTimestamp, crd.Finalizers
+	if approval, ok := crd.Annotations[apiextensionsv1.KubeAPIApprovedAnnotation]; ok {
+		small.Annotations = map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: approval}
+	}
+	return small
+}
+
 // Enqueue syncs a definition again, because what Served reports of it has changed.
 func (c *Controllers) Enqueue(name string) {
 	c.conditions.setup.Enqueue(controller.Key{Name: name})
@@ -103,6 +114,9 @@ func newConditions(c Config, s *controller.Setup) *conditions {
 
 // watch keeps track of the names in use, and enqueues definitions. No definition is synced before the names of all are known.
 func (c *conditions) watch() (controller.Syncer, error) {
+	if err := c.informer.SetTransformInProcess(trimmed); err != nil {
+		return nil, fmt.Errorf("watch definitions: %w", err)
+	}
 	hasSynced, err := c.informer.AddEventHandlerWithSync(c.observe, func(_, crd *definition) { c.observe(crd) }, c.observeDeletion)
 	if err != nil {
 		return nil, fmt.Errorf("watch definitions: %w", err)
@@ -150,6 +164,20 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	}
 	v := c.view(crd)
 	status, requeueAfter := reconcile(v)
+	if !v.unchecked && equality.Semantic.DeepEqual(status, crd.Status) {
+		if requeueAfter > 0 {
+			c.setup.EnqueueAfter(key, requeueAfter)
+		}
+		return nil
+	}
+	crd, err := c.definitions.Get(ctx, "", key.Name) // with its schemas
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read custom resource definition: %w", err)
+	}
+	status, requeueAfter = reconcile(c.view(crd))
 	if requeueAfter > 0 {
 		c.setup.EnqueueAfter(key, requeueAfter)
 	}

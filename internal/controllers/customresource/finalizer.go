@@ -87,13 +87,23 @@ func terminating(status apiextensionsv1.ConditionStatus, reason, message string)
 
 // write sets the condition Terminating. With its status False nothing is left to do, and the finalizer is removed.
 func (f *finalizer) write(ctx context.Context, key controller.Key, crd *definition, c condition) error {
+	if old := find(&crd.Status, c.Type); c.Status != apiextensionsv1.ConditionFalse && old != nil && old.Reason == c.Reason && old.Message == c.Message {
+		return nil
+	}
+	resourceVersion := crd.ResourceVersion
+	crd, err := f.definitions.Get(ctx, "", key.Name) // with its schemas
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read custom resource definition: %w", err)
+	}
 	next := *crd
+	next.ResourceVersion = resourceVersion // what was decided is about that state
 	next.Status = *crd.Status.DeepCopy()
 	setCondition(&next.Status, c, metav1.Now())
 	if c.Status == apiextensionsv1.ConditionFalse {
 		next.Finalizers = slices.DeleteFunc(slices.Clone(crd.Finalizers), func(f string) bool { return f == apiextensionsv1.CustomResourceCleanupFinalizer })
-	} else if old := find(&crd.Status, c.Type); old != nil && old.Reason == c.Reason && old.Message == c.Message {
-		return nil
 	}
 	written, err := f.definitions.UpdateStatus(ctx, &next)
 	if apierrors.IsNotFound(err) {

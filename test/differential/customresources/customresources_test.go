@@ -82,10 +82,19 @@ func encode(t *testing.T, value any) string {
 	return string(text)
 }
 
+func pack(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) *customresource.Packed {
+	t.Helper()
+	packed, err := customresource.Pack(crd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packed
+}
+
 func TestPublishedSchemas(t *testing.T) {
 	for name := range schemas {
 		crd := definition(t, name)
-		got, err := customresource.OpenAPI(crd, gvk.Version)
+		got, err := pack(t, crd).OpenAPI(gvk.Version)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -201,7 +210,7 @@ func TestValidation(t *testing.T) {
 	for name := range schemas {
 		crd := definition(t, name)
 		own, status := validators(t, crd)
-		k, err := customresource.New(crd, nil)
+		k, err := customresource.New(pack(t, crd), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
