@@ -6,8 +6,8 @@ import (
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 )
 
-// Nearly all stored objects are exactly as the schema makes them: nothing to prune, to default or to repair. The library would walk over
-// them four times and encode their metadata again. shape finds such objects in one walk that allocates nothing; all others are left to the
+// Nearly all objects, stored or sent by clients, are exactly as the schema makes them: nothing to prune, to default or to repair. The library
+// would walk over them four times and encode their metadata again. shape finds such objects in one walk that allocates nothing; all others are left to the
 // library. It may call an object changed although it is not, never the other way round.
 
 // shape is a structural schema as far as pruning and defaulting depend on it.
@@ -52,20 +52,30 @@ func newShape(s *structuralschema.Structural) *shape {
 
 // isCanonical reports whether a stored object would not be changed by pruning and defaulting.
 func (s *shape) isCanonical(root map[string]any) bool {
+	metadata, _ := root["metadata"].(map[string]any)
+	_, hasGeneration := metadata["generation"]
+	return hasGeneration && s.keepsObject(root, true)
+}
+
+// isPruned reports whether an object that a client sent would not be changed by pruning.
+func (s *shape) isPruned(root map[string]any) bool { return s.keepsObject(root, false) }
+
+// keepsObject reports whether an object would not be changed by pruning and, if defaults is true, by defaulting.
+func (s *shape) keepsObject(root map[string]any, defaults bool) bool {
 	metadata, ok := root["metadata"].(map[string]any)
 	if !ok || s.opaque || !isCanonicalMetadata(metadata) {
 		return false
 	}
 	for name, value := range root {
-		if name != "apiVersion" && name != "kind" && name != "metadata" && !s.keepsField(name, value) {
+		if name != "apiVersion" && name != "kind" && name != "metadata" && !s.keepsField(name, value, defaults) {
 			return false
 		}
 	}
-	return s.hasDefaults(root)
+	return !defaults || s.hasDefaults(root)
 }
 
 // keeps reports whether a value would not be changed.
-func (s *shape) keeps(value any) bool {
+func (s *shape) keeps(value any, defaults bool) bool {
 	if s.opaque {
 		return false
 	}
@@ -74,17 +84,17 @@ func (s *shape) keeps(value any) bool {
 		return s.nullable
 	case map[string]any:
 		for name, field := range value {
-			if !s.keepsField(name, field) {
+			if !s.keepsField(name, field, defaults) {
 				return false
 			}
 		}
-		return s.hasDefaults(value)
+		return !defaults || s.hasDefaults(value)
 	case []any:
 		if s.items == nil {
 			return s.preserve || len(value) == 0
 		}
 		for _, item := range value {
-			if !s.items.keeps(item) {
+			if !s.items.keeps(item, defaults) {
 				return false
 			}
 		}
@@ -92,12 +102,12 @@ func (s *shape) keeps(value any) bool {
 	return true
 }
 
-func (s *shape) keepsField(name string, value any) bool {
+func (s *shape) keepsField(name string, value any, defaults bool) bool {
 	if property := s.properties[name]; property != nil {
-		return property.keeps(value)
+		return property.keeps(value, defaults)
 	}
 	if s.additional != nil {
-		return s.additional.keeps(value)
+		return s.additional.keeps(value, defaults)
 	}
 	return s.preserve
 }
@@ -113,9 +123,6 @@ func (s *shape) hasDefaults(fields map[string]any) bool {
 
 // isCanonicalMetadata reports whether metadata has only known fields, with values of their types as they are written.
 func isCanonicalMetadata(metadata map[string]any) bool {
-	if _, ok := metadata["generation"]; !ok {
-		return false
-	}
 	for name, value := range metadata {
 		ok := false
 		switch name {

@@ -69,7 +69,7 @@ func randomMetadata(r *rand.Rand) map[string]any {
 	return all
 }
 
-// What isCanonical accepts, the library does not change.
+// What isCanonical and isPruned accept, the library does not change.
 func TestCanonicalObjectsAreUnchanged(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, schema := range canonicalSchemas {
@@ -81,11 +81,18 @@ func TestCanonicalObjectsAreUnchanged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		accepted := 0
+		accepted, pruned := 0, 0
 		const objects = 20000
 		for range objects {
 			obj := &unstructured.Unstructured{Object: map[string]any{"metadata": randomMetadata(r), "spec": randomValue(r, 0)}}
 			obj.SetGroupVersionKind(d.storage.gvk)
+			if s.shape.isPruned(obj.Object) {
+				pruned++
+				changed := obj.DeepCopy()
+				if unknown, err := d.storage.coerce(changed, coerceOptions{trackUnknown: true}); err != nil || len(unknown) > 0 || !reflect.DeepEqual(changed.Object, obj.Object) {
+					t.Fatalf("%s:\n%v\nis pruned to\n%v\n%v %v", schema, obj.Object, changed.Object, unknown, err)
+				}
+			}
 			if !s.shape.isCanonical(obj.Object) {
 				continue
 			}
@@ -99,8 +106,8 @@ func TestCanonicalObjectsAreUnchanged(t *testing.T) {
 				t.Fatalf("%s:\n%v\nbecomes\n%v", schema, obj.Object, changed.Object)
 			}
 		}
-		if accepted < objects/1000 {
-			t.Errorf("%s: only %d objects were accepted", schema, accepted)
+		if accepted < objects/1000 || pruned < accepted {
+			t.Errorf("%s: only %d and %d objects were accepted", schema, accepted, pruned)
 		}
 	}
 }

@@ -51,7 +51,11 @@ func (d *definition) prune(obj kind.Object, served *kind.Version) (unknown []str
 	if d.versionOf(obj) != v {
 		return nil, nil // validation refuses it
 	}
-	if err := kind.CheckPaths(content(obj)); err != nil {
+	root := content(obj)
+	if s, err := v.structural(); err == nil && root["kind"] == v.gvk.Kind && s.shape.isPruned(root) {
+		return nil, kind.CheckPaths(root)
+	}
+	if err := kind.CheckPaths(root); err != nil {
 		return nil, err
 	}
 	return v.coerce(obj, coerceOptions{trackUnknown: true})

@@ -40,6 +40,8 @@ const (
 	// kindOpaque: the fields are not known from the type (RawExtension). An unchanged value is skipped; a changed one is left to the
 	// library.
 	kindOpaque
+	// kindUntyped: a value of a custom resource that may be a scalar, an object or a list.
+	kindUntyped
 )
 
 type structField struct {
@@ -57,8 +59,8 @@ type listKey struct {
 	missing string
 }
 
-// child describes what an element names. It returns false when the element cannot occur here.
-func (p *descriptor) child(element string) (*descriptor, bool) {
+// child implements fieldTree.
+func (p *descriptor) child(element string) (fieldTree, bool) {
 	if len(element) < 4 {
 		return nil, false
 	}

@@ -33,7 +33,7 @@ func (m *Manager) merge(c *comparer, entries []metav1.ManagedFieldsEntry, manage
 	seen := sets.New[managerID]()
 	for i := range entries {
 		e := entries[i]
-		fields, ok := c.parser.parse(e.FieldsV1.GetRawString(), m.descriptor)
+		fields, ok := c.parser.parse(e.FieldsV1.GetRawString(), m.fieldTree())
 		if !ok || seen.Has(idOf(&e)) {
 			return nil, false
 		}

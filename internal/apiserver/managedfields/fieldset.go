@@ -285,6 +285,12 @@ func fieldElement(name string) (string, error) {
 	return encodeElement(fieldpath.FieldNameElement(name))
 }
 
+// fieldTree says which elements a field set can have.
+type fieldTree interface {
+	// child returns what an element names. It returns false when the element cannot occur here.
+	child(element string) (fieldTree, bool)
+}
+
 // setParser reads FieldsV1 into nodes. It accepts only the form the server writes: no white space, elements in order and in
 // canonical form, every field known to the descriptor, nothing below an atomic field. Anything else is left to the library.
 type setParser struct {
@@ -294,7 +300,7 @@ type setParser struct {
 }
 
 // parse returns the nodes below the root, or false for text in any other form.
-func (p *setParser) parse(text string, root *descriptor) ([]node, bool) {
+func (p *setParser) parse(text string, root fieldTree) ([]node, bool) {
 	p.text, p.at, p.stack = text, 0, p.stack[:0] // earlier results stay valid in the arena
 	_, ok := p.object(root)
 	if !ok || p.at != len(text) {
@@ -304,7 +310,7 @@ func (p *setParser) parse(text string, root *descriptor) ([]node, bool) {
 }
 
 // object reads one object and pushes its children. self reports that "." was among them.
-func (p *setParser) object(desc *descriptor) (self, ok bool) {
+func (p *setParser) object(desc fieldTree) (self, ok bool) {
 	if !p.skip('{') {
 		return false, false
 	}

@@ -3,8 +3,9 @@
 //
 // Apply itself is done by the library (k8s.io/apimachinery/pkg/util/managedfields over structured-merge-diff). All other
 // writes happen far more often, and for them the result is simple: the fields a write adds or changes become the writer's, the
-// fields it removes leave every manager. For typed objects this package computes that result directly, in one walk over the old
-// and the new object (compare.go) that follows a description of the Go type (descriptor.go), and edits the entries without
+// fields it removes leave every manager. This package computes that result directly, in one walk over the old
+// and the new object (compare.go) that follows a description of the Go type (descriptor.go), or of the schema of a custom resource
+// (dynamic.go), and edits the entries without
 // decoding them (fieldset.go). The result is the library's, byte for byte; a test compares both. Whatever the descriptors do not
 // cover is left to the library. See docs/decisions/0010-hand-written.md for the reason and the figures.
 //
@@ -30,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"skiff/internal/kind"
 )
@@ -124,6 +126,8 @@ type Manager struct {
 	// descriptor describes the type; ownedDescriptor describes what a write through this endpoint can own. Both are nil when the type has no
 	// descriptor; then structured-merge-diff does all the work.
 	descriptor, ownedDescriptor *descriptor
+	// dynamic and ownedDynamic are the same for custom resources.
+	dynamic, ownedDynamic *dynamicDescriptor
 	// convert returns a stored object in the version of the endpoint; nil for the storage version itself.
 	convert func(kind.Object) (kind.Object, error)
 }
@@ -136,23 +140,26 @@ func (f *Factory) newManager(e endpoint) (*Manager, error) {
 	}
 	sample := e.kind.NewObject(e.version)
 	sample.GetObjectKind().SetGroupVersionKind(gvk)
-	typed, err := converter.ObjectToTyped(sample)
+	described, err := converter.ObjectToTyped(sample)
 	if err != nil {
 		// The schemas do not include this kind: deduce one from the values.
 		converter = managedfields.NewDeducedTypeConverter()
-		if typed, err = converter.ObjectToTyped(sample); err != nil {
+		if described, err = converter.ObjectToTyped(sample); err != nil {
 			return nil, err
 		}
 	}
 	m := &Manager{apiVersion: gvk.GroupVersion().String(), subresource: e.subresource, convert: e.version.FromStorageVersion}
 	_, dynamic := sample.(runtime.Unstructured)
 	if !dynamic {
-		if m.descriptor, err = f.descriptors.of(reflect.TypeOf(sample), typed); err != nil {
+		if m.descriptor, err = f.descriptors.of(reflect.TypeOf(sample), described); err != nil {
 			f.log.Warn("failed to describe type, managed fields are computed by the slower library", "kind", gvk.String(), "error", err)
 			m.descriptor = nil
 		}
 	}
 	reset := resetPaths(e.kind, e.sub, m.descriptor)
+	if dynamic {
+		m.describe(e, described, reset, f.log)
+	}
 	if m.descriptor != nil {
 		m.ownedDescriptor = m.descriptor
 		for _, path := range reset {
@@ -193,6 +200,45 @@ func (m *Manager) With(ctx context.Context) *Manager {
 	return &bound
 }
 
+// describe makes the descriptors of a custom resource. Those of a version without a status have no fields that cannot be owned.
+func (m *Manager) describe(e endpoint, sample *typed.TypedValue, reset [][]string, log *slog.Logger) {
+	described, err := newDynamicDescriptor(sample)
+	if err != nil {
+		log.Warn("failed to describe custom resource, managed fields are computed by the slower library", "kind", e.version.GVK.String(), "error", err)
+		return
+	}
+	m.dynamic, m.ownedDynamic = described, described
+	if e.kind.Custom != nil && !hasStatus(e.kind, e.version) {
+		return
+	}
+	for _, path := range reset {
+		m.ownedDynamic = m.ownedDynamic.ignoring(path)
+	}
+}
+
+// fieldTree describes what entries can contain.
+func (m *Manager) fieldTree() fieldTree {
+	if m.dynamic != nil {
+		return m.dynamic
+	}
+	return m.descriptor
+}
+
+// compare finds the fields in which two objects differ. It returns false where only the library can.
+func (m *Manager) compare(c *comparer, before, after kind.Object) bool {
+	if m.ownedDynamic == nil {
+		c.compareObjects(m.ownedDescriptor, before, after)
+		return !c.unsupported
+	}
+	live, isDynamic := before.(*unstructured.Unstructured)
+	next, alsoDynamic := after.(*unstructured.Unstructured)
+	if !isDynamic || !alsoDynamic {
+		return false
+	}
+	c.compareDynamic(m.ownedDynamic, live.Object, next.Object)
+	return !c.unsupported
+}
+
 // typeConverterOf returns the schemas of a kind: its own for custom resources, otherwise those of the built-in kinds.
 func (f *Factory) typeConverterOf(k *kind.Kind) (managedfields.TypeConverter, error) {
 	switch {
@@ -210,7 +256,7 @@ const maxUpdaters = 10
 // Update sets next's managedFields for a write that is not an apply. live is the stored object, or an empty one on create; it is
 // not changed. Both are in the storage version, or for a custom resource in the version of the request.
 func (m *Manager) Update(live, next kind.Object, manager string, now time.Time) {
-	if m.ownedDescriptor != nil && m.updateFast(live, next, manager, now) {
+	if (m.ownedDescriptor != nil || m.ownedDynamic != nil) && m.updateFast(live, next, manager, now) {
 		return
 	}
 	m.updateWithLibrary(live, next, manager)
@@ -264,8 +310,7 @@ func (m *Manager) updateFast(live, next kind.Object, manager string, now time.Ti
 	}
 	c := comparers.Get().(*comparer)
 	defer comparers.Put(c)
-	c.compareObjects(m.ownedDescriptor, before, after)
-	if c.unsupported {
+	if !m.compare(c, before, after) {
 		return false
 	}
 	merged, ok := m.merge(c, entries, manager, now)
