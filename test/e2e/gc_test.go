@@ -32,10 +32,10 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	cleanUp(t, c, nil)
+	cleanUp(t, c)
 }
 
-// TestCleanupOnUpstream does the same on upstream's API server, and there also with custom resources.
+// TestCleanupOnUpstream does the same on upstream's API server.
 func TestCleanupOnUpstream(t *testing.T) {
 	t.Parallel()
 	c, err := cluster.UpstreamAPI(t.TempDir(), "")
@@ -43,11 +43,11 @@ func TestCleanupOnUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	cleanUp(t, c, (*cleanupTest).customResources)
+	cleanUp(t, c)
 }
 
-// cleanUp runs the controllers and their tests; more, if given, is one more test.
-func cleanUp(t *testing.T, c *cluster.Cluster, more func(*cleanupTest, *testing.T)) {
+// cleanUp runs the controllers and their tests.
+func cleanUp(t *testing.T, c *cluster.Cluster) {
 	config, err := c.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -74,9 +74,7 @@ func cleanUp(t *testing.T, c *cluster.Cluster, more func(*cleanupTest, *testing.
 	t.Run("circle", k.ownerCycle)
 	t.Run("namespace", k.namespace)
 	t.Run("quota", k.quota)
-	if more != nil {
-		t.Run("more", func(t *testing.T) { more(k, t) })
-	}
+	t.Run("custom resources", k.customResources)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Errorf("the controllers ended with %v", err)
