@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,12 +42,14 @@ const (
 
 // target is a running server under attack, with the token of an attacker that may read.
 type target struct {
-	t       *testing.T
-	config  *rest.Config
-	admin   *http.Client
-	host    string // and port
-	token   string
-	process *cluster.Process
+	t      *testing.T
+	config *rest.Config
+	admin  *http.Client
+	// anonymous sends requests without credentials but those that they bring.
+	anonymous *http.Client
+	host      string // and port
+	token     string
+	process   *cluster.Process
 }
 
 // start starts a server with large objects to list, and a service account that may read them.
@@ -60,6 +64,8 @@ func start(t *testing.T, flags ...string) *target {
 	a.config, err = c.Config()
 	a.must(err)
 	a.admin, err = rest.HTTPClientFor(a.config)
+	a.must(err)
+	a.anonymous, err = rest.HTTPClientFor(rest.AnonymousClientConfig(a.config))
 	a.must(err)
 	at, err := url.Parse(a.config.Host)
 	a.must(err)
@@ -186,6 +192,24 @@ func (a *target) expectReleased(before usage) {
 		return fmt.Sprintf("the server still holds %+v; it held %+v before the attack", now, before)
 	})
 	a.t.Logf("before the attack %+v, after it %+v", before, now)
+}
+
+// expectBoundedMemory checks the most memory that the server ever had.
+func (a *target) expectBoundedMemory() {
+	a.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.process.PID()))
+	a.must(err)
+	_, after, found := strings.Cut(string(status), "VmHWM:")
+	fields := strings.Fields(after)
+	if !found || len(fields) == 0 {
+		a.t.Fatalf("no VmHWM in %s", status)
+	}
+	kilobytes, err := strconv.Atoi(fields[0])
+	a.must(err)
+	a.t.Logf("the server had at most %d MiB", kilobytes>>10)
+	if kilobytes<<10 > maxResident {
+		a.t.Errorf("the server had %d MiB", kilobytes>>10)
+	}
 }
 
 // expectWaiting waits until a number of responses wait for their clients. They have returned their seats, so that others are served.
