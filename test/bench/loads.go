@@ -361,12 +361,17 @@ func (b *bench) measureFanOut(name, contentType string, goal float64) error {
 }
 
 func (b *bench) openWatch(ctx context.Context, contentType, version string) (io.ReadCloser, func(), error) {
+	return b.watchPath(ctx, "/api/v1/namespaces/kube-node-lease/pods", contentType, version)
+}
+
+// watchPath opens a watch with a connection of its own.
+func (b *bench) watchPath(ctx context.Context, path, contentType, version string) (io.ReadCloser, func(), error) {
 	client, err := b.rawClient(true)
 	if err != nil {
 		return nil, nil, err
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		b.config.Host+"/api/v1/namespaces/kube-node-lease/pods?watch=true&timeoutSeconds=600&resourceVersion="+version, nil)
+		b.config.Host+path+"?watch=true&timeoutSeconds=600&resourceVersion="+version, nil)
 	if err != nil {
 		return nil, nil, err
 	}

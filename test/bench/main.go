@@ -60,6 +60,7 @@ var standaloneLoads = []separateLoad{
 	{"algorithm", measureAlgorithm},
 	{"access-control", measureAccessControl},
 	{"slow-readers", measureSlowReaders},
+	{"extensions", measureExtensions},
 }
 
 // options are fields of a JSON document for workloads that run in a child process.
@@ -78,7 +79,7 @@ type options struct {
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, node, proxy, policies, dns, throughput")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, extensions, node, proxy, policies, dns, throughput")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this directory")
