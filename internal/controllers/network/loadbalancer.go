@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -192,7 +193,7 @@ type loadBalancerView struct {
 	service  *corev1.Service
 	others   []*corev1.Service // other balanced services with one of its ports, the oldest first
 	nodes    []*corev1.Node    // that accept external traffic, sorted by name
-	serving  map[string]bool   // nodes with a ready endpoint; nil: all nodes
+	serving  map[string]bool   // nodes with an endpoint that is used; nil: all nodes
 	reserved []int32
 }
 
@@ -221,13 +222,19 @@ func (c *loadBalancers) Observe(key controller.Key) (loadBalancerView, bool) {
 		v.serving = map[string]bool{}
 		for _, slice := range allSlicesOf(c.slices, key.Namespace, key.Name) {
 			for _, e := range slice.Endpoints {
-				if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+				if e.NodeName != nil && isUsed(e.Conditions) {
 					v.serving[*e.NodeName] = true
 				}
 			}
 		}
 	}
 	return v, true
+}
+
+// isUsed reports whether a proxy may send packets to an endpoint of its node: to ready ones, and as long as there are none, to those that still serve while
+// they terminate. The node's address stays as long, so that clients that know it are not refused during a rolling update.
+func isUsed(c discoveryv1.EndpointConditions) bool {
+	return ptr.Deref(c.Ready, true) || ptr.Deref(c.Serving, false) && ptr.Deref(c.Terminating, false)
 }
 
 // Reconcile decides the addresses of a service.

@@ -326,6 +326,23 @@ func TestBalancerFollowsPodsAndPorts(t *testing.T) {
 		if got := addresses("local"); got != "1 2" {
 			t.Errorf("both serve: %s", got)
 		}
+		setConditions := func(ready, serving, terminating bool) {
+			world.Edit(w, "default", "b", func(s *discoveryv1.EndpointSlice) {
+				s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
+			})
+		}
+		setConditions(false, true, true)
+		if got := addresses("local"); got != "1 2" {
+			t.Errorf("one serves while it terminates: %s", got)
+		}
+		setConditions(false, false, true)
+		if got := addresses("local"); got != "2" {
+			t.Errorf("one terminates and does not serve: %s", got)
+		}
+		setConditions(true, true, false)
+		if got := addresses("local"); got != "1 2" {
+			t.Errorf("both serve again: %s", got)
+		}
 		create("next", 80, corev1.ServiceExternalTrafficPolicyCluster)
 		create("own", 6443, corev1.ServiceExternalTrafficPolicyCluster)
 		if got := addresses("next") + addresses("own"); got != "" {
