@@ -228,7 +228,9 @@ func setupRoutes(plan hostPlan, bridge netlink.Link) error {
 func setupRules(plan hostPlan, state *State) error {
 	m, err := plan.model(state.Attachments)
 	if err == nil {
-		err = nft.NewWriter(m, slog.New(slog.DiscardHandler)).Replace()
+		w := nft.NewWriter(m, slog.New(slog.DiscardHandler))
+		defer w.Close()
+		err = w.Replace()
 	}
 	if err != nil {
 		return fmt.Errorf("set up nftables rules: %w", err)
@@ -253,6 +255,7 @@ func updatePorts(s Settings, before []Attachment, state *State) error {
 		return nil
 	}
 	w := nft.NewWriter(m, slog.New(slog.DiscardHandler))
+	defer w.Close()
 	w.Assume()
 	if _, err := w.Apply(); err != nil {
 		return fmt.Errorf("update host ports: %w", err)

@@ -59,6 +59,14 @@ type Set struct {
 	Size    uint32
 }
 
+// keySize is the number of bytes of a key.
+func (s Set) keySize() (size int) {
+	for _, t := range s.Key {
+		size += 4 * int(t.registers())
+	}
+	return size
+}
+
 func (s Set) equal(other Set) bool {
 	return s.Name == other.Name && slices.Equal(s.Key, other.Key) && slices.Equal(s.Value, other.Value) && s.Interval == other.Interval &&
 		s.Timeout == other.Timeout && s.Size == other.Size
@@ -79,11 +87,45 @@ type Part struct {
 	Elements []Element
 }
 
-// elementID identifies an element in a table.
-type elementID struct{ set, key, end string }
+// elementID identifies an element in a table: the name of its set, a zero byte, its key and its end. A table has many elements, and a string takes a
+// third of the memory of a struct of three.
+type elementID string
 
-// claim is the value that an owner wants an element to have.
-type claim struct{ owner, value string }
+// newElementID returns the ID of an element, and its value in the same memory.
+func newElementID(e *Element) (id elementID, value string) {
+	whole := e.Set + "\x00" + e.Key + e.End + e.Value
+	size := len(whole) - len(e.Value)
+	return elementID(whole[:size]), whole[size:]
+}
+
+// set is the name of the element's set.
+func (id elementID) set() string {
+	return string(id[:strings.IndexByte(string(id), 0)])
+}
+
+// element is the element with an ID. All keys of a set have the same size.
+func (m *Model) element(id elementID, value string) Element {
+	e := Element{Set: id.set(), Value: value}
+	e.Key = string(id[len(e.Set)+1:])
+	if entry := m.sets[e.Set]; entry != nil {
+		size := min(entry.content.keySize(), len(e.Key))
+		e.Key, e.End = e.Key[:size], e.Key[size:]
+	}
+	return e
+}
+
+// claim is the value that the owner of a part wants an element to have.
+type claim struct {
+	value string
+	part  *ownedPart
+}
+
+// ownedPart is what the model remembers of a part, to remove it.
+type ownedPart struct {
+	owner        string
+	chains, sets []string
+	elements     []elementID
+}
 
 // shared is a chain or a set and the number of parts that have it.
 type shared[T any] struct {
@@ -96,10 +138,12 @@ type Model struct {
 	// Table is the name of the table. Its family is inet.
 	Table string
 
-	parts    map[string]Part
-	chains   map[string]*shared[Chain]
-	sets     map[string]*shared[Set]
-	elements map[elementID][]claim // sorted by owner
+	parts  map[string]*ownedPart
+	chains map[string]*shared[Chain]
+	sets   map[string]*shared[Set]
+	// elements have the claim of the owner whose name sorts first. contested are all claims to the elements that several parts have, sorted by owner.
+	elements  map[elementID]claim
+	contested map[elementID][]claim
 	// touched is what may differ from the kernel, with the content it had when the kernel was last equal to the model; nil: none. Nothing is
 	// recorded before the first Commit, because the whole table is sent then.
 	touched   touched
@@ -119,57 +163,68 @@ func newTouched() touched {
 // NewModel returns an empty model of a table.
 func NewModel(table string) *Model {
 	return &Model{
-		Table: table, parts: map[string]Part{}, chains: map[string]*shared[Chain]{}, sets: map[string]*shared[Set]{},
-		elements: map[elementID][]claim{}, touched: newTouched(),
+		Table: table, parts: map[string]*ownedPart{}, chains: map[string]*shared[Chain]{}, sets: map[string]*shared[Set]{},
+		elements: map[elementID]claim{}, contested: map[elementID][]claim{}, touched: newTouched(),
 	}
 }
 
 // Replace replaces the part of an owner.
 func (m *Model) Replace(owner string, part Part) {
-	old := m.parts[owner]
+	added := &ownedPart{
+		owner: owner, chains: make([]string, len(part.Chains)), sets: make([]string, len(part.Sets)), elements: make([]elementID, len(part.Elements)),
+	}
 	// The new part is added first, so that what both have stays.
-	for _, c := range part.Chains {
-		m.addChain(c)
+	for i := range part.Chains {
+		added.chains[i] = m.addChain(part.Chains[i])
 	}
-	for _, s := range part.Sets {
-		m.addSet(s)
+	for i := range part.Sets {
+		added.sets[i] = m.addSet(part.Sets[i])
 	}
-	for _, c := range old.Chains {
-		m.removeChain(c.Name)
+	if old := m.parts[owner]; old != nil {
+		m.remove(old)
 	}
-	for _, s := range old.Sets {
-		m.removeSet(s.Name)
+	for i := range part.Elements {
+		id, value := newElementID(&part.Elements[i])
+		added.elements[i] = id
+		m.addClaim(id, claim{value, added})
 	}
-	for _, e := range old.Elements {
-		m.setClaim(e.id(), claim{owner: owner}, false)
+	if len(part.Chains)+len(part.Sets)+len(part.Elements) > 0 {
+		m.parts[owner] = added
 	}
-	for _, e := range part.Elements {
-		m.setClaim(e.id(), claim{owner: owner, value: e.Value}, true)
+}
+
+// remove removes a part.
+func (m *Model) remove(part *ownedPart) {
+	for _, name := range part.chains {
+		m.removeChain(name)
 	}
-	if len(part.Chains)+len(part.Sets)+len(part.Elements) == 0 {
-		delete(m.parts, owner)
-		return
+	for _, name := range part.sets {
+		m.removeSet(name)
 	}
-	m.parts[owner] = part
+	for _, id := range part.elements {
+		m.removeClaim(id, part)
+	}
+	delete(m.parts, part.owner)
 }
 
 // Owners are the owners of parts.
 func (m *Model) Owners() []string { return slices.Sorted(maps.Keys(m.parts)) }
 
-func (e Element) id() elementID { return elementID{e.Set, e.Key, e.End} }
-
-func (m *Model) addChain(c Chain) {
+// addChain adds a chain of a part and returns its name, in memory that all parts share.
+func (m *Model) addChain(c Chain) string {
 	entry := m.chains[c.Name]
 	if entry == nil {
 		m.touchChain(c.Name)
 		m.chains[c.Name] = &shared[Chain]{content: c, parts: 1}
-		return
+		return c.Name
 	}
 	entry.parts++
 	if !entry.content.equal(c) {
 		m.touchChain(c.Name)
+		c.Name = entry.content.Name
 		entry.content = c
 	}
+	return entry.content.Name
 }
 
 func (m *Model) removeChain(name string) {
@@ -191,18 +246,21 @@ func (m *Model) touchChain(name string) {
 	}
 }
 
-func (m *Model) addSet(s Set) {
+// addSet adds a set of a part and returns its name, in memory that all parts share.
+func (m *Model) addSet(s Set) string {
 	entry := m.sets[s.Name]
 	if entry == nil {
 		m.touchSet(s.Name)
 		m.sets[s.Name] = &shared[Set]{content: s, parts: 1}
-		return
+		return s.Name
 	}
 	entry.parts++
 	if !entry.content.equal(s) {
 		m.touchSet(s.Name)
+		s.Name = entry.content.Name
 		entry.content = s
 	}
+	return entry.content.Name
 }
 
 func (m *Model) removeSet(name string) {
@@ -224,31 +282,62 @@ func (m *Model) touchSet(name string) {
 	}
 }
 
-// setClaim adds or removes the claim of an owner to an element.
-func (m *Model) setClaim(id elementID, c claim, wanted bool) {
-	claims := m.elements[id]
-	if _, ok := m.touched.elements[id]; !ok && m.committed {
-		m.touched.elements[id] = nil
-		if len(claims) > 0 {
-			value := claims[0].value
-			m.touched.elements[id] = &value
-		}
-	}
-	i, found := slices.BinarySearchFunc(claims, c.owner, func(c claim, owner string) int { return strings.Compare(c.owner, owner) })
-	switch {
-	case found && wanted:
-		claims[i] = c
-	case found:
-		if claims = slices.Delete(claims, i, i+1); len(claims) == 0 {
-			delete(m.elements, id)
-			return
-		}
-	case wanted:
-		claims = slices.Insert(claims, i, c)
-	default:
+// touchElement records the value of an element before its first change.
+func (m *Model) touchElement(id elementID) {
+	if _, ok := m.touched.elements[id]; ok || !m.committed {
 		return
 	}
-	m.elements[id] = claims
+	m.touched.elements[id] = nil
+	if c, ok := m.elements[id]; ok {
+		m.touched.elements[id] = &c.value
+	}
+}
+
+// addClaim adds the claim of a part to an element. A part that has the element already gives it another value.
+func (m *Model) addClaim(id elementID, c claim) {
+	m.touchElement(id)
+	first, exists := m.elements[id]
+	claims := m.contested[id]
+	if !exists || claims == nil && first.part == c.part {
+		m.elements[id] = c
+		return
+	}
+	if claims == nil {
+		claims = []claim{first}
+	}
+	i, found := findClaim(claims, c.part)
+	if found {
+		claims[i] = c
+	} else {
+		claims = slices.Insert(claims, i, c)
+	}
+	m.contested[id], m.elements[id] = claims, claims[0]
+}
+
+// removeClaim removes the claim of a part to an element, if there is one.
+func (m *Model) removeClaim(id elementID, part *ownedPart) {
+	m.touchElement(id)
+	claims := m.contested[id]
+	if claims == nil {
+		if m.elements[id].part == part {
+			delete(m.elements, id)
+		}
+		return
+	}
+	i, found := findClaim(claims, part)
+	if !found {
+		return
+	}
+	claims = slices.Delete(claims, i, i+1)
+	if m.contested[id] = claims; len(claims) == 1 {
+		delete(m.contested, id)
+	}
+	m.elements[id] = claims[0]
+}
+
+// findClaim finds the claim of a part in a list that is sorted by owner.
+func findClaim(claims []claim, part *ownedPart) (int, bool) {
+	return slices.BinarySearchFunc(claims, part.owner, func(c claim, owner string) int { return strings.Compare(c.part.owner, owner) })
 }
 
 // Changes is the difference between two states of a table.
@@ -306,16 +395,16 @@ func (m *Model) Changes() Changes {
 		}
 	}
 	for id, old := range m.touched.elements {
-		claims := m.elements[id]
-		if old != nil && len(claims) > 0 && *old == claims[0].value {
+		current, exists := m.elements[id]
+		if old != nil && exists && *old == current.value {
 			continue
 		}
 		// The kernel cannot change an element: it is removed and added. A removed set takes its elements along.
-		if old != nil && m.sets[id.set] != nil {
-			c.RemovedElements = append(c.RemovedElements, Element{Set: id.set, Key: id.key, End: id.end, Value: *old})
+		if old != nil && m.sets[id.set()] != nil {
+			c.RemovedElements = append(c.RemovedElements, m.element(id, *old))
 		}
-		if len(claims) > 0 {
-			c.AddedElements = append(c.AddedElements, Element{Set: id.set, Key: id.key, End: id.end, Value: claims[0].value})
+		if exists {
+			c.AddedElements = append(c.AddedElements, m.element(id, current.value))
 		}
 	}
 	slices.SortFunc(c.AddedElements, compareElements)
@@ -336,16 +425,26 @@ func (m *Model) All() Changes {
 	for _, name := range slices.Sorted(maps.Keys(m.chains)) {
 		c.AddedChains = append(c.AddedChains, m.chains[name].content)
 	}
-	bySet := map[string][]Element{}
-	for id, claims := range m.elements {
-		bySet[id.set] = append(bySet[id.set], Element{Set: id.set, Key: id.key, End: id.end, Value: claims[0].value})
+	// Each set has a range of the list. starts are where the next element of a set belongs.
+	starts := map[string]int{}
+	for id := range m.elements {
+		starts[id.set()]++
 	}
-	c.AddedElements = make([]Element, 0, len(m.elements))
-	for _, name := range slices.Sorted(maps.Keys(bySet)) {
+	total := 0
+	for _, name := range slices.Sorted(maps.Keys(starts)) {
+		starts[name], total = total, total+starts[name]
+	}
+	firsts := maps.Clone(starts)
+	c.AddedElements = make([]Element, total)
+	for id, current := range m.elements {
+		e := m.element(id, current.value)
+		c.AddedElements[starts[e.Set]] = e
+		starts[e.Set]++
+	}
+	for name, end := range starts {
 		if set := m.sets[name]; set != nil && set.content.Interval {
-			slices.SortFunc(bySet[name], compareElements)
+			slices.SortFunc(c.AddedElements[firsts[name]:end], compareElements)
 		}
-		c.AddedElements = append(c.AddedElements, bySet[name]...)
 	}
 	return c
 }

@@ -1,7 +1,11 @@
 package nft
 
 import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,8 +95,74 @@ func TestChanges(t *testing.T) {
 		}
 		m.Commit()
 	}
-	if owners := strings.Join(m.Owners(), ","); owners != "" || len(m.elements) != 0 {
-		t.Errorf("owners %q and %d elements are left", owners, len(m.elements))
+	if owners := strings.Join(m.Owners(), ","); owners != "" || len(m.elements)+len(m.contested) != 0 {
+		t.Errorf("owners %q and %d elements are left", owners, len(m.elements)+len(m.contested))
+	}
+}
+
+// randomPart has some of a few chains, sets and elements, with values of its own.
+func randomPart(random *rand.Rand) (part Part) {
+	for i := range random.IntN(3) {
+		part.Chains = append(part.Chains, Chain{Name: fmt.Sprint("chain-", i), Rules: []Rule{NewRule(Drop())}})
+	}
+	for range random.IntN(8) {
+		key := Bytes(netip.AddrFrom4([4]byte{10, 0, 0, byte(random.IntN(6))}))
+		switch random.IntN(2) {
+		case 0:
+			part.Elements = append(part.Elements, Element{Set: "values", Key: key, Value: Bytes(uint16(random.IntN(3)))})
+		case 1:
+			part.Elements = append(part.Elements, Element{Set: "ranges", Key: key, End: Bytes(netip.AddrFrom4([4]byte{10, 0, 1, byte(random.IntN(6))}))})
+		}
+	}
+	return part
+}
+
+// TestRandomParts checks that a model depends on its parts alone, and that its changes lead from one state to the next.
+func TestRandomParts(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	base := Part{Sets: []Set{{Name: "values", Key: []Type{IPv4Addr}, Value: []Type{InetService}}, {Name: "ranges", Key: []Type{IPv4Addr}, Interval: true}}}
+	parts := map[string]Part{"": base}
+	m := NewModel("test")
+	m.Replace("", base)
+	m.Commit()
+	before := map[Element]bool{}
+	for range 2000 {
+		owner := fmt.Sprint("owner-", random.IntN(5))
+		parts[owner] = randomPart(random)
+		m.Replace(owner, parts[owner])
+		if random.IntN(3) == 0 {
+			continue // several parts change at once
+		}
+		fresh := NewModel("test")
+		for name, part := range parts {
+			fresh.Replace(name, part)
+		}
+		if got, want := m.String(), fresh.String(); got != want {
+			t.Fatalf("got\n%s\nwant\n%s", got, want)
+		}
+		changes := m.Changes()
+		for _, e := range changes.RemovedElements {
+			if !before[e] {
+				t.Fatalf("%q was removed, but was not there", e)
+			}
+			delete(before, e)
+		}
+		for _, e := range changes.AddedElements {
+			if before[e] {
+				t.Fatalf("%q was added, but was there", e)
+			}
+			before[e] = true
+		}
+		after := map[Element]bool{}
+		for _, e := range m.All().AddedElements {
+			after[e] = true
+		}
+		if !maps.Equal(before, after) {
+			t.Fatalf("changes lead to\n%q\nwant\n%q", slices.Collect(maps.Keys(before)), slices.Collect(maps.Keys(after)))
+		}
+		m.Commit()
 	}
 }
 
@@ -112,14 +182,13 @@ func TestDefinitionsNeedTheWholeTable(t *testing.T) {
 	}
 }
 
-func TestEncode(t *testing.T) {
+func TestRanges(t *testing.T) {
 	set := Set{Name: "s", Key: []Type{IPv4Addr}, Interval: true}
-	range1 := set.encode(Element{Key: Bytes(addr("10.0.0.0")), End: Bytes(addr("10.0.0.255"))})
-	if len(range1) != 2 || string(range1[1].Key) != Bytes(addr("10.0.1.0")) || !range1[1].IntervalEnd {
-		t.Errorf("%+v", range1)
+	if after, ok := set.afterEnd(&Element{Key: Bytes(addr("10.0.0.0")), End: Bytes(addr("10.0.0.255"))}); !ok || after != Bytes(addr("10.0.1.0")) {
+		t.Errorf("%x, %v", after, ok)
 	}
-	if open := set.encode(Element{Key: Bytes(addr("240.0.0.0")), End: Bytes(addr("255.255.255.255"))}); len(open) != 1 {
-		t.Errorf("%+v", open)
+	if after, ok := set.afterEnd(&Element{Key: Bytes(addr("240.0.0.0")), End: Bytes(addr("255.255.255.255"))}); ok {
+		t.Errorf("%x after the last address", after)
 	}
 	if text := verdictText([]byte(Bytes(addr("8.0.1.0"), uint16(80)))); text != Bytes(addr("8.0.1.0"), uint16(80)) {
 		t.Errorf("an address was taken for a verdict: %q", text)

@@ -32,7 +32,7 @@ func (w *Writer) Check() (bool, error) {
 
 // Verify is Check that does nothing while no program has changed any nftables rules since the last time.
 func (w *Writer) Verify() (bool, error) {
-	now, err := Generation()
+	now, err := w.generation()
 	if err == nil && w.inSync && w.verified != 0 && now == w.verified {
 		return true, nil
 	}
@@ -62,6 +62,10 @@ func Generation() (uint32, error) {
 		return 0, err
 	}
 	defer connection.Close()
+	return generation(connection)
+}
+
+func generation(connection *netlink.Conn) (uint32, error) {
 	answer, err := connection.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
 		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
@@ -112,8 +116,14 @@ func (m *Model) digest() []string {
 		}
 	}
 	for _, e := range all.AddedElements {
-		for _, encoded := range m.sets[e.Set].content.encode(e) {
-			lines = append(lines, elementLine(e.Set, encoded, e.Value))
+		set := m.sets[e.Set].content
+		first := nftables.SetElement{Key: []byte(e.Key)}
+		if len(set.Key) > 1 {
+			first.KeyEnd = []byte(e.End)
+		}
+		lines = append(lines, elementLine(e.Set, first, e.Value))
+		if after, ok := set.afterEnd(&e); ok {
+			lines = append(lines, elementLine(e.Set, nftables.SetElement{Key: []byte(after), IntervalEnd: true}, ""))
 		}
 	}
 	slices.Sort(lines)

@@ -28,7 +28,21 @@ func newWriter(t *testing.T, m *Model) *Writer {
 			t.Errorf("the removed table has %q, %v", left, err)
 		}
 	})
-	return NewWriter(m, slog.New(slog.DiscardHandler))
+	w := NewWriter(m, slog.New(slog.DiscardHandler))
+	t.Cleanup(w.Close)
+	return w
+}
+
+// foreignTransaction is what another program changes.
+func foreignTransaction(change func(*nftables.Conn) error) error {
+	connection, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	if err := change(connection); err != nil {
+		return err
+	}
+	return connection.Flush()
 }
 
 func apply(t *testing.T, w *Writer) Result {
@@ -163,7 +177,7 @@ func TestVerify(t *testing.T) {
 	m.Replace("x", Part{Elements: []Element{{Set: "set4", Key: Bytes(netip.MustParseAddr("10.1.1.1"))}}})
 	apply(t, w)
 	verify(true)
-	if err := transact(func(c *nftables.Conn) error { c.AddTable(inetTable("other")); return nil }); err != nil {
+	if err := foreignTransaction(func(c *nftables.Conn) error { c.AddTable(inetTable("other")); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	verify(false)
@@ -198,7 +212,7 @@ func TestForeignChange(t *testing.T) {
 			w := newWriter(t, m)
 			m.Replace("", every(true))
 			apply(t, w)
-			if err := transact(func(c *nftables.Conn) error { return change(c, inetTable("test")) }); err != nil {
+			if err := foreignTransaction(func(c *nftables.Conn) error { return change(c, inetTable("test")) }); err != nil {
 				t.Fatal(err)
 			}
 			if equal, err := w.Verify(); err != nil || equal {
@@ -218,7 +232,7 @@ func TestFailedTransaction(t *testing.T) {
 	w := newWriter(t, m)
 	m.Replace("", every(true))
 	apply(t, w)
-	if err := transact(func(c *nftables.Conn) error {
+	if err := foreignTransaction(func(c *nftables.Conn) error {
 		c.FlushSet(&nftables.Set{Table: inetTable("test"), Name: "set4"})
 		return nil
 	}); err != nil {
@@ -314,7 +328,7 @@ func TestRandomChanges(t *testing.T) {
 
 func dedupe(elements []Element) (unique []Element) {
 	for _, e := range elements {
-		if !slices.ContainsFunc(unique, func(o Element) bool { return o.id() == e.id() }) {
+		if !slices.ContainsFunc(unique, func(o Element) bool { return o.Set == e.Set && o.Key == e.Key && o.End == e.End }) {
 			unique = append(unique, e)
 		}
 	}

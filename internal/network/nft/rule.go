@@ -177,6 +177,18 @@ func UDPPort(port uint16) Clause {
 // StateNew matches packets of new connections.
 func StateNew() Clause { return conntrackBits("ct state new", expr.CtKeySTATE, expr.CtStateBitNEW) }
 
+// StateNotNew matches all other packets, also those that are not tracked.
+func StateNotNew() Clause {
+	return Clause{"ct state & new == 0", []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: firstRegister},
+		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 4, Mask: native(expr.CtStateBitNEW), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: native(0)},
+	}}
+}
+
+// NoTrack makes the kernel not assign the packet to a connection. The chain must have a priority below -200.
+func NoTrack() Clause { return Clause{"notrack", []expr.Any{&expr.Notrack{}}} }
+
 // StateEstablished matches packets of established connections, and those related to one.
 func StateEstablished() Clause {
 	return conntrackBits("ct state established,related", expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED)

@@ -58,8 +58,12 @@ const (
 
 // ParseProto returns the protocol with a name in any case.
 func ParseProto(name string) (Proto, bool) {
-	p, ok := map[string]Proto{"tcp": TCP, "udp": UDP, "sctp": SCTP}[strings.ToLower(name)]
-	return p, ok
+	for _, p := range [...]Proto{TCP, UDP, SCTP} {
+		if strings.EqualFold(name, p.String()) {
+			return p, true
+		}
+	}
+	return 0, false
 }
 
 // String is the name of the protocol.
@@ -77,11 +81,18 @@ func (p Proto) String() string {
 
 // Bytes encodes fields of a key or a value: netip.Addr, Proto, uint16 for ports and int for numbers. It panics for other types.
 func Bytes(fields ...any) string {
-	var b []byte
+	var memory [64]byte // more than the longest key: a table has many of them
+	b := memory[:0]
 	for _, field := range fields {
 		switch v := field.(type) {
 		case netip.Addr:
-			b = append(b, v.AsSlice()...)
+			if v.Is4() {
+				address := v.As4()
+				b = append(b, address[:]...)
+			} else {
+				address := v.As16()
+				b = append(b, address[:]...)
+			}
 		case Proto:
 			b = append(b, byte(v), 0, 0, 0)
 		case uint16:
@@ -89,7 +100,7 @@ func Bytes(fields ...any) string {
 		case int:
 			b = binary.NativeEndian.AppendUint32(b, uint32(v))
 		default:
-			panic(fmt.Sprintf("nft: %T is not the type of a field", field))
+			panic("nft: a value is not of the type of a field") // which is not named, because fields would have to be allocated for that
 		}
 	}
 	return string(b)

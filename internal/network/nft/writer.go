@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -29,9 +29,6 @@ const (
 	digestType userdata.Type = 0x53
 )
 
-// sending serializes transactions: google/nftables counts the IDs of sets in a global variable.
-var sending sync.Mutex
-
 // Writer makes the kernel's table equal to a Model. It is not safe for concurrent use.
 type Writer struct {
 	model *Model
@@ -42,11 +39,56 @@ type Writer struct {
 	verified uint32
 	// stale are chains without rules that are to be deleted, with the time since when.
 	stale map[string]time.Time
+	// connection is to the kernel; nil: it is not open. It is kept, because when one is closed the kernel waits for everything that was deleted to be
+	// unused, and the next change, or the deletion of connections that have become denied, would wait with it.
+	connection *netlink.Conn
 }
 
 // NewWriter returns the writer of a model. The first Apply compares the whole table.
 func NewWriter(m *Model, log *slog.Logger) *Writer {
 	return &Writer{model: m, log: log, stale: map[string]time.Time{}}
+}
+
+// Close closes the connection to the kernel. The table stays, and the writer can be used again.
+func (w *Writer) Close() {
+	if w.connection != nil {
+		_ = w.connection.Close() // nothing is lost: every transaction was acknowledged
+		w.connection = nil
+	}
+}
+
+// use calls a function with the connection to the kernel. After an error, the next call opens another one.
+func (w *Writer) use(do func(*netlink.Conn) error) (err error) {
+	if w.connection == nil {
+		if w.connection, err = dial(); err != nil {
+			return err
+		}
+	}
+	if err = do(w.connection); err != nil {
+		w.Close()
+	}
+	return err
+}
+
+// transact sends messages that lead to what the model has, from what it had, or from anything if they are the whole table.
+func (w *Writer) transact(m *messages, whole bool) error {
+	before, _ := w.generation()
+	if err := w.use(func(c *netlink.Conn) error { return transact(c, m) }); err != nil {
+		return err
+	}
+	// If there was no other transaction in between, the table is still as it was verified, with these changes.
+	if after, err := w.generation(); err == nil && after == before+1 && (whole || w.verified == before) {
+		w.verified = after
+	}
+	return nil
+}
+
+func (w *Writer) generation() (number uint32, err error) {
+	err = w.use(func(c *netlink.Conn) (err error) {
+		number, err = generation(c)
+		return err
+	})
+	return number, err
 }
 
 // Assume says that the kernel has what the model had at its last Commit, so that the first Apply need not compare them.
@@ -106,7 +148,6 @@ func (w *Writer) rebuild(reason error) (Result, error) {
 
 func (w *Writer) applyChanges() (Result, error) {
 	m := w.model
-	w.deleteStale(time.Now())
 	c := m.Changes()
 	result := Result{Elements: len(c.AddedElements) + len(c.RemovedElements), Chains: len(c.AddedChains) + len(c.ChangedChains) + len(c.RemovedChains)}
 	if !c.IsEmpty() {
@@ -116,13 +157,15 @@ func (w *Writer) applyChanges() (Result, error) {
 	}
 	m.Commit()
 	now := time.Now()
+	for _, chain := range c.AddedChains {
+		delete(w.stale, chain.Name)
+	}
+	// After the changes, which are not to wait for it.
+	w.deleteStale(now)
 	for _, chain := range c.RemovedChains {
 		if chain.Hook == nil {
 			w.stale[chain.Name] = now
 		}
-	}
-	for _, chain := range c.AddedChains {
-		delete(w.stale, chain.Name)
 	}
 	if len(w.stale) > 0 {
 		result.Again = staleDelay
@@ -143,13 +186,11 @@ func (w *Writer) deleteStale(now time.Time) {
 		return
 	}
 	slices.Sort(names)
-	table := inetTable(w.model.Table)
-	err := transact(func(connection *nftables.Conn) error {
-		for _, name := range names {
-			connection.DelChain(&nftables.Chain{Name: name, Table: table})
-		}
-		return nil
-	})
+	m := &messages{table: w.model.Table}
+	for _, name := range names {
+		m.deleteChain(name)
+	}
+	err := w.transact(m, false)
 	if err != nil {
 		w.log.Warn("failed to delete unused chains, trying again later", "table", w.model.Table, "chains", len(names), "error", err)
 	}
@@ -162,97 +203,78 @@ func (w *Writer) deleteStale(now time.Time) {
 	}
 }
 
-// transact collects messages and sends them in one transaction.
-func transact(fill func(*nftables.Conn) error) error {
-	sending.Lock()
-	defer sending.Unlock()
-	connection, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-		return errors.Join(c.SetWriteBuffer(socketBuffer), c.SetReadBuffer(socketBuffer))
-	}))
-	if err != nil {
-		return err
-	}
-	if err := fill(connection); err != nil {
-		return err
-	}
-	return connection.Flush()
-}
-
 func inetTable(name string) *nftables.Table {
 	return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 }
 
 // send sends changes in one transaction, or the whole table.
 func (w *Writer) send(c Changes, whole bool) error {
-	before, _ := Generation()
-	err := transact(func(connection *nftables.Conn) error {
-		table := inetTable(w.model.Table)
-		if whole {
-			connection.AddTable(table) // deleting a missing table would fail
-			connection.DelTable(table)
-			connection.AddTable(table)
-		}
-		t := transaction{Conn: connection, table: table, sets: map[string]*nftables.Set{}}
-		if whole {
-			return t.fill(w.model, c, nil)
-		}
-		return t.fill(w.model, c, w.stale)
-	})
-	if err != nil {
+	m, stale := &messages{table: w.model.Table}, w.stale
+	if whole {
+		m.addTable() // deleting a missing table would fail
+		m.deleteTable()
+		m.addTable()
+		stale = nil
+	}
+	if err := m.fill(w.model, c, stale); err != nil {
 		return err
 	}
-	// If there was no other transaction in between, the table is still as it was verified, with these changes.
-	if after, err := Generation(); err == nil && after == before+1 && (whole || w.verified == before) {
-		w.verified = after
-	}
-	return nil
-}
-
-// transaction builds the messages of a transaction.
-type transaction struct {
-	*nftables.Conn
-	table *nftables.Table
-	sets  map[string]*nftables.Set
+	return w.transact(m, whole)
 }
 
 // fill adds the messages in an order in which everything exists before it is referred to, and is no longer referred to when it is deleted.
-func (t *transaction) fill(m *Model, c Changes, stale map[string]time.Time) error {
+func (m *messages) fill(model *Model, c Changes, stale map[string]time.Time) error {
 	for _, s := range c.AddedSets {
-		set, err := t.set(s)
-		if err != nil {
+		if err := m.addSet(s); err != nil {
 			return err
-		}
-		if err := t.AddSet(set, nil); err != nil {
-			return fmt.Errorf("add set %s: %w", s.Name, err)
 		}
 	}
 	for _, chain := range c.AddedChains {
 		if _, exists := stale[chain.Name]; !exists {
-			t.AddChain(t.chain(chain))
+			m.addChain(chain)
 		}
 	}
 	for _, chain := range c.ChangedChains {
-		t.FlushChain(&nftables.Chain{Name: chain.Name, Table: t.table})
+		m.flushChain(chain.Name)
 	}
 	for _, chain := range c.RemovedChains {
-		t.FlushChain(&nftables.Chain{Name: chain.Name, Table: t.table})
+		m.flushChain(chain.Name)
 		if chain.Hook != nil {
-			t.DelChain(&nftables.Chain{Name: chain.Name, Table: t.table}) // nothing refers to a base chain
+			m.deleteChain(chain.Name) // nothing refers to a base chain
 		}
 	}
 	for _, chain := range slices.Concat(c.AddedChains, c.ChangedChains) {
 		for _, r := range chain.Rules {
-			t.AddRule(&nftables.Rule{Table: t.table, Chain: &nftables.Chain{Name: chain.Name, Table: t.table}, Exprs: r.exprs, UserData: r.digest()})
+			if err := m.addRule(chain.Name, r); err != nil {
+				return err
+			}
 		}
 	}
-	if err := t.elements(m, c.RemovedElements, t.SetDeleteElements); err != nil {
+	if err := m.fillElements(unix.NFT_MSG_DELSETELEM, deletes, model, c.RemovedElements); err != nil {
 		return err
 	}
-	if err := t.elements(m, c.AddedElements, t.SetAddElements); err != nil {
+	if err := m.fillElements(unix.NFT_MSG_NEWSETELEM, adds, model, c.AddedElements); err != nil {
 		return err
 	}
 	for _, name := range c.RemovedSets {
-		t.DelSet(&nftables.Set{Name: name, Table: t.table})
+		m.deleteSet(name)
+	}
+	return nil
+}
+
+// fillElements adds messages about elements, which are in the order of their sets.
+func (m *messages) fillElements(kind int, flags netlink.HeaderFlags, model *Model, all []Element) error {
+	for len(all) > 0 {
+		entry := model.sets[all[0].Set]
+		if entry == nil {
+			return fmt.Errorf("element of set %s, which does not exist", all[0].Set)
+		}
+		n := slices.IndexFunc(all, func(e Element) bool { return e.Set != all[0].Set })
+		if n < 0 {
+			n = len(all)
+		}
+		m.elements(kind, flags, entry.content, all[:n])
+		all = all[n:]
 	}
 	return nil
 }
@@ -269,37 +291,6 @@ var hookPoints = map[string]*nftables.ChainHook{
 	"output": nftables.ChainHookOutput, "postrouting": nftables.ChainHookPostrouting,
 }
 
-func (t *transaction) chain(c Chain) *nftables.Chain {
-	chain := &nftables.Chain{Name: c.Name, Table: t.table}
-	if c.Hook != nil {
-		chain.Type, chain.Hooknum = nftables.ChainType(c.Hook.Type), hookPoints[c.Hook.Point]
-		chain.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(c.Hook.Priority))
-	}
-	return chain
-}
-
-// set is a set in nftables' terms.
-func (t *transaction) set(s Set) (*nftables.Set, error) {
-	if set := t.sets[s.Name]; set != nil {
-		return set, nil
-	}
-	key, err := concatType(s.Key)
-	if err != nil {
-		return nil, fmt.Errorf("key of set %s: %w", s.Name, err)
-	}
-	set := &nftables.Set{
-		Table: t.table, Name: s.Name, KeyType: key, Concatenation: len(s.Key) > 1, Interval: s.Interval, IsMap: len(s.Value) > 0,
-		HasTimeout: s.Timeout > 0, Dynamic: s.Timeout > 0, Timeout: s.Timeout, Size: s.Size,
-	}
-	if set.IsMap {
-		if set.DataType, err = concatType(s.Value); err != nil {
-			return nil, fmt.Errorf("value of map %s: %w", s.Name, err)
-		}
-	}
-	t.sets[s.Name] = set
-	return set, nil
-}
-
 func concatType(types []Type) (nftables.SetDatatype, error) {
 	if len(types) == 1 {
 		return types[0].datatype(), nil
@@ -309,54 +300,6 @@ func concatType(types []Type) (nftables.SetDatatype, error) {
 		all[i] = t.datatype()
 	}
 	return nftables.ConcatSetType(all...)
-}
-
-// elements adds messages about elements, which are sorted by set. Each message has a bounded size.
-func (t *transaction) elements(m *Model, all []Element, message func(*nftables.Set, []nftables.SetElement) error) error {
-	for len(all) > 0 {
-		entry := m.sets[all[0].Set]
-		if entry == nil {
-			return fmt.Errorf("element of set %s, which does not exist", all[0].Set)
-		}
-		set, err := t.set(entry.content)
-		if err != nil {
-			return err
-		}
-		var batch []nftables.SetElement
-		size, n := 0, 0
-		for ; n < len(all) && all[n].Set == set.Name && size < maxMessage; n++ {
-			batch = append(batch, entry.content.encode(all[n])...)
-			size += 2*len(all[n].Key) + len(all[n].Value) + 64
-		}
-		if err := message(set, batch); err != nil {
-			return fmt.Errorf("elements of set %s: %w", set.Name, err)
-		}
-		all = all[n:]
-	}
-	return nil
-}
-
-// encode is an element in nftables' terms. A range of keys with one field is two elements: its start, and the first key after its end.
-func (s Set) encode(e Element) []nftables.SetElement {
-	element := nftables.SetElement{Key: []byte(e.Key)}
-	switch {
-	case len(s.Value) == 1 && s.Value[0] == Verdict:
-		element.VerdictData = parseVerdict(e.Value)
-	case len(s.Value) > 0:
-		element.Val = []byte(e.Value)
-	}
-	if e.End == "" {
-		return []nftables.SetElement{element}
-	}
-	if len(s.Key) > 1 {
-		element.KeyEnd = []byte(e.End)
-		return []nftables.SetElement{element}
-	}
-	after, ok := increment(e.End)
-	if !ok {
-		return []nftables.SetElement{element}
-	}
-	return []nftables.SetElement{element, {Key: []byte(after), IntervalEnd: true}}
 }
 
 // increment returns the next key in network byte order, and false after the last one.
@@ -376,22 +319,25 @@ var verdictKinds = map[string]expr.VerdictKind{
 }
 
 // parseVerdict returns the verdict with a text such as "goto reject".
-func parseVerdict(text string) *expr.Verdict {
+func parseVerdict(text string) expr.Verdict {
 	name, chain, _ := strings.Cut(text, " ")
 	kind, ok := verdictKinds[name]
 	if !ok {
 		panic(fmt.Sprintf("nft: %q is not a verdict", text))
 	}
-	return &expr.Verdict{Kind: kind, Chain: chain}
+	return expr.Verdict{Kind: kind, Chain: chain}
 }
 
 // Remove removes a table. It may be missing.
 func Remove(table string) error {
-	err := transact(func(connection *nftables.Conn) error {
-		connection.AddTable(inetTable(table))
-		connection.DelTable(inetTable(table))
-		return nil
-	})
+	m := &messages{table: table}
+	m.addTable()
+	m.deleteTable()
+	connection, err := dial()
+	if err == nil {
+		defer connection.Close()
+		err = transact(connection, m)
+	}
 	if err != nil {
 		return fmt.Errorf("remove nftables table %s: %w", table, err)
 	}

@@ -25,8 +25,16 @@ func Primary(node *corev1.Node) (primary []netip.Addr) {
 
 // Parse parses an address of an API object. Old objects may have IPv4 addresses with leading zeros.
 func Parse(text string) (netip.Addr, bool) {
-	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(text))
-	return a.Unmap(), ok
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		var ok bool
+		a, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(text))
+		return a.Unmap(), ok
+	}
+	if a.Zone() != "" {
+		return netip.Addr{}, false
+	}
+	return a.Unmap(), true
 }
 
 // PodCIDRs are the first pod CIDRs of each family of a node.

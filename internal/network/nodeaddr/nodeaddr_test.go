@@ -25,6 +25,21 @@ func TestPrimary(t *testing.T) {
 	}
 }
 
+func TestParse(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1", "010.0.0.01": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "fd00::1": "fd00::1", "FD00:0::1": "fd00::1",
+		"": "", "10.0.0": "", "10.0.0.256": "", "fe80::1%eth0": "", "10.0.0.1/24": "",
+	} {
+		got := ""
+		if a, ok := Parse(text); ok {
+			got = a.String()
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestPodCIDRs(t *testing.T) {
 	for _, test := range []struct {
 		spec corev1.NodeSpec

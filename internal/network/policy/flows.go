@@ -142,7 +142,7 @@ func (d *deniedFlows) concerns(fam family) bool {
 }
 
 // cutDenied deletes the kernel's entries of denied connections and returns their number. The next packets are those of new connections.
-func cutDenied(d *deniedFlows) (deleted int, err error) {
+func cutDenied(conntrack *netlink.Handle, d *deniedFlows) (deleted int, err error) {
 	for _, fam := range families {
 		if !d.concerns(fam) {
 			continue
@@ -151,7 +151,7 @@ func cutDenied(d *deniedFlows) (deleted int, err error) {
 		if fam.is4 {
 			number = unix.AF_INET
 		}
-		n, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, number, d)
+		n, err := conntrack.ConntrackDeleteFilters(netlink.ConntrackTable, number, d)
 		deleted += int(n)
 		if err != nil {
 			return deleted, fmt.Errorf("delete conntrack entries: %w", err)

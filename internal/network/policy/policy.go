@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,6 +58,8 @@ type Policy struct {
 	compiler *Compiler
 	writer   *nft.Writer
 	affected map[netip.Addr]bool
+	// conntrack is the connection by which connections are deleted; nil: it is not open. It is kept, as that of the writer is.
+	conntrack *netlink.Handle
 	// answers are looked for at answersDue.
 	answers    map[datagrams]int
 	answersDue time.Time
@@ -141,6 +146,8 @@ func (p *Policy) Run(ctx context.Context) error {
 	if syncloop.WaitUntil(ctx, p.hasSynced) {
 		p.loop.Run(ctx)
 	}
+	p.writer.Close()
+	p.closeConntrack()
 	return nil
 }
 
@@ -244,6 +251,13 @@ func (p *Policy) syncPod(key types.NamespacedName, a *announcement) {
 	p.compiler.DeletePod(key)
 }
 
+func (p *Policy) closeConntrack() {
+	if p.conntrack != nil {
+		p.conntrack.Close()
+		p.conntrack = nil
+	}
+}
+
 // cut deletes the connections that have become denied, and those that answers of connections cut before have begun.
 func (p *Policy) cut(now time.Time) error {
 	answersDue := len(p.answers) > 0 && !now.Before(p.answersDue)
@@ -263,9 +277,15 @@ func (p *Policy) cut(now time.Time) error {
 		answers = p.answers
 	}
 	denied := newDeniedFlows(p.compiler, p.affected, host, answers)
-	deleted, err := cutDenied(denied)
+	if p.conntrack == nil {
+		if p.conntrack, err = netlink.NewHandle(unix.NETLINK_NETFILTER); err != nil {
+			return fmt.Errorf("open a connection to conntrack: %w", err)
+		}
+	}
+	deleted, err := cutDenied(p.conntrack, denied)
 	p.Metrics.cut(deleted)
 	if err != nil {
+		p.closeConntrack()
 		return err
 	}
 	p.affected = map[netip.Addr]bool{}

@@ -312,7 +312,7 @@ func TestDeniedConnectionsAreCut(t *testing.T) {
 			if _, err := writer.Apply(); err != nil {
 				t.Fatal(err)
 			}
-			deleted, err := cutDenied(newDeniedFlows(compiler, affected, nil, nil))
+			deleted, err := cutDenied(&netlink.Handle{}, newDeniedFlows(compiler, affected, nil, nil))
 			if err != nil || deleted != 1 {
 				t.Fatalf("%d connections are cut, %v", deleted, err)
 			}
@@ -352,7 +352,7 @@ func BenchmarkEnforcePodChange(b *testing.B) {
 		if result, err := writer.Apply(); err != nil || result.Rebuilt {
 			b.Fatalf("%+v, %v", result, err)
 		}
-		if _, err := cutDenied(newDeniedFlows(compiler, affected, nil, nil)); err != nil {
+		if _, err := cutDenied(&netlink.Handle{}, newDeniedFlows(compiler, affected, nil, nil)); err != nil {
 			b.Fatal(err)
 		}
 	}

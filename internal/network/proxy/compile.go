@@ -314,5 +314,5 @@ func (c portCompiler) firewall() string {
 
 // isEmpty reports whether a Service means nothing for the node.
 func (c Compiled) isEmpty() bool {
-	return len(c.Part.Elements) == 0 && c.HealthCheckPort == 0 && len(c.Datagrams) == 0
+	return len(c.Part.Elements)+len(c.Datagrams)+len(c.NoLocalInternal)+len(c.NoLocalExternal) == 0 && c.HealthCheckPort == 0
 }

@@ -69,7 +69,7 @@ type Proxy struct {
 	model    *nft.Model
 	loop     *syncloop.Loop
 
-	// The following are used by the sync loop alone.
+	// The following are used by the sync loop alone. compiled are the Services that mean something besides their rules, without those.
 	compiled  map[types.NamespacedName]Compiled
 	node      Node
 	datagrams datagramChanges
@@ -211,6 +211,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return nil
 	})
 	err := group.Wait()
+	p.writer.Close()
 	p.checks.close()
 	return err
 }
@@ -311,11 +312,10 @@ func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) {
 		}
 		p.datagrams.add(key, old.Datagrams, c.Datagrams)
 		p.model.Replace(key.String(), c.Part)
+		c.Part = nft.Part{} // the model has it
 		if c.isEmpty() {
 			delete(p.compiled, key)
 		} else {
-			// The model keeps the part.
-			c.Part = nft.Part{}
 			p.compiled[key] = c
 		}
 	}
