@@ -41,25 +41,26 @@ func planRules(s Settings) nft.Part {
 	hook := func(name, kind, point string, priority int32, rules ...nft.Rule) nft.Chain {
 		return nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}, Rules: rules}
 	}
-	var rejected, toPorts []nft.Rule
+	var rejected, fromHost, toPorts []nft.Rule
 	for _, p := range s.ServiceCIDRs {
 		// Only what is routed to the bridge: a network of the host in the CIDR has a route of its own, and stays reachable.
-		rejected = append(rejected, nft.NewRule(nft.Destination(p), nft.ToInterface(s.Bridge), nft.RejectHost()))
+		unowned := nft.NewRule(nft.Destination(p), nft.ToInterface(s.Bridge))
+		rejected = append(rejected, nft.NewRule(unowned, nft.RejectHost()))
+		fromHost = append(fromHost, nft.NewRule(unowned, nft.Goto("unowned")))
 		// The host has the address of the cluster's DNS. It is no address for host ports.
 		toPorts = append(toPorts, nft.NewRule(nft.Destination(p), nft.Accept()))
 	}
 	toPorts = append(toPorts, nft.NewRule(nft.ToThisHost(), nft.Jump("host-ports")))
-	fromHost := append([]nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Accept())}, rejected...)
-	bridge := nft.FromInterface(s.Bridge)
 	part := nft.Part{Chains: []nft.Chain{
 		// route_localnet is enabled for host ports. Other packets from or to loopback addresses are dropped.
-		hook("guard", "filter", "prerouting", -300,
-			nft.NewRule(bridge, nft.Destination(loopback), nft.Drop()), nft.NewRule(bridge, nft.Source(loopback), nft.Drop())),
+		hook("guard", "filter", "prerouting", -300, nft.NewRule(nft.FromInterface(s.Bridge), nft.Goto("guard-pods"))),
+		{Name: "guard-pods", Rules: []nft.Rule{nft.NewRule(nft.Destination(loopback), nft.Drop()), nft.NewRule(nft.Source(loopback), nft.Drop())}},
 		hook("ports-in", "nat", "prerouting", -100, toPorts...),
 		hook("ports-out", "nat", "output", -100, toPorts...),
 		// After the Service proxy, which decides about the addresses of its Services. What is left belongs to nobody.
 		hook("unowned-forward", "filter", "forward", unownedPriority, rejected...),
 		hook("unowned-output", "filter", "output", unownedPriority, fromHost...),
+		{Name: "unowned", Rules: []nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Accept()), nft.NewRule(nft.RejectHost())}},
 	}}
 	ports := nft.Chain{Name: "host-ports"}
 	throughHostPort := nft.HasMark(hostPortMark)

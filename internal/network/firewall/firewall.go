@@ -30,7 +30,9 @@ const (
 	checkPeriod = time.Second
 	// nodesPriority is that of the chain that drops packets of others than nodes: before all filters.
 	nodesPriority = -150
-	nodesOwner    = "nodes"
+	// untrackedPriority is that of the chains that keep packets between nodes from connection tracking: before it.
+	untrackedPriority = -300
+	nodesOwner        = "nodes"
 )
 
 // Settings say which packets are those of pods.
@@ -69,12 +71,13 @@ type Tunnel struct {
 	Port uint16
 	// Authenticated is whether the tunnel itself recognizes the packets of nodes. Packets of other tunnels are accepted from the addresses of nodes alone.
 	Authenticated bool
-	// Nodes are the sorted addresses of the other nodes.
+	// Local is the address of this node in the packets of a tunnel without authentication, Nodes are the sorted ones of the other nodes.
+	Local netip.Addr
 	Nodes []netip.Addr
 }
 
 func (t Tunnel) equal(other Tunnel) bool {
-	return t.Port == other.Port && t.Authenticated == other.Authenticated && slices.Equal(t.Nodes, other.Nodes)
+	return t.Port == other.Port && t.Authenticated == other.Authenticated && t.Local == other.Local && slices.Equal(t.Nodes, other.Nodes)
 }
 
 // New makes a firewall. It starts nothing.
@@ -121,6 +124,7 @@ func (f *Firewall) setProblem(err error) {
 
 // Run keeps the rules until ctx is done. They stay in the kernel.
 func (f *Firewall) Run(ctx context.Context) error {
+	defer f.writer.Close()
 	ticker := time.NewTicker(checkPeriod)
 	defer ticker.Stop()
 	for {
@@ -248,33 +252,56 @@ func (f *Firewall) apply(c change, kinds []acceptance) error {
 // nodesPart drops packets to the port of a tunnel without authentication that no node has sent: those that others send to this host, and those that pods
 // of this host send to another one, where they would have this host's address, because they are masqueraded. Nodes may have more addresses than the
 // API says, so pods reach the port at those of other pods alone.
+//
+// A base chain has one rule that most packets do not match: every packet of the host passes all base chains.
 func nodesPart(s Settings, t Tunnel) nft.Part {
 	if t.Port == 0 || t.Authenticated {
 		return nft.Part{}
 	}
 	part := nft.Part{}
-	input := nft.Chain{Name: "nodes", Hook: &nft.Hook{Type: "filter", Point: "input", Priority: nodesPriority}}
+	toTunnel := nft.UDPPort(t.Port)
+	fromNodes := nft.Chain{Name: "from-nodes"}
 	for _, is4 := range []bool{true, false} {
-		set := nft.Set{Name: "nodes6", Key: []nft.Type{nft.AddrType(is4)}}
-		if is4 {
-			set.Name = "nodes4"
-		}
+		set := nodesSet(is4)
 		part.Sets = append(part.Sets, set)
-		input.Rules = append(input.Rules, nft.NewRule(nft.Family(is4), nft.UDPPort(t.Port), nft.NotIn(set.Name, nft.SourceAddr(is4)), nft.Drop()))
+		fromNodes.Rules = append(fromNodes.Rules, nft.NewRule(nft.Family(is4), nft.NotIn(set.Name, nft.SourceAddr(is4)), nft.Drop()))
 		for _, a := range t.Nodes {
 			if a.Is4() == is4 {
 				part.Elements = append(part.Elements, nft.Element{Set: set.Name, Key: nft.Bytes(a)})
 			}
 		}
 	}
-	forward := nft.Chain{Name: "pods", Hook: &nft.Hook{Type: "filter", Point: "forward", Priority: nodesPriority}}
-	fromPods := nft.NewRule(nft.FromInterface(s.Bridge), nft.UDPPort(t.Port))
+	fromPods := nft.Chain{Name: "from-pods"}
 	for _, p := range s.ClusterCIDRs {
-		forward.Rules = append(forward.Rules, nft.NewRule(fromPods, nft.Destination(p), nft.Accept()))
+		fromPods.Rules = append(fromPods.Rules, nft.NewRule(nft.Destination(p), nft.Accept()))
 	}
-	forward.Rules = append(forward.Rules, nft.NewRule(fromPods, nft.Drop()))
-	part.Chains = []nft.Chain{input, forward}
+	fromPods.Rules = append(fromPods.Rules, nft.NewRule(nft.Drop()))
+	hook := func(name, point string, priority int32, rule nft.Rule) nft.Chain {
+		return nft.Chain{Name: name, Hook: &nft.Hook{Type: "filter", Point: point, Priority: priority}, Rules: []nft.Rule{rule}}
+	}
+	part.Chains = []nft.Chain{
+		fromNodes, fromPods,
+		hook("nodes", "input", nodesPriority, nft.NewRule(toTunnel, nft.Goto(fromNodes.Name))),
+		hook("pods", "forward", nodesPriority, nft.NewRule(toTunnel, nft.FromInterface(s.Bridge), nft.Goto(fromPods.Name))),
+	}
+	if t.Local.IsValid() {
+		// Packets between nodes are not tracked as connections: those inside of them are. The packets of a pod that has a tunnel of its own have other addresses.
+		is4, local := t.Local.Is4(), netip.PrefixFrom(t.Local, t.Local.BitLen())
+		set := nodesSet(is4).Name
+		part.Chains = append(part.Chains,
+			hook("untracked-in", "prerouting", untrackedPriority, nft.NewRule(toTunnel, nft.Destination(local), nft.In(set, nft.SourceAddr(is4)), nft.NoTrack())),
+			hook("untracked-out", "output", untrackedPriority, nft.NewRule(toTunnel, nft.Source(local), nft.In(set, nft.DestinationAddr(is4)), nft.NoTrack())))
+	}
 	return part
+}
+
+// nodesSet are the addresses of the other nodes.
+func nodesSet(is4 bool) nft.Set {
+	set := nft.Set{Name: "nodes6", Key: []nft.Type{nft.AddrType(is4)}}
+	if is4 {
+		set.Name = "nodes4"
+	}
+	return set
 }
 
 // Remove removes the own table, and the rules in chains of other programs.

@@ -5,9 +5,12 @@ package firewall
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -353,6 +356,61 @@ func testNodes(t *testing.T, family nftables.TableFamily) {
 	w.sync()
 	if err := ask(); err != nil {
 		t.Errorf("a packet of a node: %v", err)
+	}
+}
+
+// trackedTo are the destinations of the connections to a port that the kernel tracks, sorted.
+func trackedTo(t *testing.T, port uint16) (destinations []string) {
+	t.Helper()
+	flows, err := hostnet.Dump(func() ([]*netlink.ConntrackFlow, error) {
+		return netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, flow := range flows {
+		if flow.Forward.DstPort == port {
+			destinations = append(destinations, flow.Forward.DstIP.String())
+		}
+	}
+	slices.Sort(destinations)
+	return destinations
+}
+
+// TestPacketsBetweenNodesAreNotTracked checks that the packets of the tunnel belong to no connections, and those that pods send to the same port do.
+func TestPacketsBetweenNodesAreNotTracked(t *testing.T) {
+	const port = 8472
+	w := newWorld(t)
+	other := netns.New(t)
+	other.Connect(t, "overlay", []string{"10.42.1.1/32"}, []string{"10.42.2.2/32"})
+	for _, space := range []netns.Namespace{{}, w.outside, other} {
+		space.Serve(t, "server", strconv.Itoa(port))
+	}
+	foreign(t, nftables.TableFamilyINet, nftables.ChainHookInput, nftables.ChainPolicyAccept) // makes the kernel track connections
+	local, node := netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("192.168.7.9")
+	for _, test := range []struct {
+		tunnel Tunnel
+		want   string
+	}{
+		{Tunnel{}, "[10.42.2.2 192.168.7.1 192.168.7.9]"},
+		{Tunnel{Port: port, Local: local, Nodes: []netip.Addr{node}}, "[10.42.2.2]"},
+	} {
+		w.firewall.SetTunnel(test.tunnel)
+		w.sync()
+		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []struct {
+			from netns.Namespace
+			to   string
+		}{{w.outside, "192.168.7.1"}, {netns.Namespace{}, "192.168.7.9"}, {w.pod, "10.42.2.2"}} {
+			if _, _, err := path.from.Ask("udp", netip.AddrPortFrom(netip.MustParseAddr(path.to), port).String(), long); err != nil {
+				t.Errorf("to %s: %v", path.to, err)
+			}
+		}
+		if got := fmt.Sprint(trackedTo(t, port)); got != test.want {
+			t.Errorf("tunnel %+v: connections to %s are tracked, want %s", test.tunnel, got, test.want)
+		}
 	}
 }
 

@@ -157,7 +157,7 @@ route fd42:0:0:2::/64 dev skiff-wireguard`, "",
 func TestTunnel(t *testing.T) {
 	nodes := []Node{testNode(3), testNode(1), testNode(2)}
 	for backend, want := range map[Backend]Tunnel{
-		VXLAN: {Port: VXLANPort, Nodes: addrs("192.168.7.2", "192.168.7.3")}, WireGuard: {Port: WireGuardPort, Authenticated: true}, HostGW: {},
+		VXLAN: {Port: VXLANPort, Local: addrs("192.168.7.1")[0], Nodes: addrs("192.168.7.2", "192.168.7.3")}, WireGuard: {Port: WireGuardPort, Authenticated: true}, HostGW: {},
 	} {
 		state, problems := Compile(testSettings(backend), nodes)
 		if got := state.tunnel(); fmt.Sprint(got) != fmt.Sprint(want) || len(problems) > 0 {

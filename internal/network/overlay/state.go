@@ -139,7 +139,8 @@ type Tunnel struct {
 	// Authenticated is whether the link recognizes the packets of other nodes by their keys. They may come from any address then: that which the routes
 	// of the other node choose, or that of a router between the nodes.
 	Authenticated bool
-	// Nodes are the sorted addresses that the packets of a link without authentication come from.
+	// Local is the address that the packets of a link without authentication are sent from and to, Nodes are the sorted ones of the other ends.
+	Local netip.Addr
 	Nodes []netip.Addr
 }
 
@@ -151,7 +152,7 @@ func (s State) tunnel() Tunnel {
 	}
 	nodes := slices.Collect(maps.Values(s.Forwarding))
 	slices.SortFunc(nodes, netip.Addr.Compare)
-	return Tunnel{Port: link.Port, Authenticated: link.Type == linkWireGuard, Nodes: slices.Compact(nodes)}
+	return Tunnel{Port: link.Port, Authenticated: link.Type == linkWireGuard, Local: link.Local, Nodes: slices.Compact(nodes)}
 }
 
 // String is the state as text, one line for each entry, in an order that does not depend on how it came about.

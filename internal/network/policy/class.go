@@ -281,8 +281,15 @@ func (p *pod) peerPart() (part nft.Part) {
 	return part
 }
 
-// targetPart are the elements that isolate a pod.
+// targetPart are the elements that isolate a pod, and the base chains that it needs. That of egress also drops what belongs to no connection of a pod
+// that is isolated in either direction.
 func (p *pod) targetPart() (part nft.Part) {
+	if len(p.addresses) > 0 && (p.profiles[ingress] != nil || p.profiles[egress] != nil) {
+		part.Chains = append(part.Chains, egress.hook())
+		if p.profiles[ingress] != nil {
+			part.Chains = append(part.Chains, ingress.hook())
+		}
+	}
 	add := func(set, key, value string) {
 		part.Elements = append(part.Elements, nft.Element{Set: set, Key: key, Value: value})
 	}

@@ -152,6 +152,11 @@ func TestShapes(t *testing.T) {
 			c := s.cluster()
 			compiler, m := c.compile(t)
 			checkGolden(t, "shape "+s.name, withoutBase(m.String()))
+			for d, want := range map[direction]bool{egress: compiler.hasTargets(), ingress: len(compiler.profiles[ingress]) > 0} {
+				if have := strings.Contains(m.String(), "chain "+d.String()+" { type filter hook forward"); have != want {
+					t.Errorf("packets pass the chain %s: %v, want %v", d, have, want)
+				}
+			}
 			for _, f := range c.flows(nft.TCP, nft.UDP, nft.SCTP) {
 				want := c.allows(f.Flow)
 				if have := tableAllows(m, f.Flow); have != want {

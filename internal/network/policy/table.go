@@ -81,23 +81,31 @@ func (s side) chain() string { return s.String() + s.suffix }
 // base is the part of the table that depends on no object.
 func base() (part nft.Part) {
 	for _, d := range directions {
-		hook := &nft.Hook{Type: "filter", Point: "forward", Priority: ingressPriority}
-		if d == egress {
-			hook.Priority = egressPriority
-		}
-		first := nft.Chain{Name: d.String(), Hook: hook, Rules: []nft.Rule{nft.NewRule(nft.StateEstablished(), nft.Accept())}}
 		for _, f := range families {
 			s := side{d, f}
-			first.Rules = append(first.Rules, nft.NewRule(nft.Family(f.is4), nft.Goto(s.chain())))
 			part.Sets = append(part.Sets, s.pods(), s.peers(), s.blocks())
 			part.Chains = append(part.Chains, s.check())
 		}
-		part.Chains = append(part.Chains, first)
 	}
 	for _, f := range families {
 		part.Sets = append(part.Sets, f.isolated(), f.self())
 	}
 	return part
+}
+
+// hook is the base chain of a direction. It exists while a pod is isolated, because every packet that the host forwards passes it.
+func (d direction) hook() nft.Chain {
+	c := nft.Chain{
+		Name: d.String(), Hook: &nft.Hook{Type: "filter", Point: "forward", Priority: ingressPriority},
+		Rules: []nft.Rule{nft.NewRule(nft.StateEstablished(), nft.Accept())},
+	}
+	if d == egress {
+		c.Hook.Priority = egressPriority
+	}
+	for _, f := range families {
+		c.Rules = append(c.Rules, nft.NewRule(nft.Family(f.is4), nft.Goto(side{d, f}.chain())))
+	}
+	return c
 }
 
 // check is the chain that checks the first packets of connections.

@@ -149,32 +149,54 @@ func base(s Settings, node Node) nft.Part {
 	hook := func(name, kind, point string, priority int32) *nft.Chain {
 		return &nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}}
 	}
-	// Sources are checked before the destination is translated. Rejecting needs the hooks input, forward and output.
-	preroutingFilter, outputPreFilter := hook("filter-prerouting-pre-dnat", "filter", "prerouting", -110), hook("filter-output-pre-dnat", "filter", "output", -110)
+	// Rejecting needs the hooks input, forward and output.
 	input, forward, output := hook("filter-input", "filter", "input", 0), hook("filter-forward", "filter", "forward", 0), hook("filter-output", "filter", "output", 0)
 	prerouting, outputNAT := hook("nat-prerouting", "nat", "prerouting", -100), hook("nat-output", "nat", "output", -100)
 	postrouting := hook("nat-postrouting", "nat", "postrouting", 100)
 	postrouting.Rules = append(postrouting.Rules, nft.NewRule(nft.HasMark(s.MasqueradeMark), nft.ClearMark(s.MasqueradeMark), nft.Masquerade()))
+	input.Rules = onNew("nodeport-endpoints-check", "service-endpoints-check")
+	forward.Rules = onNew("service-endpoints-check", "cluster-ips-check")
+	output.Rules = onNew("service-endpoints-check", "cluster-ips-check")
 	for _, f := range families {
-		onNew := func(chain string) nft.Rule {
-			return nft.NewRule(nft.StateNew(), nft.Family(f.is4), nft.Jump(chain+f.suffix))
-		}
-		preroutingFilter.Rules = append(preroutingFilter.Rules, onNew("firewall-check"))
-		outputPreFilter.Rules = append(outputPreFilter.Rules, onNew("firewall-check"))
-		input.Rules = append(input.Rules, onNew("nodeport-endpoints-check"), onNew("service-endpoints-check"))
-		forward.Rules = append(forward.Rules, onNew("service-endpoints-check"), onNew("cluster-ips-check"))
-		output.Rules = append(output.Rules, onNew("service-endpoints-check"), onNew("cluster-ips-check"))
-		services := nft.NewRule(nft.Family(f.is4), nft.Jump("services"+f.suffix))
+		services := f.jump("services")
 		prerouting.Rules, outputNAT.Rules = append(prerouting.Rules, services), append(outputNAT.Rules, services)
 		// A pod that reaches itself through a Service would receive a packet from its own address.
 		postrouting.Rules = append(postrouting.Rules, nft.NewRule(nft.StatusDNAT(), nft.Family(f.is4),
 			nft.In(f.hairpin().Name, append([]nft.Field{nft.SourceAddr(f.is4)}, f.destination()...)...), nft.Masquerade()))
 		f.addBase(&part, s, node)
 	}
-	for _, c := range []*nft.Chain{preroutingFilter, outputPreFilter, input, forward, output, prerouting, outputNAT, postrouting} {
+	for _, c := range []*nft.Chain{input, forward, output, prerouting, outputNAT, postrouting} {
 		part.Chains = append(part.Chains, *c)
 	}
 	return part
+}
+
+// jump continues packets of the family with its chain of a name.
+func (f family) jump(chain string) nft.Rule {
+	return nft.NewRule(nft.Family(f.is4), nft.Jump(chain+f.suffix))
+}
+
+// onNew are the rules of a base chain that sends the first packets of connections through chains. All other packets pass one rule.
+func onNew(chains ...string) []nft.Rule {
+	rules := []nft.Rule{nft.NewRule(nft.StateNotNew(), nft.Accept())}
+	for _, f := range families {
+		for _, chain := range chains {
+			rules = append(rules, f.jump(chain))
+		}
+	}
+	return rules
+}
+
+// sourceChecks are the base chains that check sources, before the destination is translated. They exist while a Service has source ranges, because
+// every packet of the host passes them.
+func sourceChecks() []nft.Chain {
+	var chains []nft.Chain
+	for _, point := range []string{"prerouting", "output"} {
+		chains = append(chains, nft.Chain{
+			Name: "filter-" + point + "-pre-dnat", Hook: &nft.Hook{Type: "filter", Point: point, Priority: -110}, Rules: onNew("firewall-check"),
+		})
+	}
+	return chains
 }
 
 // addBase adds the sets and chains of a family.

@@ -38,6 +38,9 @@ type DatagramPort struct {
 	Endpoints []netip.AddrPort
 }
 
+// protocolOf are the protocols of the API.
+var protocolOf = map[nft.Proto]corev1.Protocol{nft.TCP: corev1.ProtocolTCP, nft.UDP: corev1.ProtocolUDP, nft.SCTP: corev1.ProtocolSCTP}
+
 // Compile computes the part of the table for a Service. slicesOfService are its EndpointSlices.
 func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*discoveryv1.EndpointSlice) Compiled {
 	var result Compiled
@@ -45,7 +48,6 @@ func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*
 		return result
 	}
 	byPort := endpointsByPort(slicesOfService, node.Name)
-	protocolOf := map[nft.Proto]corev1.Protocol{nft.TCP: corev1.ProtocolTCP, nft.UDP: corev1.ProtocolUDP, nft.SCTP: corev1.ProtocolSCTP}
 	c := compiler{settings: s, node: node, chains: map[string]bool{}}
 	for _, port := range servicePorts(service) {
 		all := byPort[portKey{port.portName, protocolOf[port.proto], port.is4}]
@@ -103,11 +105,16 @@ func (c *compiler) element(set nft.Set, key, value string) {
 
 // chain adds a chain unless the part has it, and returns its name.
 func (c *compiler) chain(name string, rules ...nft.Rule) string {
-	if !c.chains[name] {
-		c.chains[name] = true
-		c.part.Chains = append(c.part.Chains, nft.Chain{Name: name, Rules: rules})
-	}
+	c.addChain(nft.Chain{Name: name, Rules: rules})
 	return name
+}
+
+// addChain adds a chain unless the part has it.
+func (c *compiler) addChain(chain nft.Chain) {
+	if !c.chains[chain.Name] {
+		c.chains[chain.Name] = true
+		c.part.Chains = append(c.part.Chains, chain)
+	}
 }
 
 // portCompiler compiles one port in one family.
@@ -308,6 +315,9 @@ func (c portCompiler) firewall() string {
 		for _, a := range c.loadBalancerIPs {
 			rules = append(rules, nft.NewRule(nft.Source(netip.PrefixFrom(a, a.BitLen())), nft.Return()))
 		}
+	}
+	for _, check := range sourceChecks() {
+		c.addChain(check)
 	}
 	return c.chain(c.chainName("firewall", "%s", c.name), append(rules, nft.NewRule(nft.Drop()))...)
 }
