@@ -87,7 +87,7 @@ func liveHeap() int64 {
 }
 
 // maxServiceMemory bounds the live heap in bytes for a Service with ten endpoints: the objects and the rules.
-const maxServiceMemory = 9000
+const maxServiceMemory = 6500
 
 func TestMemoryPerService(t *testing.T) {
 	const count, endpointCount = 2000, 10
