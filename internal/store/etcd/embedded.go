@@ -111,6 +111,7 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	if err := e.lacksSpace(0, forWrites); err != nil {
 		e.reject(1, err)
 	}
+	e.wait.Go(func() { e.unmapPeriodically(e.running) })
 	return e, nil
 }
 
