@@ -48,6 +48,7 @@ type APIServer struct {
 	Admission       Admission
 	Audit           Audit
 	Encryption      Encryption
+	Snapshots       Snapshots
 	LogLevel        string
 	// EgressSelectorFile is an EgressSelectorConfiguration. Without it all servers are reached by the network of the host.
 	EgressSelectorFile string
@@ -150,6 +151,7 @@ func DefaultAPIServer() APIServer {
 		HTTP:            HTTP{MinRequestTimeout: 1800},
 		KubeletClient:   defaultKubeletClient(),
 		Aggregation:     defaultAggregation(),
+		Snapshots:       defaultSnapshots(),
 		LogLevel:        "info",
 		Profiling:       true,
 	}
@@ -168,6 +170,7 @@ func (c *APIServer) Flags(groups *FlagGroups) {
 	c.networkingFlags(groups, "service-cluster-ip-range")
 	c.Etcd.flags(groups)
 	c.Encryption.flags(groups)
+	c.Snapshots.flags(groups)
 	c.accessFlags(groups)
 }
 
@@ -344,6 +347,7 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	if c.Encryption.Reload && c.Encryption.File == "" {
 		fail("encryption-provider-config-automatic-reload", "requires --encryption-provider-config")
 	}
+	errs = append(errs, c.Snapshots.validate(len(c.Etcd.Servers) > 0))
 	errs = append(errs, c.TLS.validate(), c.HTTP.validate(), c.KubeletClient.validate(), c.Aggregation.validate(), c.Authentication.validate(), c.Audit.validate())
 	return errors.Join(errs...)
 }

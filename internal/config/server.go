@@ -84,6 +84,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 	c.NodeProxy.flags(groups)
 	c.Etcd.flags(groups)
 	c.Encryption.flags(groups)
+	c.Snapshots.flags(groups)
 	c.accessFlags(groups)
 	c.NodeLifecycle.flags(groups)
 }

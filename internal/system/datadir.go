@@ -14,7 +14,8 @@ import (
 
 // dataEntries are what skiff makes in its data directory. The last is removed last, so that a removal can be repeated.
 var dataEntries = []string{
-	adminKubeconfig, "cni", "containerd", "dns", "etcd", "images", "kubelet", lockFile, "network", "pki", "registries", tokenFile, "volumes", markerFile,
+	adminKubeconfig, "cni", "containerd", "dns", "etcd", "images", "kubelet", lockFile, "network", "pki", "registries",
+	replacedDir, restoreDir, preparedDir, restoredFiles, snapshotDir, snapshotStagingDir, snapshotPassphrase, tokenFile, "volumes", markerFile,
 }
 
 const (

@@ -22,6 +22,7 @@ import (
 	"skiff/internal/apiserver/authz"
 	streams "skiff/internal/apiserver/connect"
 	"skiff/internal/apiserver/fairness"
+	"skiff/internal/backup"
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/controllers"
@@ -78,6 +79,9 @@ func runServer(ctx context.Context, s *server) error {
 		return err
 	}
 	defer unlock()
+	if _, err := finishRestore(s.config.DataDir, time.Now()); err != nil {
+		return err
+	}
 	started := time.Now()
 	s.registry, s.queries, s.podResources = newRegistry(s.config.FeatureGates), &deferredHandler{}, &deferredHandler{}
 	defer s.close()
@@ -97,6 +101,7 @@ type server struct {
 	certs      *certificates
 	encryption *encryption.Encryption // nil: objects are stored unencrypted
 	store      store.Store
+	saver      *backup.Saver // nil: there is no embedded etcd of which snapshots could be saved
 	cache      *cache.Cache
 	access     *accessControl
 	hooks      *apiserver.PostStartHooks
@@ -166,6 +171,9 @@ func (s *server) apiServerOptions() apiServerOptions {
 	if s.config.Runs(config.ComponentScheduler) {
 		paths[scheduler.Root], paths[scheduler.PodResourcesPath] = s.queries, s.podResources
 	}
+	if s.saver != nil {
+		paths[backup.Path], paths[backup.Path+"/"] = s.saver, s.saver
+	}
 	return apiServerOptions{
 		cache: s.cache, access: s.access, proxy: proxyConfig(s.config.KubeletClient, s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
 		tracing: s.tracing, flags: s.flags, logLevel: s.logLevel,
@@ -192,6 +200,9 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	foundation.start("audit", s.access.auditor.Run)
 	foundation.start("tracing", s.tracing.Run)
 	foundation.start("encryption", s.encryption.Run)
+	if s.saver != nil {
+		foundation.start("snapshots", s.saver.Run)
+	}
 	foundation.start("cache", s.cache.Run)
 	foundation.start("certificates", s.renewCertificates)
 	foundation.start("access control", s.access.run)

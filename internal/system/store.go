@@ -41,6 +41,11 @@ func (s *server) openStore(ctx context.Context) (store.Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s.registry.MustRegister(opened)
+	if len(c.Etcd.Servers) == 0 {
+		if s.saver, err = s.newSaver(opened); err != nil {
+			return nil, errors.Join(err, opened.Close())
+		}
+	}
 	if s.encryption == nil {
 		return store.WithPrefix(opened, c.Etcd.Prefix), nil
 	}

@@ -1,0 +1,196 @@
+package backup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+func at(minute int) time.Time { return time.Date(2026, 5, 6, 7, minute, 0, 0, time.UTC) }
+
+func TestNames(t *testing.T) {
+	for _, test := range []struct{ prefix, server, want string }{
+		{"manual", "host1", "manual-host1-20260506T070800.000Z.snapshot"},
+		{"before-upgrade", "Node_A.example.com", "before-upgrade-node-a.example.com-20260506T070800.000Z.snapshot"},
+		{"a", strings.Repeat("x", 300), "a-" + strings.Repeat("x", 100) + "-20260506T070800.000Z.snapshot"},
+	} {
+		name := newName(test.prefix, test.server, at(8))
+		if name != test.want {
+			t.Errorf("name %s, want %s", name, test.want)
+		}
+		prefix, created, ok := ParseName(name)
+		if !ok || !created.Equal(at(8)) || prefix != namePrefix(test.prefix, test.server) {
+			t.Errorf("%s: parsed as %q, %v, %v", name, prefix, created, ok)
+		}
+	}
+	for _, name := range []string{"", "x.snapshot", "../x-20260506T070800.000Z.snapshot", "a/x-20260506T070800.000Z.snapshot", "x-20260506T070800.000Z.snapshot.tmp",
+		"x-20261306T070800.000Z.snapshot", ".x-20260506T070800.000Z.snapshot", "X-20260506T070800.000Z.snapshot"} {
+		if _, _, ok := ParseName(name); ok {
+			t.Errorf("%q is the name of a snapshot", name)
+		}
+	}
+	for prefix, valid := range map[string]bool{"manual": true, "a": true, "v1-2": true, "": false, "-a": false, "a-": false, "A": false, "a/b": false, "scheduled": false, strings.Repeat("a", 41): false} {
+		if err := ValidatePrefix(prefix); (err == nil) != valid {
+			t.Errorf("%q: %v", prefix, err)
+		}
+	}
+}
+
+// testStorage is the suite that every Storage must pass.
+func testStorage(t *testing.T, storage Storage) {
+	ctx := t.Context()
+	if entries, err := storage.List(ctx); err != nil || len(entries) != 0 {
+		t.Fatalf("an empty storage has %v, %v", entries, err)
+	}
+	contents := map[string][]byte{}
+	for minute, size := range map[int]int{2: 10, 1: 0, 3: 100_000} {
+		name := newName("manual", "host", at(minute))
+		contents[name] = randomBytes(size)
+		if size == 0 {
+			contents[name] = []byte("x")
+		}
+		if err := storage.Put(ctx, name, iotest.OneByteReader(bytes.NewReader(contents[name]))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := storage.List(ctx)
+	if err != nil || len(entries) != 3 || !slices.IsSortedFunc(entries, func(a, b Entry) int { return a.Created.Compare(b.Created) }) {
+		t.Fatalf("list: %v, %v", entries, err)
+	}
+	for _, e := range entries {
+		content, err := readAll(t, storage, e.Name)
+		if err != nil || !bytes.Equal(content, contents[e.Name]) || e.Bytes != int64(len(content)) {
+			t.Errorf("%s: %d bytes, listed %d, %v", e.Name, len(content), e.Bytes, err)
+		}
+	}
+	missing := newName("manual", "host", at(50))
+	if _, err := storage.Open(ctx, missing); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("open a missing snapshot: %v", err)
+	}
+	if err := storage.Delete(ctx, missing); err != nil {
+		t.Errorf("delete a missing snapshot: %v", err)
+	}
+	broken := newName("manual", "host", at(51))
+	if err := storage.Put(ctx, broken, io.MultiReader(strings.NewReader("a part"), iotest.ErrReader(errors.New("broken")))); err == nil || !strings.Contains(err.Error(), "broken") {
+		t.Errorf("put of a broken reader: %v", err)
+	}
+	for _, bad := range []string{"../x", "x", ""} {
+		_, err := storage.Open(ctx, bad)
+		if putErr := storage.Put(ctx, bad, strings.NewReader("")); err == nil || putErr == nil || storage.Delete(ctx, bad) == nil {
+			t.Errorf("name %q is accepted", bad)
+		}
+	}
+	if err := storage.Delete(ctx, entries[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := storage.List(ctx); err != nil || len(left) != 2 || left[0] != entries[1] {
+		t.Errorf("after the deletion of the first: %v, %v", left, err)
+	}
+}
+
+func readAll(t *testing.T, storage Storage, name string) ([]byte, error) {
+	t.Helper()
+	opened, err := storage.Open(t.Context(), name)
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	return io.ReadAll(opened)
+}
+
+func TestDirectory(t *testing.T) {
+	dir := Directory(filepath.Join(t.TempDir(), "new", "snapshots"))
+	testStorage(t, dir)
+	for path, mode := range map[string]os.FileMode{string(dir): 0o700, filepath.Join(string(dir), newName("manual", "host", at(3))): 0o600} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
+	}
+	name := newName("manual", "host", at(3))
+	if err := dir.Put(t.Context(), name, strings.NewReader("other")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second snapshot with the same name: %v", err)
+	}
+}
+
+// What a killed process has left is removed, but not what another process is writing, nor other files.
+func TestDirectoryRemovesUnfinished(t *testing.T) {
+	dir := Directory(t.TempDir())
+	write := func(name string, age time.Duration) {
+		path := filepath.Join(string(dir), name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, time.Now(), time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, recent := newName("manual", "host", at(1))+unfinished, newName("manual", "host", at(2))+unfinished
+	write(old, 2*staleAfter)
+	write(recent, time.Hour)
+	write("other.tmp", 2*staleAfter)
+	name := newName("manual", "host", at(3))
+	if err := dir.Put(t.Context(), name, strings.NewReader("x")); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(string(dir))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{recent, name, "other.tmp"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("left are %v, want %v (%v)", names, want, err)
+	}
+	if listed, err := dir.List(t.Context()); err != nil || len(listed) != 1 {
+		t.Errorf("listed: %v, %v", listed, err)
+	}
+}
+
+func TestPrune(t *testing.T) {
+	for _, test := range []struct {
+		prefix string
+		keep   int
+		want   []int // minutes of those that are left
+	}{
+		{"", 10, []int{1, 2, 3, 4, 5}},
+		{"", 2, []int{4, 5}},
+		{"", 0, nil},
+		{"scheduled-host", 1, []int{1, 4, 5}},
+		{"scheduled-host", 0, []int{1, 5}},
+		{"scheduled-host", 3, []int{1, 2, 3, 4, 5}},
+		{"scheduled", 0, []int{1, 2, 3, 4, 5}},
+	} {
+		t.Run(fmt.Sprintf("%s %d", test.prefix, test.keep), func(t *testing.T) {
+			dir := Directory(t.TempDir())
+			for minute, name := range []string{"manual host", "scheduled host", "scheduled host", "scheduled host", "scheduled other"} {
+				prefix, server, _ := strings.Cut(name, " ")
+				if err := dir.Put(t.Context(), newName(prefix, server, at(minute+1)), strings.NewReader("x")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			deleted, err := Prune(t.Context(), dir, test.prefix, test.keep)
+			if err != nil || len(deleted) != 5-len(test.want) {
+				t.Errorf("deleted %v, %v", deleted, err)
+			}
+			entries, err := dir.List(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var left []int
+			for _, e := range entries {
+				left = append(left, e.Created.Minute())
+			}
+			if !slices.Equal(left, test.want) {
+				t.Errorf("left are those of minutes %v, want %v", left, test.want)
+			}
+		})
+	}
+}
