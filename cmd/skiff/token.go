@@ -30,10 +30,11 @@ func tokenCommand() *cobra.Command {
 	}, &c, create,
 		&cobra.Command{Use: "ls [flags]", Aliases: []string{"list"}, Short: "List the tokens, without their secrets", Args: noArguments, RunE: list},
 		&cobra.Command{
-			Use:   "delete ID... [flags]",
-			Short: "Delete tokens",
-			Long:  "Delete tokens by their IDs. Nodes that have joined with them are not affected.",
-			Args:  arguments("the IDs of the tokens to delete", 1, math.MaxInt),
+			Use:     "delete ID... [flags]",
+			Aliases: []string{"revoke"},
+			Short:   "Delete tokens",
+			Long:    "Delete tokens by their IDs. Nodes that have joined with them are not affected.",
+			Args:    arguments("the IDs of the tokens to delete", 1, math.MaxInt),
 			RunE: func(cmd *cobra.Command, ids []string) error {
 				return system.DeleteTokens(cmd.Context(), c, ids, os.Stdout)
 			},

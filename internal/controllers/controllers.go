@@ -52,7 +52,7 @@ func All(settings Settings) []controller.Definition {
 		identity.RootCA(settings.RootCA),
 		identity.TrustBundle(settings.RootCA),
 		identity.ClusterRoleAggregation,
-		identity.CertificateApproving,
+		identity.CertificateApproving(settings.BindNodeNames),
 		identity.ServingApproving(settings.ServerNames),
 		identity.CertificateSigning(settings.Signing),
 		identity.BootstrapSigner,

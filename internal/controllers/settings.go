@@ -28,6 +28,8 @@ type Settings struct {
 	Signing identity.SigningCAs
 	// ServerNames are names and addresses of the API server. Certificates of nodes for them require manual approval.
 	ServerNames []string
+	// BindNodeNames lets the name of a node belong to the host that joined with it first. Upstream has no such rule.
+	BindNodeNames bool
 	// EndpointsPerSlice is the maximum number of endpoints per slice. Nil: network.DefaultEndpointsPerSlice.
 	EndpointsPerSlice *int
 	// MirroredPerSubset is the maximum number of addresses mirrored per Endpoints subset. Nil: network.DefaultMirroredPerSubset.

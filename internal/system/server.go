@@ -426,8 +426,8 @@ func (s *server) runFlowControl(ctx context.Context) error {
 func (s *server) controllerSettings() (settings controllers.Settings, err error) {
 	settings = controllers.Settings{
 		RootCA: s.certs.rootCAs, TokenSigner: s.access.issuer, Signing: signingCAs(s.certs.ca),
-		NodeLifecycle: nodeLifecycle(s.config.NodeLifecycle),
-		LocalPath:     &volume.LocalPathSettings{Dir: localPathDir(s.config.DataDir)},
+		BindNodeNames: true, NodeLifecycle: nodeLifecycle(s.config.NodeLifecycle),
+		LocalPath: &volume.LocalPathSettings{Dir: localPathDir(s.config.DataDir)},
 	}
 	if settings.ServerNames, err = serverNames(s.config.APIServer); err != nil {
 		return settings, err

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/rest"
+
+	"skiff/internal/api"
+	"skiff/internal/client"
+	"skiff/internal/kubelet/bootstrap"
 	"skiff/test/cluster"
 )
 
@@ -80,5 +86,48 @@ func TestJoinRejected(t *testing.T) {
 	}
 	if out, err := runSkiff(t, "token", "create", "--groups=system:masters", "--kubeconfig", c.Kubeconfig); err == nil || !strings.Contains(out, "--groups") {
 		t.Errorf("a token for administrators: %v\n%s", err, out)
+	}
+}
+
+// The name of a node belongs to the host that joined with it: another host does not get a certificate for it, until an administrator frees it.
+func TestNodeNameCannotBeTaken(t *testing.T) {
+	t.Parallel()
+	c, err := cluster.Skiff(t.TempDir(), "--without=scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Stop() })
+	token, err := c.NodeToken()
+	if err != nil {
+		t.Fatal(err)
+	}
+	join := func(host string) error {
+		log := slog.New(slog.DiscardHandler)
+		return bootstrap.Join{
+			Server: c.URL, Certificate: bootstrap.NodeClient(host, "one", log), CAFile: filepath.Join(host, "ca.crt"), Kubeconfig: filepath.Join(host, "kubeconfig"),
+			NewClient: func(config *rest.Config) (*client.Client, error) {
+				return client.New(config, api.Scheme(), api.Named())
+			}, Log: log,
+		}.Run(t.Context(), token)
+	}
+	first, second := t.TempDir(), t.TempDir()
+	if err := join(first); err != nil {
+		t.Fatal(err)
+	}
+	const want = "Denied: NodeNameTaken: the node name one belongs to another host"
+	if err := join(second); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("another host: %v", err)
+	}
+	if err := join(first); err != nil {
+		t.Errorf("the same host: %v", err)
+	}
+	if out, err := runSkiff(t, "node", "remove", "one", "--kubeconfig", c.Kubeconfig); err != nil || out != "the name of node one is free\n" {
+		t.Errorf("skiff node remove: %v\n%s", err, out)
+	}
+	if err := join(second); err != nil {
+		t.Errorf("another host when the name is free: %v", err)
+	}
+	if err := join(t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a third host: %v", err)
 	}
 }

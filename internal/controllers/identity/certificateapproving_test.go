@@ -156,7 +156,7 @@ func TestCertificateOfANode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, c, CertificateApproving, CertificateSigning(SigningCAs{KubeletClient: authority}))
+	run(t, c, CertificateApproving(false), CertificateSigning(SigningCAs{KubeletClient: authority}))
 	create(t, c, requestOf(t, x509.CertificateRequest{Subject: nodeSubject}, kubeletSigner, signature, forClients))
 	request := await(t, c, "", "request", func(r *csr) bool { return len(r.Status.Certificate) > 0 })
 	if len(request.Status.Conditions) != 1 || request.Status.Conditions[0].Message != "Auto approving kubelet client certificate after SubjectAccessReview." {

@@ -213,18 +213,66 @@ func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 
 // Obtain creates a key and a CSR for it, and waits for the certificate.
 func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
-	template := c.Template()
-	if template == nil {
-		return errors.New("subject of the certificate is not known yet")
-	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
+	}
+	return c.obtain(ctx, api, key, func([]byte) error { return nil })
+}
+
+// ObtainWithToken is Obtain for a host that joins. It uses the key of an earlier certificate, or of an earlier attempt, if there is one: by its
+// key the server recognizes the host to which the name of the node belongs.
+func (c *Certificate) ObtainWithToken(ctx context.Context, api *client.Client) error {
+	key, err := c.joinKey()
+	if err != nil {
+		return err
+	}
+	// The key is stored as soon as the server knows it.
+	err = c.obtain(ctx, api, key, func(key []byte) error {
+		if err := os.MkdirAll(filepath.Dir(c.File), 0o700); err != nil {
+			return err
+		}
+		return atomicfile.Write(c.pendingFile(), key, 0o600)
+	})
+	if err != nil {
+		return err
+	}
+	return os.Remove(c.pendingFile())
+}
+
+// pendingFile holds the key of a request while the host joins.
+func (c *Certificate) pendingFile() string { return c.File + ".pending" }
+
+// joinKey is the key that identifies the host.
+func (c *Certificate) joinKey() (*ecdsa.PrivateKey, error) {
+	template, current := c.Template(), c.current.Load()
+	if current != nil && template != nil && current.Leaf.Subject.CommonName == template.Subject.CommonName {
+		if key, ok := current.PrivateKey.(*ecdsa.PrivateKey); ok {
+			return key, nil
+		}
+	}
+	stored, err := os.ReadFile(c.pendingFile())
+	if err == nil {
+		if block, _ := pem.Decode(stored); block != nil {
+			return x509.ParseECPrivateKey(block.Bytes)
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+}
+
+// obtain creates a CSR for a key, and waits for the certificate. requested is called with the key, as PEM, when the server has the CSR.
+func (c *Certificate) obtain(ctx context.Context, api *client.Client, key *ecdsa.PrivateKey, requested func(key []byte) error) error {
+	template := c.Template()
+	if template == nil {
+		return errors.New("subject of the certificate is not known yet")
 	}
 	keyDER, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		return err
 	}
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
 		return fmt.Errorf("create certificate request: %w", err)
@@ -244,11 +292,14 @@ func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
 	if err != nil {
 		return fmt.Errorf("create CertificateSigningRequest: %w", err)
 	}
+	if err := requested(keyPEM); err != nil {
+		return err
+	}
 	cert, err := c.await(ctx, requests, request)
 	if err != nil {
 		return err
 	}
-	if err := c.Store(cert, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})); err != nil {
+	if err := c.Store(cert, keyPEM); err != nil {
 		return fmt.Errorf("store certificate of request %s: %w", request.Name, err)
 	}
 	return nil

@@ -256,3 +256,50 @@ func TestRenewalTime(t *testing.T) {
 		}
 	}
 }
+
+// A host that joins again, after its join was interrupted or its certificate expired, has the key by which the server knows it.
+func TestObtainWithTokenKeepsKey(t *testing.T) {
+	withSigner(t, time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
+		dir := t.TempDir()
+		load := func() *Certificate {
+			c := NodeClient(dir, "one", slog.New(slog.DiscardHandler))
+			if err := c.Load(); err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		key := func(c *Certificate) string { return string(c.current.Load().Leaf.RawSubjectPublicKeyInfo) }
+		interrupted, interrupt := context.WithTimeout(ctx, time.Millisecond)
+		defer interrupt()
+		c := load()
+		if err := c.ObtainWithToken(interrupted, s.api); err == nil {
+			t.Fatal("a certificate before the signer signs")
+		}
+		pending, err := os.ReadFile(c.pendingFile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c = load()
+		if err := c.ObtainWithToken(ctx, s.api); err != nil {
+			t.Fatal(err)
+		}
+		if stored, err := os.ReadFile(c.File); err != nil || !bytes.Contains(stored, pending) {
+			t.Errorf("another key was used: %v", err)
+		}
+		if _, err := os.Stat(c.pendingFile()); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the pending key is left: %v", err)
+		}
+		first := key(c)
+		time.Sleep(2 * time.Hour)
+		if c = load(); c.Usable(time.Now()) {
+			t.Fatal("the certificate has not expired")
+		}
+		if err := c.ObtainWithToken(ctx, s.api); err != nil || key(c) != first {
+			t.Errorf("after the expiration: %v, the same key: %v", err, key(c) == first)
+		}
+		other := NodeClient(dir, "two", slog.New(slog.DiscardHandler))
+		if err := errors.Join(other.Load(), other.ObtainWithToken(ctx, s.api)); err != nil || key(other) == first {
+			t.Errorf("with another name: %v, the same key: %v", err, key(other) == first)
+		}
+	})
+}

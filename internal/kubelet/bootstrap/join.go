@@ -181,7 +181,7 @@ func (b KubeconfigBootstrap) Run(ctx context.Context) error {
 
 // request requests the node's first certificate with the rights of a bootstrap token. Its errors say what to do when they do not suffice.
 func request(ctx context.Context, certificate *Certificate, remote *client.Client, log *slog.Logger) error {
-	err := retryUnreachable(ctx, log, func() error { return certificate.Obtain(ctx, remote) })
+	err := retryUnreachable(ctx, log, func() error { return certificate.ObtainWithToken(ctx, remote) })
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the server does not accept the token: it has expired, was deleted, or is of another cluster; create a new one with 'skiff token create' (%w)", err)
