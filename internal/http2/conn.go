@@ -109,9 +109,8 @@ func (c *conn) serve() {
 			c.recordRead()
 			err = c.act(frame)
 		}
-		var refused http2.StreamError
-		if errors.As(err, &refused) {
-			err = c.resetStream(refused.StreamID, refused.Code)
+		if err != nil {
+			err = c.resetRefused(err)
 		}
 		if err == nil {
 			err = c.flushControl()
@@ -121,6 +120,15 @@ func (c *conn) serve() {
 			return
 		}
 	}
+}
+
+// resetRefused resets the stream of a StreamError. It returns the error that closes the connection: any other one.
+func (c *conn) resetRefused(err error) error {
+	var refused http2.StreamError
+	if errors.As(err, &refused) {
+		return c.resetStream(refused.StreamID, refused.Code)
+	}
+	return err
 }
 
 // establish marks the connection as established. It reports whether it has to be drained at once.

@@ -7,7 +7,7 @@
 //
 //   - one goroutine reads frames and acts on them (conn.go, stream.go);
 //   - a handler appends its frames to the connection's pending ones, as far as the client's windows and the buffer allow, and otherwise
-//     waits until its deadline (response.go, send.go);
+//     waits until its deadline (response.go, send.go). TryWrite appends them for a goroutine that sends to many responses and must not wait;
 //   - the goroutine that flushes writes the pending frames of all streams, in full TLS records and with one system call (write.go,
 //     socket.go). It does not wait for the client: what the kernel does not accept is left to a new goroutine.
 //

@@ -238,6 +238,24 @@ func (r *response) FlushError() error {
 	return r.err
 }
 
+// TryWrite is Write for a goroutine that must not wait for the client: it appends p to the pending frames of the connection, or does
+// nothing and returns false. The headers must have been flushed, the handler must not use the response at the same time, and
+// FlushPending must follow.
+func (r *response) TryWrite(p []byte) bool {
+	if !r.sent || r.out != nil || r.err != nil || r.noBody || r.length >= 0 || !r.stream.appendNow(p) {
+		return false
+	}
+	r.written += int64(len(p))
+	return true
+}
+
+// FlushPending writes the pending frames of the connection. It does not wait for the client.
+func (r *response) FlushPending() { r.stream.conn.flush() }
+
+// SetWriteTimeout sets how long each later write may wait for the client before the response is reset. Unlike a deadline it is set
+// once for a response that is written from time to time.
+func (r *response) SetWriteTimeout(d time.Duration) { r.stream.writeTimeout = d }
+
 // SetWriteDeadline is for http.ResponseController: a response that its client has not accepted by then is reset.
 func (r *response) SetWriteDeadline(t time.Time) error {
 	r.stream.setWriteDeadline(t)

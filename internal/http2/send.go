@@ -2,6 +2,7 @@ package http2
 
 import (
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -19,6 +20,7 @@ const (
 
 // await repeats an attempt until it has succeeded or fails.
 func (s *stream) await(try func() (progress, error)) error {
+	var limit time.Time // set when it first has to wait
 	for {
 		state, err := try()
 		if err != nil || state == appended {
@@ -26,16 +28,22 @@ func (s *stream) await(try func() (progress, error)) error {
 		}
 		s.conn.flush() // the client must receive what was appended before it can grant more
 		if state == blocked {
-			if err := s.wait(); err != nil {
+			if s.writeTimeout > 0 && limit.IsZero() {
+				limit = time.Now().Add(s.writeTimeout)
+			}
+			if err := s.wait(limit); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// wait waits until the stream is signalled, or until its write deadline.
-func (s *stream) wait() error {
+// wait waits until the stream is signalled, or until its write deadline or limit, of which zero is none.
+func (s *stream) wait(limit time.Time) error {
 	deadline := s.writeDeadline()
+	if deadline.IsZero() || !limit.IsZero() && limit.Before(deadline) {
+		deadline = limit
+	}
 	if deadline.IsZero() {
 		<-s.wake
 		return nil
@@ -139,6 +147,25 @@ func (s *stream) tryData(data []byte, end bool) (n int, _ progress, _ error) {
 			return n, appended, nil
 		}
 	}
+}
+
+// appendNow appends data to the pending frames if all of it may be sent now, and reports whether it did. It takes nothing from streams
+// that wait.
+func (s *stream) appendNow(data []byte) bool {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := int64(len(data))
+	if s.sendError() != nil || len(c.forSpace) > 0 || len(c.forWindow) > 0 || n > min(s.window, c.send) || !c.hasSpaceFor(len(data)) {
+		return false
+	}
+	s.window -= n
+	c.send -= n
+	for part := range slices.Chunk(data, payload) {
+		c.pending = c.pending.extend(frameHeaderSize + len(part))
+		c.pending.bytes = appendData(c.pending.bytes, s.id, part, false)
+	}
+	return true
 }
 
 // sendError is why nothing can be sent any more, or nil. It is called with conn.mu held.

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -83,6 +84,135 @@ func TestWriteDeadline(t *testing.T) {
 			}
 		})
 	}
+	eventually(t, "nothing unsent is held", func() bool { return unsent.held.Load() == 0 })
+}
+
+// Each write may wait for the client as long as the timeout; the time between writes does not count.
+func TestWriteTimeout(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	failed := make(chan error, 1)
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.(*response).SetWriteTimeout(timeout)
+		for range 3 {
+			if _, err := w.Write(make([]byte, 2000)); err != nil {
+				failed <- fmt.Errorf("a write that the client accepts: %w", err)
+				return
+			}
+			w.(http.Flusher).Flush()
+			time.Sleep(timeout)
+		}
+		_, err := w.Write(make([]byte, 2000))
+		failed <- err
+	})
+	p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 7000})
+	p.ask(1, true, request("GET")...)
+	select {
+	case err := <-failed:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the write failed with %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the handler waits beyond its timeout")
+	}
+}
+
+// TryWrite writes all or nothing, and does not wait.
+func TestTryWrite(t *testing.T) {
+	const window = 100_000
+	type use func(w *response)
+	uses := make(chan use)
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if w.(*response).TryWrite([]byte("early")) {
+			t.Error("written before the headers")
+		}
+		w.(http.Flusher).Flush()
+		for f := range uses {
+			f(w.(*response))
+		}
+	})
+	p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
+	p.do(p.WriteWindowUpdate(0, 1<<20))
+	p.ask(1, true, request("GET")...)
+	defer close(uses)
+	try := func(data []byte, want bool) {
+		t.Helper()
+		done := make(chan bool)
+		uses <- func(w *response) {
+			written := w.TryWrite(data)
+			w.FlushPending()
+			done <- written
+		}
+		if got := <-done; got != want {
+			t.Errorf("writing %d bytes: %t, want %t", len(data), got, want)
+		}
+	}
+	small, large := random(3000), random(60_000)
+	try(small, true)
+	try(make([]byte, writeSize+1), false)
+	try(large, true)
+	try(large, false) // the stream has no window for it
+	try(small, true)
+	want := slices.Concat(small, large, small)
+	var got []byte
+	for len(got) < len(want) {
+		frame, err := p.ReadFrame()
+		p.do(err)
+		if f, ok := frame.(*http2.DataFrame); ok {
+			got = append(got, f.Data()...)
+		}
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("other bytes arrived")
+	}
+	p.do(p.WriteWindowUpdate(1, 1<<20))
+	p.do(p.WritePing(false, [8]byte{}))
+	for { // until the update was read
+		frame, err := p.ReadFrame()
+		p.do(err)
+		if f, ok := frame.(*http2.PingFrame); ok && f.IsAck() {
+			break
+		}
+	}
+	try(large, true)
+}
+
+// TryWrite holds no more than others may when the client does not read.
+func TestTryWriteBounds(t *testing.T) {
+	conns := make(chan *conn, 1)
+	bounded := make(chan int, 1)
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		response := w.(*response)
+		conns <- response.stream.conn
+		response.Flush()
+		data := make([]byte, 10_000)
+		n := 0
+		for response.TryWrite(data) {
+			response.FlushPending()
+			n++
+		}
+		bounded <- n
+		<-r.Context().Done()
+		if response.TryWrite(data) {
+			t.Error("written after the end of the connection")
+		}
+	})
+	p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
+	p.do(p.WriteWindowUpdate(0, maxWindow-65535))
+	p.ask(1, true, request("GET")...)
+	c := <-conns
+	select {
+	case n := <-bounded:
+		t.Logf("%d writes until the client's socket was full", n)
+	case <-time.After(10 * time.Second):
+		t.Fatal("a client that does not read is sent to without bound")
+	}
+	c.mu.Lock()
+	size := c.pendingSize()
+	c.mu.Unlock()
+	if size > largeBuffer {
+		t.Errorf("%d bytes are pending", size)
+	}
+	_ = p.conn.Close()
 	eventually(t, "nothing unsent is held", func() bool { return unsent.held.Load() == 0 })
 }
 

@@ -32,6 +32,8 @@ type stream struct {
 	response response
 	wake     chan struct{} // the response may be able to go on
 	arrived  chan struct{} // the body has grown or ended
+	// writeTimeout is how long a write may wait for the client; zero means forever. Only the handler's goroutine uses it.
+	writeTimeout time.Duration
 
 	// Guarded by conn.mu.
 	window  int64     // how much may be sent to the client

@@ -112,13 +112,20 @@ func (c *conn) pendingSize() int {
 // hasSpace reports whether a handler may append a frame. It is called with mu held.
 func (c *conn) hasSpace() bool {
 	size := c.pendingSize()
-	if size < minPending {
-		return true
-	}
-	if size < writeSize && !c.large && !c.closed {
+	return size < minPending || size < writeSize && c.acquireLarge()
+}
+
+// hasSpaceFor reports whether n bytes may be appended at once. It is called with mu held.
+func (c *conn) hasSpaceFor(n int) bool {
+	return c.hasSpace() && (n <= payload || c.pendingSize()+n <= writeSize && c.acquireLarge())
+}
+
+// acquireLarge reports whether more than minPending bytes may be pending. It is called with mu held.
+func (c *conn) acquireLarge() bool {
+	if !c.large && !c.closed {
 		c.large = unsent.acquire(largePending)
 	}
-	return size < writeSize && c.large
+	return c.large
 }
 
 // appendHeaderFrames compresses and appends headers. It is called with mu held.
