@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -50,9 +51,43 @@ type Cursor struct {
 	joined, number int64
 	// after is the revision up to which the cursor has delivered everything.
 	after store.Revision
+	// published is the revision of the table at the last Poll.
+	published store.Revision
 }
 
 const unplaced = -1
+
+// Position is where a cursor is among the events of its table, or of its scope. Cursors of the same table and scope that are at
+// the same position return the same events next.
+type Position struct {
+	index int64 // of the next event
+	after store.Revision
+}
+
+// Compare returns -1 if events between p and other are still to be returned at p, 1 if they are at other, 0 if there are none.
+func (p Position) Compare(other Position) int { return cmp.Compare(p.index, other.index) }
+
+// Position returns the cursor's position. ok is false if it has none that can be compared with others: it has not reached the
+// events of its scope, or waits for a revision in the future.
+func (c *Cursor) Position() (p Position, ok bool) {
+	p = Position{index: c.position, after: c.after}
+	if c.scope.By != WholeTable {
+		p.index = c.number
+	}
+	return p, c.position != unplaced && c.position >= c.joined && c.after <= c.published
+}
+
+// MoveTo moves the cursor to the position of another one of the same table and scope, whose events its watcher has received.
+// Both must have positions that can be compared.
+func (c *Cursor) MoveTo(p Position) {
+	if c.scope.By == WholeTable {
+		c.position = p.index
+	} else {
+		c.number = p.index
+	}
+	c.after = max(c.after, p.after)
+	c.published = max(c.published, p.after)
+}
 
 // ExpiredError is returned by Watch for a revision that history no longer contains. It is an ErrExpired.
 type ExpiredError struct {
@@ -111,6 +146,7 @@ func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 		}
 	}
 	s, published := c.table.published()
+	c.published = published
 	h := &s.history
 	if c.scope.By == WholeTable {
 		events, err = c.pollTable(h, published)

@@ -512,6 +512,76 @@ func TestFutureWatch(t *testing.T) {
 	})
 }
 
+// A cursor that is moved to the position of another continues as that one does.
+func TestPosition(t *testing.T) {
+	for _, scope := range []Scope{{}, {ByNamespace, podPrefix + "default/"}} {
+		story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+			create := func(namespace, name string) {
+				if _, err := pods.Create(t.Context(), podKey(namespace, name), newPod(namespace, name), 0); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(maxBatchDelay)
+				synctest.Wait()
+			}
+			watch := func(after store.Revision) *Cursor {
+				cursor, err := pods.Watch(after, scope)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return cursor
+			}
+			poll := func(cursor *Cursor, want string) {
+				t.Helper()
+				events, reached, err := cursor.Poll()
+				if fmt.Sprint(lines(events)) != want || reached != c.Revision() || err != nil {
+					t.Errorf("got %v up to %d, %v, want %s", lines(events), reached, err, want)
+				}
+			}
+			position := func(cursor *Cursor) Position {
+				t.Helper()
+				p, ok := cursor.Position()
+				if !ok {
+					t.Error("the cursor has no position")
+				}
+				return p
+			}
+			start := c.Revision()
+			create("default", "a")
+			late, early := watch(start), watch(c.Revision())
+			defer late.Close()
+			defer early.Close()
+			if _, ok := late.Position(); ok {
+				t.Error("a cursor that has not been polled has a position")
+			}
+			poll(late, "[ADDED a 2]")
+			poll(late, "[]")
+			poll(early, "[]")
+			if position(late).Compare(position(early)) != 0 {
+				t.Error("cursors that have returned the same events differ")
+			}
+			create("default", "b")
+			create("another", "c")
+			poll(early, map[ScopeType]string{WholeTable: "[ADDED b 3 ADDED c 4]", ByNamespace: "[ADDED b 3]"}[scope.By])
+			if position(late).Compare(position(early)) != -1 || position(early).Compare(position(late)) != 1 {
+				t.Error("a cursor that has returned more is not ahead")
+			}
+			late.MoveTo(position(early))
+			poll(late, "[]")
+			create("default", "d")
+			poll(late, "[ADDED d 5]")
+			poll(early, "[ADDED d 5]")
+			future := watch(c.Revision() + 2)
+			defer future.Close()
+			if _, _, err := future.Poll(); err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := future.Position(); ok {
+				t.Error("a cursor that waits for a revision has a position")
+			}
+		})
+	}
+}
+
 func TestViewsGoWithTheState(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		made := 0
