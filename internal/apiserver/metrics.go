@@ -172,13 +172,15 @@ func (m *metrics) forResource(res *resource) *resourceMetrics {
 	}
 }
 
-// watched counts events that were sent together.
-func (r *resourceMetrics) watched(events, bytes int) {
-	if events == 0 {
+// watched counts events that were sent together to each of some watchers.
+func (r *resourceMetrics) watched(watchers, events, bytes int) {
+	if watchers == 0 || events == 0 {
 		return
 	}
-	r.events.Add(float64(events))
-	r.eventBytes.Observe(float64(bytes / events))
+	r.events.Add(float64(watchers * events))
+	for range watchers {
+		r.eventBytes.Observe(float64(bytes / events))
+	}
 }
 
 // watchListed counts a watch whose initial events have been sent.

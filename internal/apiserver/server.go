@@ -200,6 +200,7 @@ type resource struct {
 	lists    *encoder                                  // for lists
 	watchers atomic.Int64                              // open watches in JSON
 	batches  [formatProtobuf + 1]atomic.Pointer[batch] // by format, the last batch for watches without a selector
+	groups   watchGroups
 	metrics  *resourceMetrics
 	managers *managedfields.Resource
 }

@@ -51,6 +51,11 @@ type watcher struct {
 	cursor *cache.Cursor
 	// shared is the last encoded batch, which watchers without a selector share; nil for those with one.
 	shared *atomic.Pointer[batch]
+	// group sends the events of watchers that share batches; nil if the watcher cannot be in one. signal is sent when the watcher becomes
+	// the group's leader, or is no longer a member. direct is the response, for the leader.
+	group  *watchGroup
+	signal chan struct{}
+	direct directWriter
 	// reached is the revision up to which the client has seen everything.
 	reached store.Revision
 	headers bool // the columns of a table have not been sent yet
@@ -262,6 +267,8 @@ func (w *watcher) sendInitialRuns(snapshot cache.Snapshot, send func(*cache.Entr
 
 // follow sends events until the timeout or until the client disconnects.
 func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
+	release := w.enterGroup()
+	defer release()
 	bookmarks, stop := w.bookmarkTimer(deadline)
 	defer func() { stop() }()
 	bookmarkDue := false
@@ -286,10 +293,17 @@ func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 		if len(events) > 0 {
 			continue
 		}
+		if w.group != nil && w.group.join(w) {
+			changed = nil // the leader sends events
+		}
 		select {
 		case <-changed:
+		case <-w.signal:
 		case <-bookmarks:
 			bookmarkDue = true
+			if w.group != nil {
+				w.group.leave(w)
+			}
 		case <-ctx.Done():
 			return nil
 		case <-w.sink.disconnected():
@@ -304,21 +318,33 @@ func (w *watcher) deliver(events []cache.Event) error {
 	if w.shared == nil || len(events) == 0 {
 		return w.appendEvents(events)
 	}
-	key := batchKey{prefix: w.match.prefix, first: events[0].Revision, last: events[len(events)-1].Revision}
-	if made := w.shared.Load(); made != nil && made.batchKey == key {
-		if made.count == 0 {
-			return nil
-		}
-		w.res.metrics.watched(made.count, len(made.bytes))
-		return w.sink.send(made.bytes)
-	}
-	if err := w.appendEvents(events); err != nil {
+	made, err := w.batchOf(events)
+	if err != nil {
 		return err
 	}
-	if len(w.buffer) <= maxBatchBytes {
-		w.shared.Store(&batch{batchKey: key, count: w.bufferedEvents, bytes: bytes.Clone(w.buffer)})
+	defer w.releaseBuffer()
+	if w.group != nil && w.group.send(w, made) || made.count == 0 {
+		return nil
 	}
-	return nil
+	w.res.metrics.watched(1, made.count, len(made.bytes))
+	return w.sink.send(made.bytes)
+}
+
+// batchOf encodes events, unless another watcher has done so. The batch is valid until the buffer is released.
+func (w *watcher) batchOf(events []cache.Event) (*batch, error) {
+	key := batchKey{prefix: w.match.prefix, first: events[0].Revision, last: events[len(events)-1].Revision}
+	if made := w.shared.Load(); made != nil && made.batchKey == key {
+		return made, nil
+	}
+	if err := w.appendEvents(events); err != nil {
+		return nil, err
+	}
+	made := &batch{batchKey: key, count: w.bufferedEvents, bytes: w.buffer}
+	if len(w.buffer) <= maxBatchBytes {
+		made.bytes = bytes.Clone(w.buffer)
+		w.shared.Store(made)
+	}
+	return made, nil
 }
 
 // maxBatchBytes bounds the batch that a resource keeps for its watchers.
@@ -656,13 +682,21 @@ func (w *watcher) flush() error {
 		return nil
 	}
 	// Count first: a client that has seen an event must find it counted.
-	w.res.metrics.watched(w.bufferedEvents, len(w.buffer))
+	w.res.metrics.watched(1, w.bufferedEvents, len(w.buffer))
 	err := w.sink.send(w.buffer)
+	w.releaseBuffer()
+	return err
+}
+
+// releaseBuffer discards the appended events.
+func (w *watcher) releaseBuffer() {
+	if w.pooled == nil {
+		return
+	}
 	w.bufferedEvents = 0
 	*w.pooled = w.buffer
 	putBuffer(w.pooled)
 	w.pooled, w.buffer = nil, nil
-	return err
 }
 
 // chunkSink writes to an HTTP response. A client that does not accept events for the timeout is disconnected, as upstream disconnects one
@@ -670,12 +704,18 @@ func (w *watcher) flush() error {
 type chunkSink struct {
 	req     *request
 	timeout time.Duration
+	// timeoutSet: the HTTP server applies the timeout to each write.
+	timeoutSet bool
 }
 
 func (c *chunkSink) begin(mediaType string) error {
 	header := c.req.w.Header()
 	header["Content-Type"] = contentType(mediaType)
 	c.req.writeWarnings()
+	if server, ok := c.req.w.ResponseWriter.(interface{ SetWriteTimeout(time.Duration) }); ok {
+		server.SetWriteTimeout(c.timeout)
+		c.timeoutSet = true
+	}
 	c.req.w.WriteHeader(http.StatusOK)
 	c.req.w.Flush()
 	return nil
@@ -684,12 +724,14 @@ func (c *chunkSink) begin(mediaType string) error {
 func (c *chunkSink) mark([]byte) {}
 
 func (c *chunkSink) send(buffer []byte) error {
-	c.req.writeBy(time.Now().Add(c.timeout))
+	if !c.timeoutSet {
+		c.req.writeBy(time.Now().Add(c.timeout))
+		defer c.req.writeBy(time.Time{}) // the watch may be idle for long
+	}
 	if _, err := c.req.w.Write(buffer); err != nil {
 		return errClientGone
 	}
 	c.req.w.Flush()
-	c.req.writeBy(time.Time{}) // the watch may be idle for long
 	return nil
 }
 
