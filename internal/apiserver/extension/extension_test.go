@@ -458,6 +458,78 @@ func TestMemoryOfDefinitions(t *testing.T) {
 	}
 }
 
+// A definition costs the same to serve, to change and to remove, however many others there are, if nobody reads discovery meanwhile. Reading discovery
+// and OpenAPI costs no more than they contain.
+func TestManyDefinitions(t *testing.T) {
+	w := start(t, memory.New())
+	const batch, many = 100, 1600
+	count := 0
+	measure := func(do func()) float64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		do()
+		runtime.ReadMemStats(&after)
+		return float64(after.TotalAlloc - before.TotalAlloc)
+	}
+	serve := func(n int) {
+		for range n {
+			w.create(fmt.Sprintf("foos%d", count))
+			count++
+		}
+		w.until("all are served", func() bool {
+			served, err := w.Served(w.current(fmt.Sprintf("foos%d", count-1)))
+			return served && err == nil
+		})
+	}
+	change := func() {
+		for i := range 20 {
+			generation := w.change(fmt.Sprintf("foos%d", i), func(crd *definition) { crd.Spec.Versions[1].Deprecated = !crd.Spec.Versions[1].Deprecated }).Generation
+			w.until("the change is served", func() bool {
+				found := w.find(fmt.Sprintf("foos%d.example.com", i))
+				return found != nil && found.generation == generation
+			})
+		}
+	}
+	remove := func() {
+		for i := range 20 {
+			plural := fmt.Sprintf("foos%d", count-1-i)
+			if err := w.client.Delete(context.Background(), definitions.GroupResource(), "", plural+".example.com", nil); err != nil {
+				t.Fatal(err)
+			}
+			w.change(plural, func(crd *definition) { crd.Finalizers = nil })
+			w.until("it is not served", func() bool { return w.find(plural+".example.com") == nil })
+		}
+		count -= 20
+	}
+	read := func() {
+		for _, path := range []string{"/apis", "/apis/example.com/v1", "/openapi/v3", "/openapi/v3/apis/apps/v1"} {
+			w.expect(path, http.StatusOK)
+		}
+	}
+	serve(batch) // also what is made only once
+	read()
+	costs := func() (all [4]float64) {
+		all[0] = measure(func() { serve(batch) })
+		all[1] = measure(change)
+		all[2] = measure(remove)
+		w.change("foos0", func(crd *definition) { crd.Spec.Versions[1].Deprecated = !crd.Spec.Versions[1].Deprecated })
+		all[3] = measure(read)
+		return all
+	}
+	before := costs()
+	serve(many - count)
+	after := costs()
+	t.Logf("with %d definitions %.0f bytes, with %d %.0f", batch, before, many, after)
+	for i, what := range []string{"serving", "changing", "removing"} {
+		if after[i] > 2*before[i] {
+			t.Errorf("%s definitions takes %.0f bytes with few and %.0f with many others", what, before[i], after[i])
+		}
+	}
+	if after[3] > 2*before[3]*many/batch {
+		t.Errorf("reading discovery takes %.0f bytes with %d definitions and %.0f with %d", before[3], batch, after[3], many)
+	}
+}
+
 // liveHeap is the heap after a garbage collection.
 func liveHeap() int {
 	var stats runtime.MemStats

@@ -20,9 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,9 +93,8 @@ type Cache struct {
 	// compacted older ones.
 	horizon atomic.Int64
 
-	mu sync.Mutex // held to change the tables
-	// tables by prefix. The map is replaced, never changed, so that it can be read without mu.
-	tables  atomic.Pointer[map[string]*Table]
+	mu      sync.Mutex // held to change the tables
+	tables  tables
 	running bool
 	target  store.Revision // the store's revision when the tables were loaded
 	// generation counts how often history was lost; the load of a table must start over when it changes.
@@ -122,7 +119,7 @@ func New(s store.Store, log *slog.Logger) *Cache {
 		done:     make(chan struct{}),
 		memoFull: make(chan struct{}, 1),
 	}
-	c.tables.Store(&map[string]*Table{})
+	c.tables.byPrefix = map[string]*Table{}
 	c.barrier.current = s.Current
 	return c
 }
@@ -142,28 +139,11 @@ func (c *Cache) register(t *Table) (running bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	prefix := t.resource.Prefix
-	tables := maps.Clone(*c.tables.Load())
-	if tables[prefix] != t.replaces.Load() {
+	if c.tables.find(prefix) != t.replaces.Load() {
 		panic("cache: two tables for " + prefix)
 	}
-	tables[prefix] = t
-	c.tables.Store(&tables)
+	c.tables.set(prefix, t)
 	return c.running
-}
-
-// route returns the table of a key: the one with the longest matching prefix.
-func (c *Cache) route(tables map[string]*Table, key string) (found *Table) {
-	for i := len(root) - 1; i < len(key); {
-		if t := tables[key[:i+1]]; t != nil {
-			found = t
-		}
-		next := strings.IndexByte(key[i+1:], '/')
-		if next < 0 {
-			break
-		}
-		i += 1 + next
-	}
-	return found
 }
 
 // Ready is closed when the cache has everything that was in the store when it was loaded. Until then it looks empty:

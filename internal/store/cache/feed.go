@@ -84,7 +84,7 @@ func (c *Cache) load(ctx context.Context) error {
 	}
 	lists := map[*Table][]*Entry{}
 	for !c.installLists(lists, revision, current) {
-		for _, t := range *c.tables.Load() {
+		for _, t := range c.tables.all() {
 			if _, listed := lists[t]; listed {
 				continue
 			}
@@ -118,7 +118,7 @@ func (c *Cache) oldestRevision(ctx context.Context, current store.Revision) (sto
 func (c *Cache) installLists(lists map[*Table][]*Entry, revision, current store.Revision) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	tables := *c.tables.Load()
+	tables := c.tables.all()
 	for _, t := range tables {
 		if _, listed := lists[t]; !listed {
 			return false
@@ -169,9 +169,8 @@ func (c *Cache) list(ctx context.Context, t *Table, at store.Revision) ([]*Entry
 
 // appendEntries makes entries of what was listed. The objects of a table with a longer prefix have this one's prefix too.
 func (t *Table) appendEntries(to []*Entry, kvs []store.KeyValue) []*Entry {
-	tables := *t.cache.tables.Load()
 	for _, kv := range kvs {
-		if owner := t.cache.route(tables, kv.Key); owner == nil || owner.resource.Prefix == t.resource.Prefix {
+		if owner := t.cache.tables.route(kv.Key); owner == nil || owner.resource.Prefix == t.resource.Prefix {
 			to = append(to, t.entry(kv.Key, kv.Value, kv.Modified))
 		}
 	}
@@ -236,9 +235,8 @@ func (c *Cache) apply(batch store.Batch) {
 		return
 	}
 	now := time.Now()
-	tables := *c.tables.Load()
 	for _, event := range batch.Events {
-		t := c.route(tables, event.Key)
+		t := c.tables.route(event.Key)
 		switch {
 		case event.Modified <= reached:
 			continue

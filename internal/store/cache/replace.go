@@ -2,7 +2,6 @@ package cache
 
 import (
 	"iter"
-	"maps"
 	"math"
 	"time"
 )
@@ -87,7 +86,7 @@ func (c *Cache) removeUnused(t *Table) bool {
 
 // boundRetired removes the oldest replaced table if there are too many. mu must be held.
 func (c *Cache) boundRetired(prefix string) {
-	count, last := -1, (*c.tables.Load())[prefix]
+	count, last := -1, c.tables.find(prefix)
 	for t := last; t != nil; t = t.replaces.Load() {
 		count, last = count+1, t
 	}
@@ -98,7 +97,7 @@ func (c *Cache) boundRetired(prefix string) {
 
 // removeReplaced removes a table that another one replaces. Its writes fail with ErrReplaced. mu must be held.
 func (c *Cache) removeReplaced(t *Table) {
-	for newer := (*c.tables.Load())[t.resource.Prefix]; newer != nil; newer = newer.replaces.Load() {
+	for newer := c.tables.find(t.resource.Prefix); newer != nil; newer = newer.replaces.Load() {
 		if newer.replaces.Load() == t {
 			newer.replaces.Store(t.replaces.Load())
 			t.end(ErrReplaced)
@@ -111,12 +110,10 @@ func (c *Cache) removeReplaced(t *Table) {
 func (c *Cache) Remove(t *Table) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if (*c.tables.Load())[t.resource.Prefix] != t {
+	if c.tables.find(t.resource.Prefix) != t {
 		return
 	}
-	tables := maps.Clone(*c.tables.Load())
-	delete(tables, t.resource.Prefix)
-	c.tables.Store(&tables)
+	c.tables.set(t.resource.Prefix, nil)
 	c.unclaimed.drop() // the events of this table are not among the unclaimed ones
 	for next := t; next != nil; next = t {
 		t = next.replaces.Load()
@@ -142,7 +139,7 @@ func (t *Table) end(reason error) {
 // allTables are the tables, and the replaced ones that still follow the store.
 func (c *Cache) allTables() iter.Seq[*Table] {
 	return func(yield func(*Table) bool) {
-		for _, t := range *c.tables.Load() {
+		for _, t := range c.tables.all() {
 			for ; t != nil; t = t.replaces.Load() {
 				if !yield(t) {
 					return

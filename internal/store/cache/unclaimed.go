@@ -44,16 +44,6 @@ func (u *unclaimed) trim(now time.Time) {
 
 func (u *unclaimed) drop() { *u = unclaimed{} }
 
-// isNested reports whether another table had this table's objects before it was added.
-func (c *Cache) isNested(t *Table) bool {
-	for prefix := range *c.tables.Load() {
-		if prefix != t.resource.Prefix && strings.HasPrefix(t.resource.Prefix, prefix) {
-			return true
-		}
-	}
-	return false
-}
-
 // loadWhileRunning loads a table while the watch feed runs: the events received meanwhile wait in the table's backlog.
 // Shortly after the start the table begins at the same revision as the others.
 func (c *Cache) loadWhileRunning(t *Table) {
@@ -74,7 +64,7 @@ func (c *Cache) loadWhileRunning(t *Table) {
 			return nil
 		}
 		from := c.unclaimed.from
-		if t.replaces.Load() != nil || c.isNested(t) {
+		if t.replaces.Load() != nil || c.tables.nests(t.resource.Prefix) {
 			from = 0 // the events were another table's
 		}
 		c.mu.Unlock()
@@ -98,9 +88,8 @@ func (c *Cache) loadWhileRunning(t *Table) {
 		t.replace(entries, revision)
 		now := time.Now()
 		if from > 0 {
-			tables := *c.tables.Load()
 			for _, event := range c.unclaimed.events {
-				if c.route(tables, event.Key) == t {
+				if strings.HasPrefix(event.Key, t.resource.Prefix) && c.tables.route(event.Key) == t {
 					t.stage(event, now)
 				}
 			}
