@@ -39,7 +39,7 @@ func Pack(crd *apiextensionsv1.CustomResourceDefinition) (*Packed, error) {
 // WithoutSchemas returns a definition without what makes it large: the schemas, and metadata besides its identity. It shares the rest.
 func WithoutSchemas(crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	small := *crd
-	small.ObjectMeta = metav1.ObjectMeta{Name: crd.Name, UID: crd.UID, Generation: crd.Generation, DeletionTimestamp: crd.DeletionTimestamp}
+	small.ObjectMeta = metav1.ObjectMeta{Name: crd.Name, UID: crd.UID, Generation: crd.Generation, ResourceVersion: crd.ResourceVersion, DeletionTimestamp: crd.DeletionTimestamp}
 	small.Spec.Versions = make([]apiextensionsv1.CustomResourceDefinitionVersion, len(crd.Spec.Versions))
 	for i := range crd.Spec.Versions {
 		small.Spec.Versions[i] = crd.Spec.Versions[i]

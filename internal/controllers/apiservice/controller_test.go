@@ -262,6 +262,33 @@ func TestRegistration(t *testing.T) {
 	})
 }
 
+// The schemas of all definitions would take much memory.
+func TestDefinitionsAreKeptWithoutSchemas(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := inprocess.Start(t, ctx)
+	env := controller.Environment{Client: c, Informers: client.NewInformers(c), Events: client.NewEventBroadcaster(c), Log: slog.New(slog.DiscardHandler)}
+	if _, err := controller.NewLoop(controller.Definition{Name: "autoregister", New: func(s *controller.Setup) (controller.Syncer, error) {
+		return newRegistration(Config{Client: c, OnRegistered: func() {}}, s)
+	}}, env); err != nil {
+		t.Fatal(err)
+	}
+	created, err := client.For[*definition](c).Create(ctx, definitionOf("v1"), client.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = env.Informers.Run(ctx) })
+	if err := env.Informers.WaitForSync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	crd, ok := client.InformerFor[*definition](env.Informers).Get("", created.Name)
+	if !ok || len(crd.Spec.Versions) != 1 || crd.Spec.Versions[0].Schema != nil || !crd.Spec.Versions[0].Served || crd.ResourceVersion != created.ResourceVersion {
+		t.Errorf("%+v", crd)
+	}
+}
+
 // numbered is an error with the number of the check in its text.
 type numbered struct{ w *world }
 

@@ -17,6 +17,7 @@ import (
 	"skiff/internal/api/apiregistration"
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/customresource"
 )
 
 type definition = apiextensionsv1.CustomResourceDefinition
@@ -67,6 +68,9 @@ func newRegistration(c Config, s *controller.Setup) (controller.Syncer, error) {
 		return nil, fmt.Errorf("watch APIServices: %w", err)
 	}
 	definitions := client.InformerFor[*definition](s.Informers)
+	if err := definitions.SetTransformInProcess(customresource.WithoutSchemas); err != nil {
+		return nil, fmt.Errorf("watch definitions: %w", err)
+	}
 	hasSynced, err := definitions.AddEventHandlerWithSync(r.addDefinition, func(_, crd *definition) { r.addDefinition(crd) }, r.removeDefinition)
 	if err != nil {
 		return nil, fmt.Errorf("watch definitions: %w", err)

@@ -68,7 +68,7 @@ func New(c Config) (*Controllers, error) {
 // trimmed returns a definition with what decides whether its status has to change. The rest is much larger, and read when there is something to do.
 func trimmed(crd *definition) *definition {
 	small := customresource.WithoutSchemas(crd)
-	small.ResourceVersion, small.CreationTimestamp, small.Finalizers = crd.ResourceVersion, crd.CreationTimestamp, crd.Finalizers
+	small.CreationTimestamp, small.Finalizers = crd.CreationTimestamp, crd.Finalizers
 	if approval, ok := crd.Annotations[apiextensionsv1.KubeAPIApprovedAnnotation]; ok {
 		small.Annotations = map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: approval}
 	}
