@@ -114,8 +114,14 @@ func (e *encoder) encodeConverted(entries []*cache.Entry, id cache.EncodingID, m
 	return bodies, nil
 }
 
-// prepare makes the encodings that a watch sends of entries, so that their objects are converted together.
-func (e *encoder) prepare(entries []*cache.Entry, out output) error {
+// prepare makes the encodings that a watch sends, so that the objects are converted together.
+func (e *encoder) prepare(events []selectedEvent, out output) error {
+	entries := make([]*cache.Entry, 0, len(events))
+	for _, c := range events {
+		if !c.deselected {
+			entries = append(entries, c.event.Entry)
+		}
+	}
 	id, marshal := e.encodingIDs.json, marshalObject
 	switch {
 	case out.transform == transformTable:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -217,52 +218,36 @@ func (w *watcher) start(ctx context.Context) error {
 
 // sendInitial sends the state as ADDED events.
 func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
+	var run []selectedEvent // of objects that a webhook converts
 	send := func(e *cache.Entry) bool {
-		event := cache.Event{Type: cache.Added, Entry: e, Revision: e.Revision()}
-		if err = w.appendChange(&event, cache.Added, false); err == nil && len(w.buffer) >= initialChunk {
-			err = w.flush()
+		added := selectedEvent{event: &cache.Event{Type: cache.Added, Entry: e, Revision: e.Revision()}, eventType: cache.Added}
+		switch {
+		case !w.encode.webhook:
+			err = w.sendEvent(added)
+		case len(run) < maxMatchRun-1:
+			run = append(run, added)
+		default:
+			err, run = w.convertEvents(append(run, added), w.sendEvent), run[:0]
 		}
 		return err == nil
 	}
-	switch {
-	case w.key != "":
-		if e := snapshot.Get(w.key); e != nil && w.match.matches(e) {
-			send(e)
-		}
-	case w.encode.webhook:
-		failed := w.sendInitialRuns(snapshot, send)
-		return errors.Join(err, failed)
-	default:
+	if w.key == "" {
 		w.match.ascend(snapshot, "", 0, send)
+	} else if e := snapshot.Get(w.key); e != nil && w.match.matches(e) {
+		send(e)
+	}
+	if err == nil && w.match.err == nil {
+		err = w.convertEvents(run, w.sendEvent)
 	}
 	return errors.Join(err, w.match.err)
 }
 
-// sendInitialRuns is sendInitial for objects that a webhook converts: many with one call.
-func (w *watcher) sendInitialRuns(snapshot cache.Snapshot, send func(*cache.Entry) bool) (err error) {
-	var run []*cache.Entry
-	sendRun := func() bool {
-		if err = w.encode.prepare(run, w.out); err != nil {
-			return false
-		}
-		for _, e := range run {
-			if !send(e) {
-				return false
-			}
-		}
-		run = run[:0]
-		return true
+// sendEvent appends an event and sends those that were appended if they are large.
+func (w *watcher) sendEvent(c selectedEvent) error {
+	if err := w.appendSelected(c); err != nil || len(w.buffer) < initialChunk {
+		return err
 	}
-	complete := true
-	w.match.ascend(snapshot, "", 0, func(e *cache.Entry) bool {
-		run = append(run, e)
-		complete = len(run) < maxMatchRun || sendRun()
-		return complete
-	})
-	if complete && w.match.err == nil {
-		sendRun()
-	}
-	return errors.Join(err, w.match.err)
+	return w.flush()
 }
 
 // follow sends events until the timeout or until the client disconnects.
@@ -362,12 +347,32 @@ type batchKey struct {
 	first, last store.Revision
 }
 
+// appendEvents appends events as the client's selector sees them: an object that begins to match is ADDED, one that ceases to match is DELETED.
 func (w *watcher) appendEvents(events []cache.Event) error {
 	if err := w.match.prepare(events); err != nil {
 		return err
 	}
+	var run []selectedEvent // of objects that a webhook converts
 	for i := range events {
-		if err := w.appendEvent(&events[i]); err != nil {
+		event := &events[i]
+		if w.key != "" && event.Entry.Key() != w.key {
+			continue
+		}
+		eventType, deselected, err := w.match.classify(event)
+		c := selectedEvent{event: event, eventType: eventType, deselected: deselected}
+		switch {
+		case eventType == 0:
+		case w.encode.webhook:
+			run = append(run, c)
+		default:
+			err = w.appendSelected(c)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for part := range slices.Chunk(run, maxMatchRun) {
+		if err := w.convertEvents(part, w.appendSelected); err != nil {
 			return err
 		}
 	}
@@ -390,36 +395,79 @@ func (w *watcher) bookmarkTimer(deadline time.Time) (<-chan time.Time, func()) {
 	return timer.C, func() { timer.Stop() }
 }
 
-// appendEvent appends an event as the client's selector sees it: an object that begins to match is ADDED, one that ceases to match is
-// DELETED.
-func (w *watcher) appendEvent(event *cache.Event) error {
-	if w.key != "" && event.Entry.Key() != w.key {
-		return nil
-	}
-	change, deselected, err := w.match.classify(event)
-	if change == 0 {
-		return err
-	}
-	// A deselected object is sent in the last state that matched, with the revision of the event.
-	return w.appendChange(event, change, deselected)
+// selectedEvent is an event as the client's selector sees it.
+type selectedEvent struct {
+	event     *cache.Event
+	eventType cache.EventType
+	// deselected: the object exists but no longer matches. It is sent in the last state that matched, with the revision of the event.
+	deselected bool
+	// served is the object in the served version, if it was converted already.
+	served kind.Object
 }
 
-// appendChange appends one event. deselected: the object exists but no longer matches the selector.
-func (w *watcher) appendChange(event *cache.Event, kindOfEvent cache.EventType, deselected bool) (err error) {
-	name := kindOfEvent.String()
+// object is the object that is sent, in the storage version.
+func (c *selectedEvent) object() (kind.Object, error) {
+	if c.deselected {
+		return deselectedObject(c.event)
+	}
+	return c.event.Entry.Object()
+}
+
+// convertEvents calls do with events of objects that a webhook converts: all with one call.
+func (w *watcher) convertEvents(events []selectedEvent, do func(selectedEvent) error) error {
+	if len(events) == 0 {
+		return nil
+	}
+	if w.table != nil && w.table.convertsOnce() {
+		if err := w.convertRows(events); err != nil {
+			return err
+		}
+	} else if err := w.encode.prepare(events, w.out); err != nil {
+		return err
+	}
+	for _, c := range events {
+		if err := do(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// convertRows converts the objects of a table. Nothing that is made of them is cached.
+func (w *watcher) convertRows(events []selectedEvent) error {
+	objs := make([]kind.Object, len(events))
+	for i := range events {
+		var err error
+		if objs[i], err = events[i].object(); err != nil {
+			return err
+		}
+	}
+	converted, err := w.res.fromStorageVersions(w.req.ctx, objs)
+	if err != nil {
+		return err
+	}
+	for i := range events {
+		events[i].served = converted[i]
+	}
+	return nil
+}
+
+// appendSelected appends one event.
+func (w *watcher) appendSelected(c selectedEvent) (err error) {
+	name := c.eventType.String()
 	w.acquireBuffer()
 	start := len(w.buffer)
 	switch {
 	case w.out.transform == transformTable:
-		err = w.appendTable(event, name, deselected)
+		err = w.appendTable(c, name)
 	case w.out.format == formatProtobuf:
-		err = w.appendProto(event, name, deselected)
+		err = w.appendProto(c.event, name, c.deselected)
 	default:
-		err = w.appendJSON(event, name, deselected)
+		err = w.appendJSON(c.event, name, c.deselected)
 	}
 	if err != nil {
 		w.buffer = w.buffer[:start] // do not send a partial event
-		return fmt.Errorf("encode %s for a watch: %w", event.Entry.Key(), err)
+		return fmt.Errorf("encode %s for a watch: %w", c.event.Entry.Key(), err)
 	}
 	w.mark()
 	return nil
@@ -520,26 +568,19 @@ func (w *watcher) openProto(event string, raw int) {
 	w.buffer = binary.AppendUvarint(append(w.buffer, tagField1), uint64(raw))
 }
 
-func (w *watcher) appendTable(event *cache.Event, name string, deselected bool) error {
-	obj, err := event.Entry.Object()
-	if deselected {
-		obj, err = deselectedObject(event)
-	}
-	if err != nil {
-		return err
-	}
-	once := w.table.convertsOnce()
-	if once {
-		if obj, err = w.res.fromStorageVersion(w.req.ctx, obj); err != nil {
+func (w *watcher) appendTable(c selectedEvent, name string) (err error) {
+	obj := c.served
+	if obj == nil {
+		if obj, err = c.object(); err != nil {
 			return err
 		}
 	}
 	w.openJSON(name)
 	w.buffer, err = w.table.appendTableEvent(w.buffer, obj, w.headers, func(to []byte) ([]byte, error) {
-		if deselected || once {
+		if c.deselected || c.served != nil {
 			return w.table.appendIncluded(to, obj, w.table.include)
 		}
-		return w.table.appendEntry(to, event.Entry)
+		return w.table.appendEntry(to, c.event.Entry)
 	})
 	w.closeJSON()
 	w.headers = false

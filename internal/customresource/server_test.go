@@ -32,10 +32,11 @@ import (
 type server struct {
 	t      testing.TB
 	store  *memory.Store
+	api    *apiserver.Server
 	client *http.Client
 }
 
-func newServer(t testing.TB, definition string, converter customresource.Converter) *server {
+func newServer(t testing.TB, definition string, converter customresource.Converter, change ...func(*apiserver.Config)) *server {
 	t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"}}
 	if err := yaml.UnmarshalStrict([]byte(definition), &crd.Spec); err != nil {
@@ -54,10 +55,14 @@ func newServer(t testing.TB, definition string, converter customresource.Convert
 	}
 	store := memory.New()
 	objects := cache.New(store, nil)
-	s, err := apiserver.New(apiserver.Config{
+	config := apiserver.Config{
 		Scheme: scheme.Scheme, Cache: objects, Authenticator: authn.Chain{authn.InProcess{}}, Authorizer: authz.Chain{authz.Masters{}},
 		TypeConverter: openapi.TypeConverter,
-	})
+	}
+	for _, change := range change {
+		change(&config)
+	}
+	s, err := apiserver.New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +74,15 @@ func newServer(t testing.TB, definition string, converter customresource.Convert
 	go func() { defer close(done); _ = objects.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	<-objects.Ready()
-	local := s.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
-	return &server{t: t, store: store, client: &http.Client{Transport: local.Transport()}}
+	served := &server{t: t, store: store, api: s}
+	return served.as(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
+}
+
+// as returns the server for a user.
+func (s *server) as(user authn.User) *server {
+	other := *s
+	other.client = &http.Client{Transport: s.api.Local(user).Transport()}
+	return &other
 }
 
 // response is a response whose body is an object.
@@ -294,10 +306,15 @@ type converter struct {
 	calls   int
 	// held receives a value when a call begins that lasts until its context is done, ended when it has ended. nil: no call does.
 	held, ended chan struct{}
+	// blocked: calls wait until it is closed; nil: they do not.
+	blocked chan struct{}
 }
 
 func (c *converter) Convert(ctx context.Context, objects []*unstructured.Unstructured, to schema.GroupVersion) ([]*unstructured.Unstructured, error) {
-	held, failure := c.begin()
+	held, blocked, failure := c.begin()
+	if blocked != nil {
+		<-blocked
+	}
 	if held != nil {
 		held <- struct{}{}
 		<-ctx.Done()
@@ -329,12 +346,12 @@ func (c *converter) Convert(ctx context.Context, objects []*unstructured.Unstruc
 }
 
 // begin counts a call and returns what is to happen in it.
-func (c *converter) begin() (held chan struct{}, failure error) {
+func (c *converter) begin() (held, blocked chan struct{}, failure error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++
 	held, c.held = c.held, nil
-	return held, c.failure
+	return held, c.blocked, c.failure
 }
 
 const convertedDefinition = `
@@ -458,7 +475,7 @@ func TestListIsConvertedInBatches(t *testing.T) {
 	}
 }
 
-// The fields for a selector, and the initial events of a watch, are converted with few requests, too.
+// The fields for a selector, and the events of a watch, are converted with few requests, too.
 func TestSelectedIsConvertedInBatches(t *testing.T) {
 	const count = 200
 	for what, path := range map[string]string{
@@ -467,16 +484,24 @@ func TestSelectedIsConvertedInBatches(t *testing.T) {
 		"a list of the past":           "?fieldSelector=spec.paint%3Dred&resourceVersionMatch=Exact&resourceVersion=",
 		"initial events":               "?watch=true",
 		"selected initial events":      "?watch=true&fieldSelector=spec.paint%3Dred",
-		"initial events with metadata": "?watch=true&metadata",
+		"initial events with metadata": "?watch=true&as=PartialObjectMetadata",
+		"initial events with rows":     "?watch=true&as=Table",
+		"events":                       "?watch=true&resourceVersion=before",
+		"selected events":              "?watch=true&fieldSelector=spec.paint%3Dred&resourceVersion=before",
+		"events with rows":             "?watch=true&resourceVersion=before&as=Table",
 	} {
 		webhook := &converter{}
 		s := newServer(t, convertedDefinition, webhook)
+		before := s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w0"},"spec":{"color":"red"}}`).expect(201).at("metadata.resourceVersion").(string)
 		for i := range count {
-			s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":{"color":"red"}}`, i)).expect(201)
+			if strings.Contains(path, "before") || i > 0 {
+				s.send("POST", widgets, fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":{"color":"red"}}`, i+1)).expect(201)
+			}
 		}
 		accept := "Accept: application/json"
-		if strings.HasSuffix(path, "&metadata") {
-			path, accept = strings.TrimSuffix(path, "&metadata"), accept+";as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+		path = strings.Replace(path, "before", before, 1)
+		if query, as, ok := strings.Cut(path, "&as="); ok {
+			path, accept = query, accept+";as="+as+";v=v1;g=meta.k8s.io"
 		}
 		if strings.HasSuffix(path, "=") {
 			path += s.send("GET", widgets+"?limit=1", "").expect(200).at("metadata.resourceVersion").(string)
@@ -518,12 +543,15 @@ func (s *server) watched(path, accept string, count int) (found int) {
 	for range count {
 		var event struct {
 			Type   string
-			Object metav1.PartialObjectMetadata
+			Object struct {
+				Metadata metav1.ObjectMeta
+				Rows     []struct{ Object metav1.PartialObjectMetadata }
+			}
 		}
 		if err := events.Decode(&event); err != nil {
 			s.t.Fatal(err)
 		}
-		if event.Type == "ADDED" && event.Object.Name != "" {
+		if event.Type == "ADDED" && (event.Object.Metadata.Name != "" || len(event.Object.Rows) == 1 && event.Object.Rows[0].Object.Name != "") {
 			found++
 		}
 	}
