@@ -16,6 +16,7 @@ import (
 
 	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/kind"
 )
 
 var (
@@ -247,6 +248,9 @@ func (s *Server) dispatch(req *request) error {
 		return errNoRoute()
 	}
 	defer req.res.release()
+	if req.res.callsWebhook() {
+		req.ctx = kind.WithWait(req.ctx, req.waitForConversion)
+	}
 	if err := checkScope(req); err != nil {
 		return err
 	}

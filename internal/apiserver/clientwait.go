@@ -144,6 +144,26 @@ func (r *request) waitForServer(f func()) {
 	_ = wait.end(nil) // an error: the request's context is done, which the handler finds out itself
 }
 
+// waitForConversion calls f, which waits for a conversion webhook, or for another request that does. Afterwards the request continues at once: others
+// may wait, with their seats, for what it converts.
+func (r *request) waitForConversion(f func()) {
+	wait := r.w.wait
+	if wait == nil || wait.isWaiting() {
+		f()
+		return
+	}
+	wait.s.leaveLarge(r)
+	wait.begin()
+	f()
+	wait.resume()
+}
+
+func (c *clientWait) isWaiting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting
+}
+
 // resume is end for a wait after which the request may be processed, because others have been. The seats are occupied at once, even if all are
 // taken: the request must not hold up the requests behind it, of other priority levels, by waiting again.
 func (c *clientWait) resume() {

@@ -435,13 +435,21 @@ func (e encoder) forLists() *encoder {
 	return &e
 }
 
-// with returns the encoder for a request: the calls of a webhook end when ctx is done. Without a webhook nothing depends on it.
+// with returns the encoder for a request: the calls of a webhook end when ctx is done, and the request has no seats while it waits for one, also if
+// another request calls it for the same encoding. Without a webhook nothing depends on the request.
 func (e *encoder) with(ctx context.Context) *encoder {
 	if !e.webhook {
 		return e
 	}
 	bound := *e
 	bound.ctx = ctx
+	bound.memoize = func(entry *cache.Entry, id cache.EncodingID, make func(*cache.Entry) ([]byte, error)) (encoded []byte, err error) {
+		if entry.IsEncoded(id) {
+			return e.memoize(entry, id, make)
+		}
+		kind.Wait(ctx, func() { encoded, err = e.memoize(entry, id, make) })
+		return encoded, err
+	}
 	return &bound
 }
 

@@ -286,12 +286,22 @@ func (m *matcher) matches(e *cache.Entry) bool {
 		return true
 	}
 	var values map[string]string
-	if m.fieldsBeyondID {
-		if values, m.err = e.Fields(m.ctx); m.err != nil {
-			return false
-		}
+	switch {
+	case m.together():
+		values = m.fieldsOf([]*cache.Entry{e})[0]
+	case m.fieldsBeyondID:
+		values, m.err = e.Fields(m.ctx)
 	}
-	return m.matchesFields(e, values)
+	return m.err == nil && m.matchesFields(e, values)
+}
+
+// fieldsOf computes the fields of entries together. The request has no seats while it waits for a webhook. If err is set, there are none.
+func (m *matcher) fieldsOf(entries []*cache.Entry) (values []map[string]string) {
+	kind.Wait(m.ctx, func() { values, m.err = cache.FieldsOf(m.ctx, entries) })
+	if m.err != nil {
+		return make([]map[string]string, len(entries))
+	}
+	return values
 }
 
 // matchesLabels is matches for the label selector.
@@ -355,9 +365,8 @@ func (m *matcher) eachOfRun(entries []*cache.Entry, accept func(i int) bool) boo
 			return false
 		}
 	}
-	values, err := cache.FieldsOf(m.ctx, candidates)
-	if err != nil {
-		m.err = err
+	values := m.fieldsOf(candidates)
+	if m.err != nil {
 		return false
 	}
 	for n, e := range candidates {

@@ -77,7 +77,9 @@ func (v *version) convertOthers(ctx context.Context, objs []*unstructured.Unstru
 		}
 		return converted, nil
 	}
-	converted, err := v.converter.Convert(ctx, objs, v.gvk.GroupVersion())
+	var converted []*unstructured.Unstructured
+	var err error
+	kind.Wait(ctx, func() { converted, err = v.converter.Convert(ctx, objs, v.gvk.GroupVersion()) })
 	if err != nil {
 		return nil, conversionError{err}
 	}

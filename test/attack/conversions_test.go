@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -16,6 +17,8 @@ import (
 type hostileConversion struct {
 	*webhooktest.Server
 	redirected atomic.Bool
+	inFlight   atomic.Int64  // calls that hang
+	released   chan struct{} // closed when they shall hang no longer
 }
 
 func (h *hostileConversion) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -36,6 +39,13 @@ func (h *hostileConversion) ServeHTTP(w http.ResponseWriter, req *http.Request) 
 			if _, err := io.WriteString(w, chunk); err != nil {
 				return
 			}
+		}
+	case "/hang":
+		h.inFlight.Add(1)
+		defer h.inFlight.Add(-1)
+		select {
+		case <-h.released:
+		case <-req.Context().Done():
 		}
 	case "/nothing":
 		review("")
@@ -72,6 +82,63 @@ func TestHostileConversions(t *testing.T) {
 		t.Error("a redirect was followed")
 	}
 	a.expectBoundedMemory()
+	a.expectReleased(before)
+}
+
+// A conversion webhook does not respond. The requests that wait for it, and those that wait for the encoding that another one makes of the same object,
+// hold no seats: another user is served.
+func TestHangingConversion(t *testing.T) {
+	a := start(t, patient)
+	h := &hostileConversion{released: make(chan struct{})}
+	h.Server = webhooktest.NewServer(webhooktest.NewCA(t), h)
+	release := sync.OnceFunc(func() { close(h.released) })
+	t.Cleanup(release)
+	reader, other := a.user("reader"), a.user("other")
+	a.defineConverted("hang", h)
+	const path, objects, same, waiting = "/apis/example.com/%s/namespaces/default/hangs", 30, 600, 30
+	for i := range objects {
+		body := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Chang","metadata":{"name":"a%d"}}`, i)
+		if code, text := a.as("", http.MethodPost, fmt.Sprintf(path, "v1"), body); code != http.StatusCreated {
+			t.Fatalf("create: %d %s", code, text)
+		}
+	}
+	before := a.usage()
+	codes := make(chan int, objects+same)
+	var sent sync.WaitGroup
+	read := func(object int) {
+		sent.Go(func() {
+			code, _ := a.as(reader, http.MethodGet, fmt.Sprintf(path+"/a%d", "v2", object), "")
+			codes <- code
+		})
+	}
+	for i := range objects {
+		read(i)
+	}
+	a.eventually(func() bool { return h.inFlight.Load() >= waiting }, func() string { return fmt.Sprintf("%d calls are in flight", h.inFlight.Load()) })
+	for range same {
+		read(0)
+	}
+	// The rest is rejected: a user may have a hundred requests that wait without seats.
+	a.eventually(func() bool { return len(codes) >= same/2 }, func() string { return fmt.Sprintf("%d requests were rejected", len(codes)) })
+	for range 50 {
+		if code, body := a.as(other, http.MethodGet, "/api/v1/namespaces/default/configmaps/none", ""); code != http.StatusNotFound {
+			t.Errorf("another user got %d %s", code, body)
+		}
+	}
+	if n := h.inFlight.Load(); n < waiting {
+		t.Errorf("the requests did not wait: %d calls are in flight", n)
+	}
+	release() // the responses are no reviews
+	sent.Wait()
+	close(codes)
+	counts := map[int]int{}
+	for code := range codes {
+		counts[code]++
+	}
+	t.Logf("reads by code: %v", counts)
+	if counts[http.StatusInternalServerError]+counts[http.StatusTooManyRequests] != objects+same {
+		t.Errorf("reads succeeded without the webhook: %v", counts)
+	}
 	a.expectReleased(before)
 }
 

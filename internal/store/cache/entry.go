@@ -254,6 +254,12 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 // HasEncoding reports whether Encoding need not make the bytes.
 func (e *Entry) HasEncoding(id EncodingID) bool { return e.findMemo(id) != nil }
 
+// IsEncoded reports whether Encoding neither makes the bytes nor waits for another goroutine that does.
+func (e *Entry) IsEncoded(id EncodingID) bool {
+	m := e.findMemo(id)
+	return m != nil && m.size.Load() > 0
+}
+
 // ListEncoding is Encoding for lists, whose clients may read them long after an entry was superseded. Such an entry keeps
 // no new encodings: hardly anybody else would use them, and sweeps do not find an entry that only lists reference. Nor are
 // encodings kept that exceed the budget.
