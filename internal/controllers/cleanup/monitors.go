@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -13,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// The period of discovery, the delay that batches discovery after changes of CRDs and APIServices, and the timeout for the initial
+// The period of discovery, the least delay that batches discovery after changes of CRDs and APIServices, and the timeout for the initial
 // lists: an unavailable API group must not block all others.
 const (
 	discoveryPeriod   = 30 * time.Second
@@ -35,7 +36,9 @@ func (g *garbageCollector) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for first := true; ; first = false {
+		started := time.Now()
 		g.syncMonitors(ctx, &running)
+		debounce := debounceAfter(time.Since(started))
 		if first {
 			g.waitForSync(ctx)
 			close(g.synced)
@@ -48,10 +51,16 @@ func (g *garbageCollector) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(discoveryDebounce):
+			case <-time.After(debounce):
 			}
 		}
 	}
+}
+
+// debounceAfter returns the delay that batches discovery after changes. Discovery costs more the more resources there are, and while definitions are
+// created it would be repeated all the time: it takes a tenth of it at most.
+func debounceAfter(took time.Duration) time.Duration {
+	return min(max(discoveryDebounce, 9*took), discoveryPeriod)
 }
 
 // syncMonitors starts and stops monitors, so that there is one for every resource.
@@ -125,6 +134,15 @@ func (g *garbageCollector) startMonitor(ctx context.Context, r resource, running
 // metadataHandler handles changes; any function may be nil.
 type metadataHandler struct {
 	onAdd, onUpdate, onDelete func(*metav1.PartialObjectMetadata)
+	// onNotServed is called when the server does not serve the resource, again and again until the monitor is stopped.
+	onNotServed func(ctx context.Context)
+}
+
+// checkServed calls onNotServed if a list or watch failed because the server does not serve the resource.
+func (h *metadataHandler) checkServed(ctx context.Context, err error) {
+	if h.onNotServed != nil && apierrors.IsNotFound(err) {
+		h.onNotServed(ctx)
+	}
 }
 
 // newMonitor creates a metadata informer of one resource.
@@ -142,10 +160,14 @@ func newMonitor(c *metadataClient, gvr schema.GroupVersionResource, h metadataHa
 	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-				return objects.List(ctx, options)
+				list, err := objects.List(ctx, options)
+				h.checkServed(ctx, err)
+				return list, err
 			},
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-				return objects.Watch(ctx, options)
+				events, err := objects.Watch(ctx, options)
+				h.checkServed(ctx, err)
+				return events, err
 			},
 		}, c.metadata),
 		ObjectType: &metav1.PartialObjectMetadata{},

@@ -88,6 +88,17 @@ func TestWhatIsFollowed(t *testing.T) {
 	}
 }
 
+// TestDiscoveryDelay: discovery after changes takes a tenth of the time at most, and is never later than the periodic one.
+func TestDiscoveryDelay(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0: discoveryDebounce, 10 * time.Millisecond: discoveryDebounce, time.Second: 9 * time.Second, time.Minute: discoveryPeriod,
+	} {
+		if got := debounceAfter(took); got != want {
+			t.Errorf("after %s: %s, want %s", took, got, want)
+		}
+	}
+}
+
 // TestDiscoveryIsAskedSoon when a definition of resources comes, once for many.
 func TestDiscoveryIsAskedSoon(t *testing.T) {
 	g := &garbageCollector{rediscover: make(chan struct{}, 1)}

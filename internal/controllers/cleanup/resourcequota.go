@@ -49,7 +49,8 @@ var ResourceQuota = controller.Definition{
 			metadataClient: metadataClient, setup: s, informer: client.InformerFor[*corev1.ResourceQuota](s.Informers),
 			mapper:          restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery)),
 			rediscovery:     rate.NewLimiter(rate.Every(rediscoverPeriod), 1),
-			monitorRequests: make(chan schema.GroupResource, 100), fullListers: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
+			monitorRequests: make(chan schema.GroupResource, 100), notServed: make(chan *quotaMonitor), monitors: map[schema.GroupResource]*quotaMonitor{},
+			fullListers: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
 		}
 		claims, err := controller.DependentsOf[*resourcev1.ResourceClaim](s)
 		if err != nil {
@@ -86,8 +87,18 @@ type quotas struct {
 	informer    client.Informer[*corev1.ResourceQuota]
 	// fullListers list the resources whose usage depends on the whole object, not only on the number of objects.
 	fullListers map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
-	// monitorRequests are resources that a quota counts and that may have no monitor yet.
+	// monitorRequests are resources that a quota counts and that may have no monitor yet; notServed are monitors whose resource is not served.
 	monitorRequests chan schema.GroupResource
+	notServed       chan *quotaMonitor
+
+	mu       sync.Mutex
+	monitors map[schema.GroupResource]*quotaMonitor
+}
+
+// quotaMonitor is the running monitor of a resource that quotas count.
+type quotaMonitor struct {
+	resource schema.GroupResource
+	cancel   context.CancelFunc
 }
 
 // watchFull watches a resource of which whole objects are needed, not only their metadata.
@@ -234,7 +245,6 @@ func isOnlyNoMatch(err error) bool {
 func (q *quotas) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	monitored := map[schema.GroupResource]bool{}
 	ticker := time.NewTicker(resyncPeriod)
 	defer ticker.Stop()
 	for {
@@ -243,36 +253,92 @@ func (q *quotas) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 			q.mapper.Reset()
+			q.stopUnusedMonitors()
 			for _, resourceQuota := range q.informer.List("", nil) {
 				q.setup.Enqueue(controller.KeyOf(resourceQuota))
 			}
 		case gr := <-q.monitorRequests:
-			if monitored[gr] {
-				continue
+			q.startMonitor(ctx, gr, &running)
+		case m := <-q.notServed:
+			// Its definition was deleted. If it is created again, perhaps with another version, the quotas request a monitor again.
+			q.stopMonitor(m)
+			if q.rediscovery.Allow() {
+				q.mapper.Reset()
 			}
-			gvr, err := q.resourceFor(gr)
-			if err != nil {
-				continue // unknown resource: the quota is retried
-			}
-			monitored[gr] = true
-			monitor := q.monitor(gr, gvr)
-			running.Go(func() { monitor.RunWithContext(ctx) })
-			// Recalculate after the initial list: earlier changes were not observed.
-			running.Go(func() {
-				if cache.WaitForCacheSync(ctx.Done(), monitor.HasSynced) {
-					q.enqueueQuotas(gr, "", 0)
-				}
-			})
+			q.enqueueQuotas(m.resource, "", recalculateAfterNoMatch)
 		}
 	}
 }
 
-// monitor creates an informer that enqueues quotas when objects of a resource are created or deleted.
-func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResource) cache.Controller {
-	return newMonitor(q.metadataClient, gvr, metadataHandler{
+// startMonitor starts an informer that enqueues quotas when objects of a resource are created or deleted, unless there is one.
+func (q *quotas) startMonitor(ctx context.Context, gr schema.GroupResource, running *sync.WaitGroup) {
+	if q.monitorOf(gr) != nil {
+		return
+	}
+	gvr, err := q.resourceFor(gr)
+	if err != nil {
+		return // unknown resource: the quota is retried
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	m := &quotaMonitor{resource: gr, cancel: cancel}
+	q.setMonitor(gr, m)
+	informer := newMonitor(q.metadataClient, gvr, metadataHandler{
 		onAdd:    func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterCreate) },
 		onDelete: func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterFree) },
+		onNotServed: func(ctx context.Context) {
+			select {
+			case q.notServed <- m:
+			case <-ctx.Done():
+			}
+		},
 	})
+	running.Go(func() { informer.RunWithContext(ctx) })
+	// Recalculate after the initial list: earlier changes were not observed.
+	running.Go(func() {
+		if cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			q.enqueueQuotas(gr, "", 0)
+		}
+	})
+}
+
+func (q *quotas) monitorOf(gr schema.GroupResource) *quotaMonitor {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.monitors[gr]
+}
+
+func (q *quotas) setMonitor(gr schema.GroupResource, m *quotaMonitor) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.monitors[gr] = m
+}
+
+// stopMonitor stops a monitor, unless it was stopped before.
+func (q *quotas) stopMonitor(m *quotaMonitor) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.monitors[m.resource] == m {
+		m.cancel()
+		delete(q.monitors, m.resource)
+	}
+}
+
+// stopUnusedMonitors stops the monitors of resources that no quota counts any more.
+func (q *quotas) stopUnusedMonitors() {
+	counted := map[schema.GroupResource]bool{}
+	for _, resourceQuota := range q.informer.List("", nil) {
+		for _, evaluator := range q.registry.Matching(quota.Names(resourceQuota.Spec.Hard)) {
+			counted[evaluator.Resource] = true
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for gr, m := range q.monitors {
+		if !counted[gr] {
+			m.cancel()
+			delete(q.monitors, gr)
+		}
+	}
 }
 
 // claimUsageLister lists the objects that the usage of resource claims depends on.

@@ -18,6 +18,7 @@ import (
 
 	"skiff/internal/api/core"
 	"skiff/internal/client"
+	"skiff/internal/controller"
 	"skiff/internal/kind"
 	"skiff/internal/quota"
 	"skiff/test/inprocess"
@@ -139,6 +140,67 @@ func TestQuotaOfANewResource(t *testing.T) {
 	if discoveries := slices.DeleteFunc(slices.Clone(heard.asked), func(r string) bool { return r != "GET /apis" }); len(discoveries) != 2 {
 		t.Errorf("%d discoveries, want 2", len(discoveries))
 	}
+}
+
+// TestQuotaMonitors: a resource that a quota counts has a monitor while it is served and counted.
+func TestQuotaMonitors(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	things := schema.GroupResource{Group: "example.com", Resource: "things"}
+	serve := func(names ...string) map[string][]string {
+		responses := maps.Clone(known)
+		for _, path := range []string{"GET /apis/example.com/v1/things", "GET /apis/example.com/v1/namespaces/default/things"} {
+			responses[path] = []string{listing(names...)}
+		}
+		return responses
+	}
+	metadataClient, server := playing(t, serve("a"))
+	set := func(responses map[string][]string) {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		server.responses = responses
+	}
+	var q *quotas
+	run(t, c, controller.Definition{Name: ResourceQuota.Name, New: func(s *controller.Setup) (controller.Syncer, error) {
+		made, err := ResourceQuota.New(s)
+		if err != nil {
+			return nil, err
+		}
+		q = made.(*quotas)
+		q.metadataClient, q.rediscovery = metadataClient, rate.NewLimiter(rate.Inf, 1)
+		q.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(metadataClient.discovery))
+		return q, nil
+	}})
+	monitor := func() *quotaMonitor { return q.monitorOf(things) }
+	create(t, c, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limits"}, Spec: corev1.ResourceQuotaSpec{Hard: amounts("count/things.example.com", "5")}})
+	eventually(t, "the resource is monitored", func() bool { return monitor() != nil })
+	// The definition is deleted.
+	unserved := maps.Clone(known)
+	unserved["GET /apis"] = []string{`{"kind":"APIGroupList","groups":[]}`}
+	delete(unserved, "GET /apis/example.com/v1")
+	set(unserved)
+	eventually(t, "the monitor is stopped", func() bool { return monitor() == nil })
+	// It is created again.
+	set(serve("a", "b"))
+	change := func(hard ...string) {
+		t.Helper()
+		found, err := client.For[*corev1.ResourceQuota](c).Get(t.Context(), "default", "limits")
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := found.DeepCopy()
+		changed.Spec.Hard = amounts(hard...)
+		if _, err := client.For[*corev1.ResourceQuota](c).Update(t.Context(), changed, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change("count/things.example.com", "6")
+	eventually(t, "the resource is monitored again", func() bool { return monitor() != nil })
+	q.stopUnusedMonitors()
+	if monitor() == nil {
+		t.Error("the monitor of a resource that a quota counts was stopped")
+	}
+	change("pods", "1")
+	eventually(t, "the monitor is not used", func() bool { q.stopUnusedMonitors(); return monitor() == nil })
 }
 
 // TestQuotasOfScopes: a quota for some pods counts those only, and a second one counts for itself.
