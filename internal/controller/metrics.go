@@ -71,6 +71,14 @@ func (s *Setup) Register(collectors ...prometheus.Collector) error {
 	return nil
 }
 
+// Registry is for metrics that controllers share with other components; nil without Metrics.
+func (s *Setup) Registry() prometheus.Registerer {
+	if s.loop.metrics == nil {
+		return nil
+	}
+	return s.loop.metrics.registry
+}
+
 func (m *Metrics) synced(controller string, took time.Duration, err error) {
 	if m == nil {
 		return

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 
 	"skiff/internal/scheduler/binding"
 	"skiff/internal/scheduler/decision"
@@ -21,6 +22,7 @@ func (s *Scheduler) newBinder() *binding.Binder {
 		Timed: func(extensionPoint string, profile *plugins.Profile) func(error) {
 			return s.metrics.timed(extensionPoint, profile)
 		},
+		ClaimCreated: func(claim *resourcev1.ResourceClaim, err error) { s.metrics.claimCreated(claim, err) },
 	})
 }
 

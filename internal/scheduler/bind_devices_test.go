@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,7 @@ import (
 	"skiff/internal/scheduler/schedulertest"
 	"skiff/internal/scheduler/snapshot"
 	"skiff/internal/scheduler/snapshot/snapshottest"
+	"skiff/test/metrics"
 )
 
 // Who asks for an extended resource gets a claim for devices, written before the pod is bound.
@@ -538,6 +540,12 @@ func TestExtendedClaimFails(t *testing.T) {
 	} {
 		t.Run(test.write, func(t *testing.T) {
 			withDeviceServer(t, nil, func(d *deviceServer) {
+				registry := prometheus.NewRegistry()
+				counted, err := NewMetrics(registry)
+				if err != nil {
+					t.Fatal(err)
+				}
+				d.notify(func() { d.scheduler.metrics = counted })
 				d.failing(times(1, test.write, no))
 				d.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "2")))
 				d.pass(500 * time.Millisecond)
@@ -550,6 +558,18 @@ func TestExtendedClaimFails(t *testing.T) {
 				d.pass(time.Minute)
 				if c := d.onlyClaim(); d.nodeOf("p") != "a" || c == nil || len(c.Status.Allocation.Devices.Results) != 2 {
 					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.patchesOf("p"))
+				}
+				// Without its write of the claim, the second attempt creates another.
+				requests := map[string]float64{"success": 2, "failure": 0}
+				if test.write == "create" {
+					requests = map[string]float64{"success": 1, "failure": 1}
+				}
+				values := metrics.Values(t, registry)
+				for status, want := range requests {
+					name := "dynamic_resource_allocation_resourceclaim_creates_total{admin_access=false,owner_api_group=,owner_api_kind=Pod,status=" + status + "}"
+					if values[name] != want {
+						t.Errorf("%s is %v, want %v", name, values[name], want)
+					}
 				}
 			})
 		})

@@ -8,7 +8,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 
+	"skiff/internal/claimmetrics"
 	"skiff/internal/scheduler/decision"
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/queue"
@@ -24,6 +26,7 @@ type Metrics struct {
 	algorithm, podAttempts, victims               prometheus.Histogram
 	pending, cacheSize, unschedulable, goroutines *prometheus.Desc
 	evaluated                                     map[*plugins.Profile]profileEvaluations
+	claimCreates                                  *claimmetrics.Creates
 }
 
 // profileEvaluations are the counters of the plugins of a profile that evaluate every pod that is scheduled.
@@ -73,7 +76,16 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	return m, nil
+	var err error
+	m.claimCreates, err = claimmetrics.NewCreates(registry)
+	return m, err
+}
+
+// claimCreated counts a request that creates the claim for the extended resources of a pod.
+func (m *Metrics) claimCreated(claim *resourcev1.ResourceClaim, err error) {
+	if m != nil {
+		m.claimCreates.Count(claim, err)
+	}
 }
 
 // observe registers the gauges of a scheduler and counts the pods it queues.

@@ -2,56 +2,34 @@ package resourceclaim
 
 import (
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
+
+	"skiff/internal/claimmetrics"
+	"skiff/internal/controller"
 )
 
 // claimMetrics are the metrics of the resource claim controller, under upstream's names.
 type claimMetrics struct {
-	creates *prometheus.CounterVec
+	creates *claimmetrics.Creates
 	counts  *claimCounts
 }
 
-func newClaimMetrics() *claimMetrics {
-	return &claimMetrics{
-		creates: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Subsystem: "dynamic_resource_allocation", Name: "resourceclaim_creates_total",
-			Help: "Number of ResourceClaims creation requests, categorized by creation status, admin access, and owning API group and kind (either Pod or scheduling.k8s.io/PodGroup)",
-		}, []string{"status", "admin_access", "owner_api_group", "owner_api_kind"}),
+// newClaimMetrics makes the metrics and registers them.
+func newClaimMetrics(s *controller.Setup) (*claimMetrics, error) {
+	creates, err := claimmetrics.NewCreates(s.Registry())
+	if err != nil {
+		return nil, err
+	}
+	m := &claimMetrics{
+		creates: creates,
 		counts: &claimCounts{counts: map[claimCategory]int{}, desc: prometheus.NewDesc("dynamic_resource_allocation_resource_claims",
 			"Number of ResourceClaims, categorized by allocation status, admin access, and source. Source can be 'resource_claim_template' (created from a template), "+
 				"'extended_resource' (extended resources), or empty (manually created by a user).", []string{"allocated", "admin_access", "source"}, nil)},
 	}
-}
-
-func (m *claimMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.creates, m.counts}
-}
-
-// created counts a request that creates a claim. The status is success or failure.
-func (m *claimMetrics) created(claim *resourceapi.ResourceClaim, status string) {
-	var group, kind string
-	if owner := metav1.GetControllerOfNoCopy(claim); owner != nil {
-		kind = owner.Kind
-		if g, _, found := strings.Cut(owner.APIVersion, "/"); found {
-			group = g
-		}
-	}
-	m.creates.WithLabelValues(status, strconv.FormatBool(hasAdminAccess(claim)), group, kind).Inc()
-}
-
-func hasAdminAccess(claim *resourceapi.ResourceClaim) bool {
-	for i := range claim.Spec.Devices.Requests {
-		if exactly := claim.Spec.Devices.Requests[i].Exactly; exactly != nil && ptr.Deref(exactly.AdminAccess, false) {
-			return true
-		}
-	}
-	return false
+	return m, s.Register(m.counts)
 }
 
 // claimCounts are the numbers of cached claims, which the handlers of the claims keep.
@@ -68,7 +46,7 @@ type claimCategory struct {
 }
 
 func (c *claimCounts) add(claim *resourceapi.ResourceClaim, n int) {
-	category := claimCategory{claim.Status.Allocation != nil, hasAdminAccess(claim), sourceOf(claim)}
+	category := claimCategory{claim.Status.Allocation != nil, claimmetrics.HasAdminAccess(claim), sourceOf(claim)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.counts[category] += n; c.counts[category] == 0 {

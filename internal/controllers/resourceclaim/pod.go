@@ -212,7 +212,7 @@ func newClaim(pod *corev1.Pod, podClaimName string, template *resourceapi.Resour
 
 // createClaims creates claims and records the failure, if there is one. The new claims lead to another sync of the pod.
 func (c *claims) createClaims(ctx context.Context, key controller.Key, pod *corev1.Pod, p podPlan) error {
-	plan := controller.Plan{OnWrite: func(obj kind.Object) { c.metrics.created(obj.(*resourceapi.ResourceClaim), "success") }}
+	plan := controller.Plan{OnWrite: func(obj kind.Object) { c.metrics.creates.Count(obj.(*resourceapi.ResourceClaim), nil) }}
 	for _, claim := range p.creates {
 		plan.AddStep(controller.NewCreate(claim).OnFailure(controller.Event{Object: pod, Type: corev1.EventTypeWarning, Reason: "FailedResourceClaimCreation",
 			Message: fmt.Sprintf("PodResourceClaim %s: create ResourceClaim %s: %%s", claim.Annotations[resourceapi.PodResourceClaimAnnotation], claim.Name)}))
@@ -223,7 +223,7 @@ func (c *claims) createClaims(ctx context.Context, key controller.Key, pod *core
 	err := c.setup.Apply(ctx, key, plan)
 	var failed *controller.WriteError
 	if errors.As(err, &failed) && failed.Verb == controller.Create {
-		c.metrics.created(failed.Object.(*resourceapi.ResourceClaim), "failure")
+		c.metrics.creates.Count(failed.Object.(*resourceapi.ResourceClaim), err)
 	}
 	return err
 }

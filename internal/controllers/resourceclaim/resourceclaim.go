@@ -34,15 +34,16 @@ const (
 var ResourceClaim = controller.Definition{
 	Name: "resourceclaim-controller", Aliases: []string{"resource-claim-controller"}, Component: "resource_claim", Queue: "resource_claim", Workers: 50,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
+		metrics, err := newClaimMetrics(s)
+		if err != nil {
+			return nil, err
+		}
 		c := &claims{
 			setup:     s,
 			pods:      client.InformerFor[*corev1.Pod](s.Informers),
 			claims:    client.InformerFor[*resourceapi.ResourceClaim](s.Informers),
 			templates: client.InformerFor[*resourceapi.ResourceClaimTemplate](s.Informers),
-			metrics:   newClaimMetrics(),
-		}
-		if err := s.Register(c.metrics.collectors()...); err != nil {
-			return nil, err
+			metrics:   metrics,
 		}
 		if err := c.addIndexes(); err != nil {
 			return nil, err

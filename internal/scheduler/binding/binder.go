@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -27,6 +28,8 @@ type Config struct {
 	BindWithExtender func(ctx context.Context, pod *corev1.Pod, node string) (handled bool, err error)
 	// Timed measures an extension point until the function it returns is called with the result.
 	Timed func(extensionPoint string, profile *plugins.Profile) func(error)
+	// ClaimCreated is called after a request that creates a claim for extended resources, with its error.
+	ClaimCreated func(claim *resourcev1.ResourceClaim, err error)
 	// RecordEvent records an event about a pod.
 	RecordEvent func(profile *plugins.Profile, pod *corev1.Pod, eventType, reason, message string)
 }

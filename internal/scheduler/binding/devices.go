@@ -112,6 +112,7 @@ func (b *Binder) createExtendedResourceClaim(ctx context.Context, g *snapshot.Cl
 	claim := g.Claim.DeepCopy()
 	claim.Name = ""
 	created, err := b.Writer.CreateResourceClaim(ctx, claim)
+	b.ClaimCreated(claim, err)
 	if err != nil {
 		return fmt.Errorf("create claim for extended resources %s: %w", snapshot.ObjectKey(g.Claim), err)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 
 	"skiff/internal/scheduler/plugins"
 	"skiff/internal/scheduler/snapshot"
@@ -55,6 +56,7 @@ func newTestBinder(cluster *snapshot.Snapshot, writer Writer) *Binder {
 		Background:       func(write func()) { write() },
 		BindWithExtender: func(context.Context, *corev1.Pod, string) (bool, error) { return false, nil },
 		Timed:            func(string, *plugins.Profile) func(error) { return func(error) {} },
+		ClaimCreated:     func(*resourcev1.ResourceClaim, error) {},
 		RecordEvent:      func(*plugins.Profile, *corev1.Pod, string, string, string) {},
 	})
 }
