@@ -120,6 +120,41 @@ func (r *resource) objectsOf(snapshot cache.Snapshot, match *matcher) (objs []ki
 	return r.fromStorageVersions(match.ctx, objs)
 }
 
+// readInitial reads what the watch sends first. The objects of custom resources are converted together; others are decoded when they are sent, because
+// the cache keeps decoded objects only while they are in use, and all of them may be too large.
+func (w *localWatch) readInitial(snapshot cache.Snapshot) (err error) {
+	if w.res.kind.Custom != nil {
+		w.converted, err = w.res.objectsOf(snapshot, w.match)
+		return err
+	}
+	w.match.ascend(snapshot, "", 0, func(e *cache.Entry) bool {
+		w.initial = append(w.initial, e)
+		return true
+	})
+	return w.match.err
+}
+
+// sendInitial sends what readInitial has read, and reports whether the watch goes on.
+func (w *localWatch) sendInitial(ctx context.Context) bool {
+	for _, obj := range w.converted {
+		if !w.send(ctx, watch.Added, obj) {
+			return false
+		}
+	}
+	for _, e := range w.initial {
+		obj, err := e.Object()
+		if err != nil {
+			w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
+			return false
+		}
+		if !w.send(ctx, watch.Added, obj) {
+			return false
+		}
+	}
+	w.initial, w.converted = nil, nil
+	return w.bookmark == nil || w.send(ctx, watch.Bookmark, w.bookmark)
+}
+
 // Watch streams the cached objects: with SendInitialEvents, first those that match now, followed by a bookmark; otherwise all changes
 // after ResourceVersion.
 func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (_ watch.Interface, err error) {
@@ -149,7 +184,7 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 		}
 		revision = snapshot.Revision()
 		if initial {
-			if w.initial, err = res.objectsOf(snapshot, w.match); err != nil {
+			if err := w.readInitial(snapshot); err != nil {
 				return nil, err
 			}
 			w.bookmark = res.newObject()
@@ -166,14 +201,16 @@ func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 
 // localWatch sends the changes of a table to a component in the same process.
 type localWatch struct {
-	server   *Server
-	res      *resource
-	match    *matcher
-	cursor   *cache.Cursor
-	initial  []kind.Object
-	bookmark kind.Object
-	out      chan watch.Event
-	cancel   context.CancelFunc
+	server *Server
+	res    *resource
+	match  *matcher
+	cursor *cache.Cursor
+	out    chan watch.Event
+	cancel context.CancelFunc
+	// initial or converted are sent first, then the bookmark.
+	initial   []*cache.Entry
+	converted []kind.Object
+	bookmark  kind.Object
 }
 
 // ResultChan implements watch.Interface.
@@ -191,13 +228,7 @@ func (w *localWatch) run(ctx context.Context) {
 			w.send(ctx, watch.Error, statusOf(w.server.localPanic(w.res.gvr, cause), w.res.groupResource(), ""))
 		}
 	}()
-	for _, obj := range w.initial {
-		if !w.send(ctx, watch.Added, obj) {
-			return
-		}
-	}
-	w.initial = nil
-	if w.bookmark != nil && !w.send(ctx, watch.Bookmark, w.bookmark) {
+	if !w.sendInitial(ctx) {
 		return
 	}
 	for {

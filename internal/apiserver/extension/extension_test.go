@@ -14,6 +14,7 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"sigs.k8s.io/yaml"
 
@@ -455,6 +456,18 @@ func TestMemoryOfDefinitions(t *testing.T) {
 	t.Logf("%d bytes for each definition of %d bytes", each, stored)
 	if each > 3*stored {
 		t.Errorf("a definition of %d bytes takes %d", stored, each)
+	}
+	// Nor does a component that watches them, at the start, hold all of them decoded.
+	before = liveHeap()
+	initial := true
+	pending, err := w.Local.Watch(t.Context(), definitions, "", &internalversion.ListOptions{SendInitialEvents: &initial})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pending.Stop()
+	<-pending.ResultChan()
+	if each := (liveHeap() - before) / count; each > stored {
+		t.Errorf("a definition of %d bytes takes %d while it is watched", stored, each)
 	}
 }
 
