@@ -25,12 +25,14 @@ const (
 	headerSize = len(magic) + saltBytes + sha256.Size
 	chunkBytes = 64 << 10
 
-	// The cost of scrypt: 32 MiB of memory, and about a tenth of a second.
-	scryptN, scryptR, scryptP = 1 << 15, 8, 1
+	scryptR, scryptP = 8, 1
 
 	// MinPassphraseBytes is the length of the shortest passphrase that is accepted.
 	MinPassphraseBytes = 12
 )
+
+// scryptN is the cost of scrypt: 32 MiB of memory, and about a tenth of a second. It is part of the format; only tests change it.
+var scryptN = 1 << 15
 
 var (
 	// ErrPassphrase means that a snapshot was encrypted with another passphrase, or that its first bytes are damaged.

@@ -5,10 +5,16 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"testing/iotest"
 )
+
+func TestMain(m *testing.M) {
+	scryptN = 1 << 4 // tests derive hundreds of keys
+	os.Exit(m.Run())
+}
 
 var testPassphrase = []byte("a passphrase for tests")
 
