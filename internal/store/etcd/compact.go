@@ -34,7 +34,9 @@ func (s *Store) compactEvery(ctx context.Context, interval time.Duration) {
 			s.log.Warn("failed to compact etcd", "error", err)
 		case compacted > 0:
 			s.log.Debug("compacted etcd", "revision", compacted)
-			s.engine.maintain()
+			fallthrough
+		default:
+			s.engine.maintain() // also after another server has compacted: every member has a file of its own
 		}
 	}
 }

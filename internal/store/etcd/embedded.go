@@ -52,7 +52,7 @@ const (
 	maxRequestBytes = 3 << 19
 )
 
-// embedded is an etcd server in this process, the only member of its cluster.
+// embedded is an etcd server in this process.
 type embedded struct {
 	server    *etcdserver.EtcdServer
 	log       *slog.Logger
@@ -60,6 +60,9 @@ type embedded struct {
 	quota     int64
 	lock      *os.File // locks the data directory while it is open
 	listeners []*grpc.Server
+	// peers serves the other members of a cluster; nil: this is the only member.
+	peers   *peerServer
+	streams streams
 	// rejectedBytes is the size of the last write for which there was no space. It is 0 when writes are accepted; otherwise reclaim runs.
 	rejectedBytes atomic.Int64
 	// maintaining is true while maintain runs, usageHigh when most of the quota is in use.
@@ -88,17 +91,9 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 		lock.Close()
 		return nil, err
 	}
-	electionMu.Lock()
-	defer electionMu.Unlock()
-	server, err := etcdserver.NewServer(serverConfig(c))
-	if err != nil {
-		lock.Close()
-		return nil, fmt.Errorf("start etcd in %s: %w", c.DataDir, err)
-	}
-	server.Start()
-	e := &embedded{server: server, log: c.Log, dir: c.DataDir, quota: c.QuotaBytes, lock: lock}
+	e := &embedded{log: c.Log, dir: c.DataDir, quota: c.QuotaBytes, lock: lock}
 	e.running, e.stop = context.WithCancel(context.Background())
-	if err := e.elect(ctx); err != nil {
+	if err := e.startServer(ctx, c); err != nil {
 		e.close()
 		return nil, fmt.Errorf("start etcd in %s: %w", c.DataDir, err)
 	}
@@ -115,8 +110,39 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	return e, nil
 }
 
-// electionMu is held while a server starts, because etcd publishes the raft status of the server that was created last.
+// startServer starts the server and returns when it accepts writes.
+func (e *embedded) startServer(ctx context.Context, c Config) (err error) {
+	if c.Peer != nil {
+		if e.peers, err = listenPeers(c.Peer); err != nil {
+			return err
+		}
+	}
+	if err := e.createServer(ctx, c); err != nil || c.Peer == nil {
+		return err
+	}
+	return e.joinMembers(ctx, c.Peer)
+}
+
+// electionMu is held until the only member is the leader, because etcd publishes the raft status of the server that was created last.
 var electionMu sync.Mutex
+
+// createServer creates and starts the server. The only voting member is the leader when it returns.
+func (e *embedded) createServer(ctx context.Context, c Config) (err error) {
+	electionMu.Lock()
+	defer electionMu.Unlock()
+	settings := serverConfig(c)
+	if e.server, err = etcdserver.NewServer(settings); err != nil {
+		return err
+	}
+	e.server.Start()
+	if e.peers != nil {
+		e.peers.serve(e.server, settings.Logger)
+	}
+	if !e.isOnlyVoter() {
+		return nil
+	}
+	return e.elect(ctx)
+}
 
 // elect makes the only member the leader and returns when it accepts writes. By itself it would first wait one to two
 // ticks for another leader; the message sent here is that of a leader that transfers its leadership.
@@ -125,7 +151,8 @@ func (e *embedded) elect(ctx context.Context) error {
 	retry := time.NewTicker(time.Millisecond)
 	defer retry.Stop()
 	for {
-		if e.server.Lead() == 0 && logApplied() {
+		// The log may add members that are not yet applied.
+		if e.server.Lead() == 0 && logApplied() && e.isOnlyVoter() {
 			if err := e.server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), From: &id, To: &id}); err != nil {
 				return fmt.Errorf("elect the only member: %w", err)
 			}
@@ -134,7 +161,7 @@ func (e *embedded) elect(ctx context.Context) error {
 		case <-e.server.ReadyNotify():
 			return nil
 		case <-e.server.StopNotify():
-			return errors.New("server stopped unexpectedly")
+			return errStopped
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-retry.C:
@@ -173,7 +200,7 @@ func serverConfig(c Config) config.ServerConfig {
 	log := newLogger(c.Log, zap.WithFatalHook(fatal{log: c.Log, dir: c.DataDir, exit: os.Exit}))
 	peers := types.MustNewURLs([]string{peerURL})
 	_, err := os.Stat(filepath.Join(c.DataDir, "member"))
-	return config.ServerConfig{
+	settings := config.ServerConfig{
 		Name:                        memberName,
 		DataDir:                     c.DataDir,
 		PeerURLs:                    peers,
@@ -206,6 +233,10 @@ func serverConfig(c Config) config.ServerConfig {
 		V2Deprecation:               config.V2DeprDefault,
 		Metrics:                     "basic",
 	}
+	if c.Peer != nil {
+		c.Peer.configure(&settings)
+	}
+	return settings
 }
 
 // listen serves other clients at the configured addresses.
@@ -264,8 +295,11 @@ func (e *embedded) transact(ctx context.Context, request *pb.TxnRequest) (*pb.Tx
 	return response, nil
 }
 
-func (e *embedded) read(ctx context.Context, request *pb.RangeRequest) (*pb.RangeResponse, error) {
-	response, err := e.server.Range(ctx, request)
+func (e *embedded) read(ctx context.Context, request *pb.RangeRequest) (response *pb.RangeResponse, err error) {
+	err = e.retryLeaderChange(ctx, func() error {
+		response, err = e.server.Range(ctx, request)
+		return err
+	})
 	if err != nil {
 		return nil, embeddedError(ctx, err)
 	}
@@ -292,24 +326,34 @@ func (e *embedded) compact(ctx context.Context, revision store.Revision) error {
 	return embeddedError(ctx, err)
 }
 
-// current is the revision that this server has applied: it is the only member, and a write returns after it was applied.
+// current is the revision that this server has applied. For the only member that suffices, because a write returns after it was applied. In a
+// cluster this member first applies what the leader has committed.
 func (e *embedded) current(ctx context.Context) (store.Revision, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
+	}
+	if e.peers != nil {
+		if err := e.retryLeaderChange(ctx, func() error { return e.server.LinearizableReadNotify(ctx) }); err != nil {
+			return 0, embeddedError(ctx, err)
+		}
 	}
 	select {
 	case <-e.server.StopNotify():
 		return 0, fmt.Errorf("etcd has stopped: %w", store.ErrUnavailable)
 	default:
-		return e.server.KV().Rev(), nil
 	}
+	revision := e.server.KV().Rev()
+	if e.shared() {
+		e.streams.requestProgress(revision)
+	}
+	return revision, nil
 }
 
-func (e *embedded) shared() bool { return len(e.listeners) > 0 }
+func (e *embedded) shared() bool { return len(e.listeners) > 0 || e.peers != nil }
 
 // healthy does not fail when there is no space: reads must be served, and a restart would not help.
 func (e *embedded) healthy(ctx context.Context) error {
-	if err := e.server.LinearizableReadNotify(ctx); err != nil {
+	if err := e.retryLeaderChange(ctx, func() error { return e.server.LinearizableReadNotify(ctx) }); err != nil {
 		return embeddedError(ctx, err)
 	}
 	for _, alarm := range e.server.Alarms() {
@@ -334,6 +378,8 @@ func (e *embedded) follow(ctx context.Context, prefix string, after store.Revisi
 			return err
 		}
 	}
+	state := e.streams.add(after)
+	defer e.streams.remove(state)
 	stream := e.server.Watchable().NewWatchStream()
 	defer stream.Close()
 	end := prefixEnd(prefix)
@@ -360,6 +406,9 @@ func (e *embedded) follow(ctx context.Context, prefix string, after store.Revisi
 			if err := e.send(ctx, batch, batches); err != nil {
 				return err
 			}
+			state.delivered.Store(after)
+		case <-state.lagging:
+			stream.RequestProgress(id)
 		case <-ticker.C:
 			if stream.Rev() > after {
 				stream.RequestProgress(id)
@@ -456,9 +505,17 @@ func (e *embedded) close() error {
 	}
 	e.stop()
 	e.wait.Wait()
-	restore := keepSegment(e.dir)
-	e.server.HardStop() // there is no other member to transfer leadership to
 	defer e.lock.Close()
+	defer e.peers.close()
+	if e.server == nil {
+		return nil
+	}
+	restore := keepSegment(e.dir)
+	if e.peers == nil {
+		e.server.HardStop() // there is no other member to transfer leadership to
+	} else {
+		e.server.Stop()
+	}
 	if err := restore(); err != nil {
 		return fmt.Errorf("keep log segment: %w", err)
 	}

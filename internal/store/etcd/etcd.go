@@ -1,6 +1,9 @@
 // Package etcd stores objects in etcd: a server embedded in this process, with its data in a directory and no open port, or
 // a cluster reached over the network. Keys and values are stored unchanged, so that other etcd clients can read them.
 //
+// The embedded etcd can be a member of a cluster of such servers (Peer). Then it serves the other members with TLS, and every read waits until
+// this member has applied what any of them has committed.
+//
 // Both use the same requests (see engine). The embedded engine calls etcd's server functions directly instead of a client:
 // no sockets, no second encoding, and the watch is the server's own event stream.
 package etcd
@@ -29,6 +32,8 @@ type Config struct {
 	Listen []string
 	// QuotaBytes limits the size of the embedded etcd's database. Default: 8 GiB.
 	QuotaBytes int64
+	// Peer makes the embedded etcd a member of a cluster. nil: it is alone and has no open port.
+	Peer *Peer
 
 	// Servers are the URLs of an etcd cluster to use instead.
 	Servers []string
@@ -60,7 +65,7 @@ type engine interface {
 	shared() bool
 	sizes(ctx context.Context) (sizes, error)
 	healthy(ctx context.Context) error
-	// maintain is called after each compaction.
+	// maintain is called after each compaction, of this server or another.
 	maintain()
 	close() error
 }
@@ -77,7 +82,7 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// Open starts the embedded etcd and returns when it accepts writes, or creates a client of the servers, which need not
+// Open starts the embedded etcd and returns when it accepts writes and, in a cluster, is a voting member; or it creates a client of the servers, which need not
 // be available yet. It also starts compaction. Close stops it all.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	if config.Log == nil {
@@ -96,6 +101,8 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, errors.New("open etcd: either a data directory or servers must be set")
 	case config.DataDir != "":
 		e, err = startEmbedded(ctx, config)
+	case config.Peer != nil:
+		return nil, errors.New("open etcd: a member of a cluster needs a data directory")
 	default:
 		e, err = dialRemote(config)
 	}

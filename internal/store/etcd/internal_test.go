@@ -273,3 +273,16 @@ func TestSegmentIsKept(t *testing.T) {
 		t.Errorf("segments left behind: %v, %v", entries, err)
 	}
 }
+
+// Progress is requested from the watches that are behind a revision, and from no others.
+func TestRequestProgress(t *testing.T) {
+	var s streams
+	behind, upToDate, removed := s.add(4), s.add(5), s.add(1)
+	s.remove(removed)
+	for range 2 { // a second request while one is pending is dropped
+		s.requestProgress(5)
+	}
+	if len(behind.lagging) != 1 || len(upToDate.lagging) != 0 || len(removed.lagging) != 0 {
+		t.Errorf("requests: %d of the watch behind, %d of the one up to date, %d of the removed one", len(behind.lagging), len(upToDate.lagging), len(removed.lagging))
+	}
+}

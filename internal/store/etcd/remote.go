@@ -8,7 +8,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,17 +33,14 @@ type remote struct {
 	client  *clientv3.Client
 	kv      pb.KVClient
 	watches atomic.Int64 // started so far
-
-	mu      sync.Mutex
-	streams map[*remoteStream]struct{}
+	streams streams
 }
 
 // remoteStream is a running watch.
 type remoteStream struct {
-	remote    *remote
-	batches   chan<- store.Batch
-	delivered atomic.Int64
-	lagging   chan struct{} // requests progress now
+	*streamProgress
+	remote  *remote
+	batches chan<- store.Batch
 }
 
 func dialRemote(c Config) (*remote, error) {
@@ -75,7 +71,7 @@ func dialRemote(c Config) (*remote, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create client for %v: %w", c.Servers, err)
 	}
-	return &remote{client: client, kv: clientv3.RetryKVClient(client), streams: map[*remoteStream]struct{}{}}, nil
+	return &remote{client: client, kv: clientv3.RetryKVClient(client)}, nil
 }
 
 // dialOptions make gRPC connect with a dialer, unless it is nil.
@@ -122,18 +118,8 @@ func (r *remote) current(ctx context.Context) (store.Revision, error) {
 	if err != nil {
 		return 0, err
 	}
-	revision := response.Header.Revision
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for stream := range r.streams {
-		if stream.delivered.Load() < revision {
-			select {
-			case stream.lagging <- struct{}{}:
-			default:
-			}
-		}
-	}
-	return revision, nil
+	r.streams.requestProgress(response.Header.Revision)
+	return response.Header.Revision, nil
 }
 
 func (r *remote) shared() bool { return true }
@@ -151,16 +137,8 @@ const (
 )
 
 func (r *remote) follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error {
-	stream := &remoteStream{remote: r, lagging: make(chan struct{}, 1), batches: batches}
-	stream.delivered.Store(after)
-	r.mu.Lock()
-	r.streams[stream] = struct{}{}
-	r.mu.Unlock()
-	defer func() {
-		r.mu.Lock()
-		delete(r.streams, stream)
-		r.mu.Unlock()
-	}()
+	stream := &remoteStream{streamProgress: r.streams.add(after), remote: r, batches: batches}
+	defer r.streams.remove(stream.streamProgress)
 	// A member that lost its cluster must return an error instead of sending nothing.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
