@@ -29,6 +29,9 @@ type LeaderElection struct {
 	// Identity is unique to this process: the hostname and a random suffix.
 	Identity                                  string
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// AcquirePeriod is how often a process that does not lead tries to, so that a lease that was released has soon another holder. Default: RetryPeriod,
+	// which is also how often the lease is renewed.
+	AcquirePeriod time.Duration
 	// Events, if set, records changes of leadership as events of the lease.
 	Events EventRecorder
 
@@ -63,12 +66,18 @@ func (e *LeaderElection) Run(ctx context.Context, c *client.Client, m *Metrics, 
 		}
 	})()
 	m.leading(e.Name, false)
+	retry := cmp.Or(e.RetryPeriod, 2*time.Second)
+	lock := &leaseLock{leases: client.For[*coordinationv1.Lease](c), namespace: e.Namespace, name: e.Name, identity: e.Identity, events: e.Events}
+	if e.AcquirePeriod > 0 {
+		// The elector renews as often as it tries to acquire.
+		retry, lock.renewInterval = e.AcquirePeriod, retry
+	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:          &leaseLock{leases: client.For[*coordinationv1.Lease](c), namespace: e.Namespace, name: e.Name, identity: e.Identity, events: e.Events},
+		Lock:          lock,
 		Name:          e.Name,
 		LeaseDuration: cmp.Or(e.LeaseDuration, 15*time.Second),
 		RenewDeadline: cmp.Or(e.RenewDeadline, 10*time.Second),
-		RetryPeriod:   cmp.Or(e.RetryPeriod, 2*time.Second),
+		RetryPeriod:   retry,
 		// Safe because electing is cancelled only after run has returned.
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
@@ -113,6 +122,8 @@ type leaseLock struct {
 	namespace, name, identity string
 	lease                     *coordinationv1.Lease
 	events                    EventRecorder
+	// renewInterval is the minimum time between two renewals. Those in between are not written.
+	renewInterval time.Duration
 }
 
 var _ resourcelock.Interface = (*leaseLock)(nil)
@@ -140,6 +151,9 @@ func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElecti
 	if l.lease == nil {
 		return errors.New("lease not initialized, call Get or Create first")
 	}
+	if l.isRenewal(&record) && time.Since(l.lease.Spec.RenewTime.Time) < l.renewInterval {
+		return nil
+	}
 	lease := l.lease.DeepCopy()
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
 	updated, err := l.leases.Update(ctx, lease, client.WriteOptions{})
@@ -148,6 +162,12 @@ func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElecti
 	}
 	l.lease = updated
 	return nil
+}
+
+// isRenewal reports whether the holder of the lease renews it.
+func (l *leaseLock) isRenewal(record *resourcelock.LeaderElectionRecord) bool {
+	holder, renewed := l.lease.Spec.HolderIdentity, l.lease.Spec.RenewTime
+	return holder != nil && *holder == l.identity && record.HolderIdentity == l.identity && renewed != nil
 }
 
 func (l *leaseLock) RecordEvent(what string) {
