@@ -37,10 +37,10 @@ func installServerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "server [flags]",
 		Short: "Install a server as a service",
-		Long:  "Install 'skiff server' as a systemd service of this host. It is run with the flags that are given here.",
+		Long:  "Install 'skiff server' as a systemd service of this host. It is run with the flags that are given here; a token to join with is kept in a file.",
 	}
 	return bind(cmd, &c, func(ctx context.Context, _ []string) error {
-		return system.InstallServer(ctx, c, serviceArguments(cmd.Flags(), &c.Install), os.Stdout)
+		return system.InstallServer(ctx, c, serviceArguments(cmd.Flags(), &c.Install, "join-token"), os.Stdout)
 	})
 }
 

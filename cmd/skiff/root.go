@@ -43,7 +43,7 @@ func newRootCommand() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add(groupCluster, serverCommand(), agentCommand(), tokenCommand(), nodeCommand(), certCommand(), snapshotCommand(), imageCommand(), cleanCommand(),
+	add(groupCluster, serverCommand(), agentCommand(), tokenCommand(), memberCommand(), nodeCommand(), certCommand(), snapshotCommand(), imageCommand(), cleanCommand(),
 		installCommand(), uninstallCommand())
 	add(groupScheduling, whyCommand(), whatIfCommand())
 	add(groupComponents, apiServerCommand(), controllerManagerCommand(), schedulerCommand(), kubeletCommand(), proxyCommand(), hollowNodeCommand())

@@ -107,7 +107,7 @@ func (s *Server) extraPath(path string) http.Handler {
 // as such, then the NotFound handler, and otherwise 404.
 func (s *Server) notFound(req *request) error {
 	if handler := s.extraPath(req.info.path); handler != nil {
-		handler.ServeHTTP(req.w, req.Request.WithContext(req.ctx))
+		handler.ServeHTTP(req.w, req.Request.WithContext(authn.WithUser(req.ctx, req.user)))
 		return nil
 	}
 	if s.config.NotFound != nil {

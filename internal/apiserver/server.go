@@ -79,7 +79,7 @@ type Config struct {
 	Audit *audit.Auditor
 	// Connectors serve the subresources that are streams rather than objects, by "resource/subresource" ("pods/log").
 	Connectors map[string]Connector
-	// Paths serve further paths that no kind has, exactly as written or with everything below when they end in "/".
+	// Paths serve further paths that no kind has, exactly as written or with everything below when they end in "/". authn.UserFrom returns the user.
 	Paths map[string]http.Handler
 	// Address is the server's address in discovery ("10.0.0.1:6443").
 	Address string

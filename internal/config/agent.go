@@ -63,13 +63,16 @@ func (c *Agent) Validate() error {
 }
 
 // ReadToken returns the join token, or an empty string when none is configured.
-func (c *Agent) ReadToken() (string, error) {
-	if c.TokenFile == "" {
-		return c.Token, nil
+func (c *Agent) ReadToken() (string, error) { return readToken(c.Token, c.TokenFile, "token-file") }
+
+// readToken returns a token, or that of a file if the flag of the file is set.
+func readToken(token, file, fileFlag string) (string, error) {
+	if file == "" {
+		return token, nil
 	}
-	data, err := os.ReadFile(c.TokenFile)
+	data, err := os.ReadFile(file)
 	if err != nil {
-		return "", fmt.Errorf("--token-file: %w", err)
+		return "", fmt.Errorf("--%s: %w", fileFlag, err)
 	}
 	return strings.TrimSpace(string(data)), nil
 }
@@ -82,23 +85,22 @@ type Token struct {
 	Description string
 	// Groups that a new token authenticates as; empty: the group of new nodes.
 	Groups []string
+	// Server creates a token for servers instead of nodes.
+	Server bool
 }
 
 // DefaultToken is the configuration of `skiff token` without flags.
 func DefaultToken() Token { return Token{DataDir: defaultDataDir, TTL: 24 * time.Hour} }
 
 // Flags binds the configuration that all verbs of `skiff token` share to command-line flags.
-func (c *Token) Flags(groups *FlagGroups) {
-	fs := groups.Common(groupGeneric)
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "Data directory of the server, which holds the admin kubeconfig.")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "Path to an administrator's kubeconfig, instead of the one in --data-dir.")
-}
+func (c *Token) Flags(groups *FlagGroups) { adminFlags(groups, &c.DataDir, &c.Kubeconfig) }
 
 // CreateFlags binds the configuration of `skiff token create` to command-line flags.
 func (c *Token) CreateFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.TTL, "ttl", c.TTL, "Time after which the token expires. 0 means that it never expires.")
 	fs.StringVar(&c.Description, "description", c.Description, "Description of what the token is for.")
 	listVar(fs, &c.Groups, "groups", "Groups the token authenticates as, which must begin with system:bootstrappers:. Defaults to the group of new nodes.")
+	fs.BoolVar(&c.Server, "server", c.Server, "Create a token with which servers join. Whoever has it gets the keys of the cluster.")
 }
 
 // Validate checks the configuration; its errors name the flag at fault.
@@ -108,6 +110,9 @@ func (c *Token) Validate() error {
 	}
 	if c.TTL < 0 {
 		return fmt.Errorf("--ttl: %v is negative", c.TTL)
+	}
+	if c.Server && len(c.Groups) > 0 {
+		return errors.New("--groups: cannot be used with --server")
 	}
 	for _, group := range c.Groups {
 		if !strings.HasPrefix(group, "system:bootstrappers:") {

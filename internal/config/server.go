@@ -22,6 +22,7 @@ type Server struct {
 	NetworkBackend string
 	NodeLifecycle  NodeLifecycle
 	NodeProxy
+	Servers Servers
 }
 
 // The components of `skiff server` that --without can leave out.
@@ -65,6 +66,7 @@ const minServiceBits = 4
 func DefaultServer() Server {
 	return Server{
 		APIServer: DefaultAPIServer(), PodCIDRs: PodCIDRs{ClusterCIDR: "10.42.0.0/16"}, NetworkBackend: networkBackends[0], NodeLifecycle: defaultNodeLifecycle(),
+		Servers: Servers{PeerPort: DefaultPeerPort},
 	}
 }
 
@@ -76,6 +78,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 	listVar(fs, &c.Without, "without", "Components not to run in this process, separated by commas: controllers, scheduler, proxy, policy.")
 	listVar(fs, &c.Disable, "disable", "Parts of the cluster that skiff does not provide, because another implementation is installed, separated by commas: dns.")
 	c.servingFlags(groups)
+	c.Servers.flags(groups)
 	c.Node.flags(groups, "node-name", "kubelet-config")
 	c.networkingFlags(groups, "service-cidr")
 	c.PodCIDRs.flags(groups)
@@ -93,7 +96,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 func (c *Server) Validate() error {
 	errs := []error{c.APIServer.validate("service-cidr"), c.Node.validate("node-name"), c.PodCIDRs.validate(), c.NodeLifecycle.validate()}
 	errs = append(errs, validateWithout(c.Without, optionalComponents), c.NodeProxy.validate(!c.NoNode && c.Runs(ComponentProxy)))
-	errs = append(errs, c.validateDisable())
+	errs = append(errs, c.validateDisable(), c.Servers.validate(len(c.Etcd.Servers) > 0))
 	if !slices.Contains(networkBackends, c.NetworkBackend) {
 		errs = append(errs, fmt.Errorf("--network-backend: %q is not one of %s", c.NetworkBackend, strings.Join(networkBackends, ", ")))
 	}

@@ -38,6 +38,14 @@ func TestServerValidate(t *testing.T) {
 		{"negative streams", []string{"--http2-max-streams-per-connection=-1"}, "--http2-max-streams-per-connection: must not be negative"},
 		{"node without a node", []string{"--node-name=a"}, "--no-node: the flags of the node have no effect without a node"},
 		{"node", []string{"--no-node=false", "--node-name=a"}, ""},
+		{"first server", []string{"--cluster-init"}, ""},
+		{"joining server", []string{"--join=https://10.0.0.1:6443", "--join-token=t"}, ""},
+		{"join by http", []string{"--join=http://10.0.0.1:6443"}, "--join: \"http://10.0.0.1:6443\" is not an https URL"},
+		{"token without join", []string{"--join-token=t"}, "--join-token: requires --join"},
+		{"two tokens", []string{"--join=https://10.0.0.1:6443", "--join-token=t", "--join-token-file=f"}, "--join-token-file: cannot be used with --join-token"},
+		{"first server that joins", []string{"--cluster-init", "--join=https://10.0.0.1:6443"}, "cannot be used together"},
+		{"members of an external etcd", []string{"--cluster-init", "--etcd-servers=https://10.0.0.5:2379"}, "--etcd-servers: an external etcd has its own members"},
+		{"peer port", []string{"--cluster-init", "--etcd-peer-port=0"}, "--etcd-peer-port: 0 is not a port"},
 		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

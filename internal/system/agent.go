@@ -2,6 +2,7 @@ package system
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -49,7 +50,12 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		CAFile: filepath.Join(pkiDir, "ca.crt"), Kubeconfig: filepath.Join(root, "kubeconfig"), NewClient: newClient, Log: log,
 	}
 	record := &clusterRecord{file: filepath.Join(root, "cluster.json"), log: log}
-	join.Joined = record.remove
+	servers := &agentBalancer{file: filepath.Join(root, "servers.json"), caFile: join.CAFile, log: log.With("component", "balancer")}
+	if err := servers.open(ctx, c.Server); err != nil {
+		return err
+	}
+	join.API, join.TLSServerName = servers.URL(), serverName
+	join.Joined = func() error { return errors.Join(record.remove(), servers.forget()) }
 	if err := join.Run(ctx, token); err != nil {
 		return wrap("join the cluster", err)
 	}
@@ -75,7 +81,11 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		settings.apply(&o)
 		return runRenewedNode(ctx, remote, join.Certificate, o, log)
 	}
-	return wrap("node", record.Run(ctx))
+	group, ctx := errgroup.WithContext(ctx)
+	start := starter(ctx, group)
+	start("API balancer", func(ctx context.Context) error { return servers.run(ctx, remote) })
+	start("node", record.Run)
+	return group.Wait()
 }
 
 // RunKubelet runs this host as a node of a cluster until ctx is done.

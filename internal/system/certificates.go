@@ -178,7 +178,7 @@ func (s *certificates) setServing(c config.TLS, own *pki.Renewer, log *slog.Logg
 		if err != nil {
 			return fmt.Errorf("--tls-cert-file: %w", err)
 		}
-		serving, s.rootCAs = files.GetCertificate, appendRoots(s.rootCAs, chain)
+		serving, s.rootCAs = servingFiles(files, own), appendRoots(s.rootCAs, chain)
 	}
 	var named []pki.SNICert
 	for _, cert := range c.SNI {
@@ -201,6 +201,16 @@ func (s *certificates) setServing(c config.TLS, own *pki.Renewer, log *slog.Logg
 	}
 	s.serving.CurvePreferences, err = c.CurveIDs()
 	return err
+}
+
+// servingFiles serves the certificate of files. Nodes, which have only the cluster's CA, request the server's own by its name.
+func servingFiles(files *pki.CertFiles, own *pki.Renewer) pki.GetCertificate {
+	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if hello.ServerName == serverName {
+			return own.GetChain(hello)
+		}
+		return files.GetCertificate(hello)
+	}
 }
 
 // appendRoots appends the certificates of a chain that can be roots: CAs, and a certificate that signed itself.
@@ -236,13 +246,16 @@ func serviceAccountKeys(c config.ServiceAccountTokens, dir pki.Dir) (signing cry
 	return signing, verifying, nil
 }
 
+// etcdMemberName is the common name of the certificates with which members of etcd authenticate to each other.
+const etcdMemberName = "skiff-etcd"
+
 // etcdRenewers create and renew the certificates of etcd. It has a CA of its own, because clients of the cluster must not read its store.
 func etcdRenewers(dir pki.Dir, addresses []net.IP, now time.Time) (pki.Renewers, error) {
 	ca, err := dir.CA("etcd-ca", "skiff-etcd-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("etcd CA: %w", err)
 	}
-	member, err := dir.Renewer("etcd-server", ca, pki.EtcdMember("skiff-etcd", addresses))
+	member, err := dir.Renewer("etcd-server", ca, pki.EtcdMember(etcdMemberName, addresses))
 	if err != nil {
 		return nil, err
 	}

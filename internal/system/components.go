@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/clientcmd"
@@ -118,8 +119,8 @@ func (c *components) scheduler() (func(context.Context) error, error) {
 	}), nil
 }
 
-// sharesStore reports whether other servers may use the same store. Then one of them runs the components.
-func (c *components) sharesStore() bool { return len(c.config.Etcd.Servers) > 0 }
+// acquirePeriod is how often a server tries to become the leader, so that another leads within two seconds after one has ended.
+const acquirePeriod = 500 * time.Millisecond
 
 // runElected returns what runs a component while this server holds a lease. A server that loses the lease goes on serving and tries to
 // acquire it again.
@@ -130,6 +131,7 @@ func runElected(lease string, log *slog.Logger, run func(context.Context, *contr
 			if err != nil {
 				return err
 			}
+			election.AcquirePeriod = acquirePeriod
 			if err = run(ctx, election); ctx.Err() != nil || !errors.Is(err, controller.ErrLeadershipLost) {
 				return err
 			}

@@ -24,7 +24,7 @@ const (
 	unitDir  = "/etc/systemd/system"
 	// The commands that a service can run.
 	commandServer, commandAgent = "server", "agent"
-	// tokenFile has the join token of an installed agent, below its data directory: arguments can be read by everyone.
+	// tokenFile has the join token of an installed agent or server, below its data directory: arguments can be read by everyone.
 	tokenFile = "join-token"
 	// startTimeout bounds how long an installation waits for the service. It goes on starting afterwards.
 	startTimeout = 5 * time.Minute
@@ -49,7 +49,8 @@ func newInstaller(out io.Writer) (*installer, error) {
 	return &installer{unitDir: unitDir, systemd: &systemd.Manager{}, clean: Clean, out: out}, nil
 }
 
-// InstallServer installs `skiff server` as a service of this host. arguments are its flags.
+// InstallServer installs `skiff server` as a service of this host. arguments are its flags without --join-token: the token is written to a file
+// that only root can read.
 func InstallServer(ctx context.Context, c config.InstallServer, arguments []string, out io.Writer) error {
 	i, err := newInstaller(out)
 	if err != nil {
@@ -59,6 +60,16 @@ func InstallServer(ctx context.Context, c config.InstallServer, arguments []stri
 	settings, err := c.Server.Node.KubeletConfiguration()
 	if err != nil {
 		return err
+	}
+	if c.Servers.Reset {
+		return errors.New("--cluster-reset: is done once, not by a service")
+	}
+	if c.Servers.JoinToken != "" {
+		path, err := writeToken(c.DataDir, c.Servers.JoinToken)
+		if err != nil {
+			return err
+		}
+		arguments = append(arguments, "--join-token-file="+path)
 	}
 	u := unit{command: commandServer, arguments: arguments, foreignRuntime: settings.ContainerRuntimeEndpoint != ""}
 	if err := i.install(ctx, u, c.Install); err != nil {

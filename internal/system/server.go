@@ -24,6 +24,7 @@ import (
 	"skiff/internal/apiserver/fairness"
 	"skiff/internal/backup"
 	"skiff/internal/client"
+	"skiff/internal/cluster"
 	"skiff/internal/config"
 	"skiff/internal/controllers"
 	"skiff/internal/controllers/clusterauthentication"
@@ -36,6 +37,7 @@ import (
 	"skiff/internal/store"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/encryption"
+	"skiff/internal/store/etcd"
 	"skiff/internal/systemd"
 	"skiff/internal/tracing"
 )
@@ -56,7 +58,9 @@ const (
 
 // RunAPIServer runs the API server without the other components until ctx is done.
 func RunAPIServer(ctx context.Context, c config.APIServer) error {
-	withoutOthers := config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}}
+	withoutOthers := config.Server{
+		APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}, Servers: config.Servers{PeerPort: config.DefaultPeerPort},
+	}
 	return runServer(ctx, &server{config: withoutOthers, isAPIServerOnly: true, flags: config.FlagValues(&c)})
 }
 
@@ -82,10 +86,17 @@ func runServer(ctx context.Context, s *server) error {
 	if _, err := finishRestore(s.config.DataDir, time.Now()); err != nil {
 		return err
 	}
+	if s.config.Servers.Reset {
+		return s.resetCluster(ctx)
+	}
 	started := time.Now()
 	s.registry, s.queries, s.podResources = newRegistry(s.config.FeatureGates), &deferredHandler{}, &deferredHandler{}
+	s.shutdown = make(chan struct{})
 	defer s.close()
 	if err := s.open(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // a server that waits for others was ended
+		}
 		return err
 	}
 	return s.run(ctx, started)
@@ -102,12 +113,15 @@ type server struct {
 	encryption *encryption.Encryption // nil: objects are stored unencrypted
 	store      store.Store
 	saver      *backup.Saver // nil: there is no embedded etcd of which snapshots could be saved
-	cache      *cache.Cache
-	access     *accessControl
-	hooks      *apiserver.PostStartHooks
-	registry   *prometheus.Registry
-	egress     *egress.Selector  // nil: all servers are reached by the network of the host
-	tracing    *tracing.Provider // nil: no request is traced
+	// peer is set if etcd is a member of a cluster of servers, which members changes.
+	peer     *etcd.Peer
+	members  *etcd.Store
+	cache    *cache.Cache
+	access   *accessControl
+	hooks    *apiserver.PostStartHooks
+	registry *prometheus.Registry
+	egress   *egress.Selector  // nil: all servers are reached by the network of the host
+	tracing  *tracing.Provider // nil: no request is traced
 	// queries serves the queries to the scheduler once it has started, and podResources its metrics of pods.
 	queries, podResources *deferredHandler
 	api                   *apiserver.Server
@@ -116,6 +130,8 @@ type server struct {
 	// flags are shown by /flagz, and logLevel can be changed at /debug/flags/v.
 	flags    map[string]string
 	logLevel *slog.LevelVar
+	// shutdown is closed when the shutdown begins.
+	shutdown chan struct{}
 	// notifier reports to systemd when the API server is ready.
 	notifier systemd.Notifier
 	log      *slog.Logger
@@ -128,6 +144,9 @@ func (s *server) open(ctx context.Context) (err error) {
 	}
 	// Port 0 chooses a free port; everything from here on uses the one that was chosen.
 	s.config.SecurePort = s.listener.Addr().(*net.TCPAddr).Port
+	if err = s.joinCluster(ctx); err != nil {
+		return err
+	}
 	if s.certs, err = newCertificates(s.config.APIServer, time.Now(), s.log.With("component", "certificates")); err != nil {
 		return err
 	}
@@ -168,6 +187,9 @@ func (s *server) apiServerOptions() apiServerOptions {
 		checks = append(checks, apiserver.HealthCheck{Name: name, Check: s.encryption.Healthy})
 	}
 	paths := map[string]http.Handler{}
+	if s.peer != nil {
+		paths[cluster.Root] = s.clusterHandler()
+	}
 	if s.config.Runs(config.ComponentScheduler) {
 		paths[scheduler.Root], paths[scheduler.PodResourcesPath] = s.queries, s.podResources
 	}
@@ -203,11 +225,14 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	if s.saver != nil {
 		foundation.start("snapshots", s.saver.Run)
 	}
+	if s.peer != nil {
+		foundation.start("etcd", s.watchMembership)
+	}
 	foundation.start("cache", s.cache.Run)
 	foundation.start("certificates", s.renewCertificates)
 	foundation.start("access control", s.access.run)
-	cluster := newStage(ctx, shutDown)
-	cluster.start("cluster", func(ctx context.Context) error {
+	dependents := newStage(ctx, shutDown)
+	dependents.start("cluster", func(ctx context.Context) error {
 		select {
 		case <-s.cache.Ready():
 			return s.runCluster(ctx, started)
@@ -217,7 +242,7 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	})
 	// The order of the shutdown: each stage ends before what it needs. The store is closed last.
 	served := wrap("API server", s.serveAPI(ctx))
-	stopped := cluster.stop()
+	stopped := dependents.stop()
 	return errors.Join(served, stopped, foundation.stop())
 }
 
@@ -271,9 +296,15 @@ func (s *server) serveAPI(ctx context.Context) error {
 	service := apiService{
 		server: newHTTPServer(s.api.Handler(), s.certs.serving.Clone(), s.config.HTTP2MaxStreams), http2Server: s.config.HTTP2Server,
 		shutdown: s.config.Shutdown, requestTimeout: s.config.RequestTimeout,
-		begin: s.api.BeginShutdown, endLongRunning: s.api.EndLongRunning, log: s.log.With("component", "apiserver"),
+		begin: s.beginShutdown, endLongRunning: s.api.EndLongRunning, log: s.log.With("component", "apiserver"),
 	}
 	return service.serve(ctx, s.listener)
+}
+
+// beginShutdown makes readiness fail and removes the server from the endpoints of the service `kubernetes`.
+func (s *server) beginShutdown() {
+	s.api.BeginShutdown()
+	close(s.shutdown)
 }
 
 // renewCertificates renews the server's certificates.
@@ -298,6 +329,9 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		}
 		start("cluster authentication", s.runClusterAuthentication)
 		start("service repair", s.runServiceRepair)
+		if s.sharesStore() {
+			start("API server endpoints", s.runEndpoints)
+		}
 		if !s.isAPIServerOnly {
 			start("cluster DNS", s.runDNSService)
 			start("cluster network", s.runClusterNetwork)
@@ -336,23 +370,27 @@ func (s *server) bootstrap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	address, ok := netip.AddrFromSlice(advertisedAddress(s.config.APIServer))
-	if !ok {
-		return fmt.Errorf("advertised address %v is not an IP address", advertisedAddress(s.config.APIServer))
+	address, err := s.endpointAddress()
+	if err != nil {
+		return err
 	}
-	cluster := bootstrap.Cluster{
-		ServiceCIDRs: cidrs, APIServer: netip.AddrPortFrom(address.Unmap(), uint16(s.config.SecurePort)), NodeGroup: kubeletbootstrap.NodeGroup,
+	objects := bootstrap.Cluster{
+		ServiceCIDRs: cidrs, APIServer: netip.AddrPortFrom(address, uint16(s.config.SecurePort)), SharesEndpoints: s.sharesStore(),
+		NodeGroup: kubeletbootstrap.NodeGroup,
+	}
+	if s.peer != nil {
+		objects.ServerGroup = cluster.ServerGroup
 	}
 	if !s.isAPIServerOnly {
 		network, err := s.clusterNetwork()
 		if err != nil {
 			return err
 		}
-		cluster.Network = network.ConfigMap()
+		objects.Network = network.ConfigMap()
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := s.untilSpace(ctx, func() error { return bootstrap.EnsureObjects(ctx, s.api.KindClient(), cluster) }); err != nil {
+		if err := s.untilSpace(ctx, func() error { return bootstrap.EnsureObjects(ctx, s.api.KindClient(), objects) }); err != nil {
 			return err
 		}
 		s.hooks.Done(hookSystemNamespaces)

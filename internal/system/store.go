@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"skiff/internal/egress"
 	"skiff/internal/store"
@@ -27,7 +26,7 @@ func (s *server) openStore(ctx context.Context) (store.Store, error) {
 	if len(c.Etcd.Servers) > 0 {
 		settings.Servers = c.Etcd.Servers
 	} else {
-		settings.DataDir = filepath.Join(c.DataDir, "etcd")
+		settings.DataDir, settings.Peer = etcdDir(c.DataDir), s.peer
 		if c.Etcd.ListenClient != "" {
 			settings.Listen = []string{c.Etcd.ListenClient}
 			var err error
@@ -40,6 +39,7 @@ func (s *server) openStore(ctx context.Context) (store.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
+	s.members = opened
 	s.registry.MustRegister(opened)
 	if len(c.Etcd.Servers) == 0 {
 		if s.saver, err = s.newSaver(opened); err != nil {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"skiff/internal/client"
+	"skiff/internal/cluster"
 	"skiff/internal/config"
 	"skiff/internal/kubelet/bootstrap"
 	"skiff/internal/pki"
@@ -37,7 +38,7 @@ func adminSecrets(c config.Token) (*rest.Config, client.Resource[*corev1.Secret]
 	return connection, client.For[*corev1.Secret](remote), nil
 }
 
-// CreateToken creates a token with which nodes join, and writes it in the form of `skiff agent --token`.
+// CreateToken creates a token with which nodes or servers join, and writes it in the form of `skiff agent --token`.
 func CreateToken(ctx context.Context, c config.Token, out io.Writer) error {
 	connection, secrets, err := adminSecrets(c)
 	if err != nil {
@@ -53,7 +54,10 @@ func CreateToken(ctx context.Context, c config.Token, out io.Writer) error {
 	}
 	token := bootstrap.NewToken(bootstrap.HashOf(cas[0]))
 	groups := c.Groups
-	if len(groups) == 0 {
+	switch {
+	case c.Server:
+		groups = []string{cluster.ServerGroup}
+	case len(groups) == 0:
 		groups = []string{bootstrap.NodeGroup}
 	}
 	var expiration time.Time

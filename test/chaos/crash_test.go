@@ -80,6 +80,37 @@ func TestCrashShared(t *testing.T) {
 	})
 }
 
+// TestCrashServers kills one of three servers that are one cluster, each with a member of etcd. Clients use all of them.
+func TestCrashServers(t *testing.T) {
+	dir := t.TempDir()
+	servers, err := cluster.Servers(dir, 3)
+	defer func() {
+		for _, server := range servers {
+			server.Stop()
+		}
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var connections []connection
+	for _, server := range servers {
+		c := connect(t, server)
+		c.losesWrites = true
+		connections = append(connections, c)
+	}
+	runScenario(t, connections, func() {
+		for range rounds(t, 4) {
+			time.Sleep(time.Duration(100+rand.IntN(900)) * time.Millisecond)
+			i := rand.IntN(len(servers))
+			servers[i].Server[0].Kill()
+			time.Sleep(time.Duration(rand.IntN(3000)) * time.Millisecond)
+			if servers[i], err = cluster.Server(dir, i); err != nil {
+				t.Fatalf("start: %v", err)
+			}
+		}
+	})
+}
+
 func startSkiff(t *testing.T, dir string, flags ...string) *cluster.Cluster {
 	t.Helper()
 	server, err := cluster.Skiff(dir, flags...)

@@ -26,8 +26,10 @@ type Cluster struct {
 	ServiceCIDRs []netip.Prefix
 	// APIServer is the address and port at which pods and nodes reach this API server.
 	APIServer netip.AddrPort
-	// NodeGroup is the group of the bootstrap tokens with which nodes join.
-	NodeGroup string
+	// SharesEndpoints is set if other API servers use the same store. Then the endpoints of the service `kubernetes` are not written here.
+	SharesEndpoints bool
+	// NodeGroup is the group of the bootstrap tokens with which nodes join, and ServerGroup of those with which servers join; empty: none can.
+	NodeGroup, ServerGroup string
 	// Network has the settings of the cluster's network, which nodes read before they start; nil: it is not skiff's.
 	Network *corev1.ConfigMap
 }
@@ -51,7 +53,10 @@ func EnsureObjects(ctx context.Context, client kind.Client, c Cluster) error {
 	objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, metricsReader()},
 		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, nodeDNSReader()},
 		object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, nodePolicyReader()})
-	for _, b := range nodeBindings(c.NodeGroup) {
+	if c.ServerGroup != "" {
+		objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, serverJoiner()})
+	}
+	for _, b := range bindings(c.NodeGroup, c.ServerGroup) {
 		objects = append(objects, object{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, b})
 	}
 	for _, m := range nodeConfigMaps {
@@ -84,20 +89,24 @@ func metricsReader() *rbacv1.ClusterRole {
 	}
 }
 
-// nodeBindings allow hosts with a bootstrap token of the group to join as nodes, nodes to renew their certificates without manual approval, and
-// nodes to run the Service proxy and the cluster's DNS and to enforce network policies. The roles are upstream's, except the last two; kubeadm binds
-// those of certificates in the same way.
-func nodeBindings(group string) []*rbacv1.ClusterRoleBinding {
+// bindings allow hosts with a bootstrap token of the groups to join as nodes and as servers, nodes to renew their certificates without manual
+// approval, and nodes to run the Service proxy and the cluster's DNS and to enforce network policies. The roles are upstream's, except the last
+// three; kubeadm binds those of certificates in the same way.
+func bindings(nodeGroup, serverGroup string) []*rbacv1.ClusterRoleBinding {
 	var bindings []*rbacv1.ClusterRoleBinding
 	for _, b := range []struct{ name, role, group string }{
-		{"skiff:node-bootstrapper", "system:node-bootstrapper", group},
-		{"skiff:node-autoapprove", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", group},
+		{"skiff:node-bootstrapper", "system:node-bootstrapper", nodeGroup},
+		{"skiff:node-autoapprove", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", nodeGroup},
 		{"skiff:node-autoapprove-renewal", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
 		// Nodes run the service proxy and the cluster's DNS, and enforce network policies.
 		{"skiff:node-proxier", "system:node-proxier", "system:nodes"},
 		{nodeDNS, nodeDNS, "system:nodes"},
 		{nodePolicy, nodePolicy, "system:nodes"},
+		{serverJoin, serverJoin, serverGroup},
 	} {
+		if b.group == "" {
+			continue
+		}
 		bindings = append(bindings, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: b.name},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: b.role},
@@ -118,6 +127,17 @@ func nodeDNSReader() *rbacv1.ClusterRole {
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"get"}},
 		},
+	}
+}
+
+// serverJoin is the name of the role with which servers join.
+const serverJoin = "skiff:server-join"
+
+// serverJoiner lets hosts with the token of a server join as servers.
+func serverJoiner() *rbacv1.ClusterRole {
+	return &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: serverJoin},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"cluster.skiff.io"}, Resources: []string{"servers"}, Verbs: []string{"create"}}},
 	}
 }
 
@@ -203,10 +223,14 @@ func ensureKubernetesService(ctx context.Context, client kind.Client, c Cluster)
 		return err
 	}
 	// Endpoints must not be loopback addresses: a server that only listens there has none.
-	if c.APIServer.Addr().IsLoopback() {
+	if c.SharesEndpoints || c.APIServer.Addr().IsLoopback() {
 		return nil
 	}
-	servers := []netip.Addr{c.APIServer.Addr()}
+	return EnsureEndpoints(ctx, client, []netip.Addr{c.APIServer.Addr()}, port)
+}
+
+// EnsureEndpoints makes servers with one port the Endpoints and the EndpointSlice of the service `kubernetes`.
+func EnsureEndpoints(ctx context.Context, client kind.Client, servers []netip.Addr, port int32) error {
 	endpoints := object{schema.GroupResource{Resource: "endpoints"}, core.NewKubernetesEndpoints(servers, port)}
 	if err := ensureEqual(ctx, client, endpoints, func(to, from kind.Object) {
 		to.(*corev1.Endpoints).Subsets = from.(*corev1.Endpoints).Subsets

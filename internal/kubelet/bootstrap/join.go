@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -29,6 +30,8 @@ const joinRetryInterval = 2 * time.Second
 type Join struct {
 	// Server is the URL of the API server.
 	Server string
+	// API is the URL at which clients with the kubeconfig reach an API server, and TLSServerName the name in the server's certificate. Empty: Server.
+	API, TLSServerName string
 	// Certificate is the node's client certificate.
 	Certificate *Certificate
 	// CAFile and Kubeconfig are written: the CAs of the cluster, and the kubeconfig of the node.
@@ -68,7 +71,8 @@ func (j Join) Run(ctx context.Context, text string) error {
 	if joined {
 		j.refreshCAs(ctx)
 	}
-	return writeKubeconfig(j.Kubeconfig, &clientcmdapi.Cluster{Server: j.Server, CertificateAuthority: j.CAFile}, j.Certificate)
+	cluster := &clientcmdapi.Cluster{Server: cmp.Or(j.API, j.Server), TLSServerName: j.TLSServerName, CertificateAuthority: j.CAFile}
+	return writeKubeconfig(j.Kubeconfig, cluster, j.Certificate)
 }
 
 // join verifies the server by the token and requests the node's certificate.

@@ -131,6 +131,11 @@ func (e *embedded) createServer(ctx context.Context, c Config) (err error) {
 	electionMu.Lock()
 	defer electionMu.Unlock()
 	settings := serverConfig(c)
+	if settings.ForceNewCluster {
+		if err := commitLog(settings.Logger, c.DataDir); err != nil {
+			return err
+		}
+	}
 	if e.server, err = etcdserver.NewServer(settings); err != nil {
 		return err
 	}

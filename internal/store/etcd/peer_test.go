@@ -127,6 +127,7 @@ func freeAddresses(t *testing.T, n int) []string {
 
 // A cluster grows to three members, survives the loss of one, and replaces it.
 func TestMembers(t *testing.T) {
+	t.Parallel()
 	m := newMembers(t)
 	addresses := freeAddresses(t, 3)
 	var configs []etcd.Config
@@ -225,6 +226,7 @@ func TestMembers(t *testing.T) {
 
 // A member that lost all others continues alone after a reset, with all data. Members of the old cluster cannot come back.
 func TestReset(t *testing.T) {
+	t.Parallel()
 	m := newMembers(t)
 	addresses := freeAddresses(t, 2)
 	first, second := m.config("first", addresses[0]), m.config("second", addresses[1])
@@ -262,6 +264,7 @@ func TestReset(t *testing.T) {
 
 // All members stop and start again, in any order.
 func TestMembersRestart(t *testing.T) {
+	t.Parallel()
 	m := newMembers(t)
 	var configs []etcd.Config
 	for i, address := range freeAddresses(t, 3) {
@@ -326,6 +329,7 @@ func TestPeerTLS(t *testing.T) {
 
 // A follower is a store like any other.
 func TestFollower(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, func(t *testing.T) store.Store {
 		m := newMembers(t)
 		addresses := freeAddresses(t, 2)
