@@ -17,11 +17,17 @@ import (
 
 // The feature gates whose behaviour skiff can switch.
 const (
-	GateComponentFlagz   = "ComponentFlagz"
-	GateComponentStatusz = "ComponentStatusz"
+	GateComponentFlagz         = "ComponentFlagz"
+	GateComponentStatusz       = "ComponentStatusz"
+	GateCPUManagerAlphaOptions = "CPUManagerPolicyAlphaOptions"
+	GateCPUManagerBetaOptions  = "CPUManagerPolicyBetaOptions"
 )
 
-var switchableGates = []string{GateComponentFlagz, GateComponentStatusz}
+// The gates that --feature-gates can switch, and those that a KubeletConfiguration can.
+var (
+	switchableGates  = []string{GateComponentFlagz, GateComponentStatusz}
+	switchableByNode = []string{GateCPUManagerAlphaOptions, GateCPUManagerBetaOptions}
+)
 
 //go:embed featuregates.txt
 var featureGatesText string
@@ -112,19 +118,27 @@ func (g *FeatureGates) Set(text string) error {
 	return nil
 }
 
-func (g *FeatureGates) set(name, value string) error {
-	enabled, err := strconv.ParseBool(value)
-	if err != nil {
-		return fmt.Errorf("invalid value of %s=%s, err: %w", name, value, err)
-	}
+// validateGate checks that a gate can have a value.
+func validateGate(name string, enabled bool, switchable []string) error {
 	gate, ok := featureGates()[name]
 	switch {
 	case !ok:
 		return errors.New("unrecognized feature gate: " + name)
 	case gate.locked && enabled != gate.enabled:
 		return fmt.Errorf("cannot set feature gate %s to %v, feature is locked to %v", name, enabled, gate.enabled)
-	case enabled != gate.enabled && !slices.Contains(switchableGates, name):
+	case enabled != gate.enabled && !slices.Contains(switchable, name):
 		return fmt.Errorf("cannot set feature gate %s to %v: skiff supports only its default, %v", name, enabled, gate.enabled)
+	}
+	return nil
+}
+
+func (g *FeatureGates) set(name, value string) error {
+	enabled, err := strconv.ParseBool(value)
+	if err != nil {
+		return fmt.Errorf("invalid value of %s=%s, err: %w", name, value, err)
+	}
+	if err := validateGate(name, enabled, switchableGates); err != nil {
+		return err
 	}
 	if *g == nil {
 		*g = FeatureGates{}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/cpuset"
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/configfile"
@@ -123,6 +125,7 @@ func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
 	duration(&s.NodeStatusReportFrequency, 5*time.Minute)
 	duration(&s.ImageMinimumGCAge, 2*time.Minute)
 	duration(&s.EvictionPressureTransitionPeriod, 5*time.Minute)
+	duration(&s.CPUManagerReconcilePeriod, 10*time.Second)
 	setDefault(&s.CPUCFSQuota, true)
 	if s.CPUCFSQuotaPeriod == nil {
 		s.CPUCFSQuotaPeriod = &metav1.Duration{Duration: 100 * time.Millisecond}
@@ -166,6 +169,10 @@ func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
 	text(&s.Address, "0.0.0.0")
 	text(&s.HealthzBindAddress, "127.0.0.1")
 	text(&s.CgroupRoot, "/")
+	text(&s.CPUManagerPolicy, "none")
+	text(&s.MemoryManagerPolicy, kubeletconfig.NoneMemoryManagerPolicy)
+	text(&s.TopologyManagerPolicy, kubeletconfig.NoneTopologyManagerPolicy)
+	text(&s.TopologyManagerScope, kubeletconfig.ContainerTopologyManagerScope)
 	if s.MemoryReservationPolicy == "" {
 		s.MemoryReservationPolicy = kubeletconfig.NoneMemoryReservationPolicy
 	}
@@ -203,6 +210,7 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 	}
 	errs = append(errs, validateShutdown(s)...)
 	errs = append(errs, validateReserved(s)...)
+	errs = append(errs, validateResourceManagers(s)...)
 	errs = append(errs, validateNodeServer(s)...)
 	for _, address := range s.ClusterDNS {
 		if net.ParseIP(address) == nil {
@@ -311,6 +319,58 @@ func validateReserved(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 			errs = append(errs, errors.New("enforceNodeAllocatable: may not contain additional enforcements when \"none\" is specified"))
 		case key != "none" && key != "pods":
 			errs = append(errs, fmt.Errorf("enforceNodeAllocatable: %q is not supported: skiff enforces limits on pods only", key))
+		}
+	}
+	return errs
+}
+
+// validateResourceManagers checks the settings of the CPU manager, the memory manager and the topology manager.
+func validateResourceManagers(s *kubeletconfig.KubeletConfiguration) (errs []error) {
+	oneOf := func(field, value string, allowed ...string) {
+		if !slices.Contains(allowed, value) {
+			errs = append(errs, fmt.Errorf("%s: %q must be one of: %q", field, value, allowed))
+		}
+	}
+	oneOf("cpuManagerPolicy", s.CPUManagerPolicy, "none", "static")
+	oneOf("memoryManagerPolicy", s.MemoryManagerPolicy, kubeletconfig.NoneMemoryManagerPolicy, kubeletconfig.StaticMemoryManagerPolicy)
+	oneOf("topologyManagerPolicy", s.TopologyManagerPolicy, kubeletconfig.NoneTopologyManagerPolicy, kubeletconfig.BestEffortTopologyManagerPolicy,
+		kubeletconfig.RestrictedTopologyManagerPolicy, kubeletconfig.SingleNumaNodeTopologyManagerPolicy)
+	oneOf("topologyManagerScope", s.TopologyManagerScope, kubeletconfig.ContainerTopologyManagerScope, kubeletconfig.PodTopologyManagerScope)
+	if s.CPUManagerReconcilePeriod.Duration < 0 {
+		errs = append(errs, fmt.Errorf("cpuManagerReconcilePeriod: %v must not be negative", s.CPUManagerReconcilePeriod.Duration))
+	}
+	if _, err := cpuset.Parse(s.ReservedSystemCPUs); err != nil {
+		errs = append(errs, fmt.Errorf("reservedSystemCPUs: unable to parse %v, error: %w", s.ReservedSystemCPUs, err))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.FeatureGates)) {
+		if err := validateGate(name, s.FeatureGates[name], switchableByNode); err != nil {
+			errs = append(errs, fmt.Errorf("featureGates: %w", err))
+		}
+	}
+	return append(errs, validateReservedMemory(s.ReservedMemory)...)
+}
+
+// validateReservedMemory checks the memory that is reserved for the system at NUMA nodes.
+func validateReservedMemory(reservations []kubeletconfig.MemoryReservation) (errs []error) {
+	type reserved struct {
+		node int32
+		name corev1.ResourceName
+	}
+	found := map[reserved]bool{}
+	for _, r := range reservations {
+		for _, name := range slices.Sorted(maps.Keys(r.Limits)) {
+			amount, key := r.Limits[name], reserved{r.NumaNode, name}
+			if name != corev1.ResourceMemory && !strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
+				errs = append(errs, fmt.Errorf("reservedMemory: the limit type %q for NUMA node %d is not supported, only %v is accepted", name, r.NumaNode,
+					[]corev1.ResourceName{corev1.ResourceMemory, corev1.ResourceHugePagesPrefix + "<HugePageSize>"}))
+			}
+			if amount.IsZero() {
+				errs = append(errs, fmt.Errorf("reservedMemory: reserved memory may not be zero for NUMA node %d and resource %q", r.NumaNode, name))
+			}
+			if found[key] {
+				errs = append(errs, fmt.Errorf("reservedMemory: the reserved memory has a duplicate value for NUMA node %d and resource %q", r.NumaNode, name))
+			}
+			found[key] = true
 		}
 	}
 	return errs

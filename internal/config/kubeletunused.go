@@ -21,23 +21,12 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "defaultPodSysctls", Reason: "skiff sets only the sysctls of the pod"},
 	{Path: "userNamespaces.idsPerPod", Accepted: []string{"65536"}, Reason: "a pod with a user namespace has 65536 IDs"},
 
-	{Path: "cpuManagerPolicy", Accepted: []string{"none"}, Reason: "skiff does not assign CPUs exclusively"},
-	{Path: "cpuManagerPolicyOptions", Reason: "skiff does not assign CPUs exclusively"},
-	{Path: "cpuManagerReconcilePeriod", Harmless: true, Reason: "skiff does not assign CPUs exclusively"},
-	{Path: "reservedSystemCPUs", Reason: "skiff does not assign CPUs exclusively"},
-	{Path: "memoryManagerPolicy", Accepted: []string{"None"}, Reason: "skiff does not assign memory of NUMA nodes"},
-	{Path: "reservedMemory", Reason: "skiff does not assign memory of NUMA nodes"},
-	{Path: "topologyManagerPolicy", Accepted: []string{"none"}, Reason: "skiff does not align resources with NUMA nodes"},
-	{Path: "topologyManagerScope", Accepted: []string{"container"}, Reason: "skiff does not align resources with NUMA nodes"},
-	{Path: "topologyManagerPolicyOptions", Reason: "skiff does not align resources with NUMA nodes"},
-
 	{Path: "runtimeRequestTimeout", Accepted: []string{"2m0s"}, Reason: "requests to the container runtime time out after two minutes"},
 	{Path: "imageServiceEndpoint", Reason: "images are pulled through containerRuntimeEndpoint"},
 	{Path: "podCIDR", Reason: "the pod CIDRs of a node are those of its Node object"},
 	{Path: "runOnce", Reason: "skiff does not exit after it has started the static pods"},
 	{Path: "enableControllerAttachDetach", Accepted: []string{"true"}, Reason: "the kubelet does not attach volumes itself"},
 	{Path: "volumePluginDir", Accepted: []string{"/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"}, Reason: "skiff does not run FlexVolume plugins"},
-	{Path: "featureGates", Reason: "skiff has no feature gates"},
 	{Path: "enableSystemLogQuery", Accepted: []string{"false"}, Reason: "skiff serves the log files of the host, but does not query its journal"},
 
 	{Path: "syncFrequency", Harmless: true, Reason: "a pod is synced when something about it changes"},

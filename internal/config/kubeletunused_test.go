@@ -28,6 +28,9 @@ var kubeletValues = map[string]any{
 	"authentication": map[string]any{"webhook": map[string]any{"enabled": false}}, "logging": map[string]string{"format": "json"},
 	"tlsMinVersion": "VersionTLS13", "tlsCipherSuites": []string{"TLS_AES_128_GCM_SHA256"},
 	"imageMaximumGCAge": "7h0m0s", "cpuCFSQuotaPeriod": "7ms",
+	"cpuManagerPolicy": "static", "reservedSystemCPUs": "0,7", "memoryManagerPolicy": "Static",
+	"reservedMemory":        []kubeletconfig.MemoryReservation{{NumaNode: 1, Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("7Mi")}}},
+	"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod", "featureGates": map[string]bool{GateCPUManagerAlphaOptions: true},
 	"registerWithTaints": []corev1.Taint{{Key: "seven", Effect: corev1.TaintEffectNoSchedule}},
 }
 

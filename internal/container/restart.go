@@ -11,6 +11,16 @@ func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
+// IsRegularInit reports whether a container is an init container that runs to completion before the next one starts, not a sidecar.
+func IsRegularInit(spec *corev1.PodSpec, name string) bool {
+	for i := range spec.InitContainers {
+		if spec.InitContainers[i].Name == name {
+			return !IsSidecar(&spec.InitContainers[i])
+		}
+	}
+	return false
+}
+
 // ShouldRestart reports whether a container is restarted after it exited with a code: according to the first of its
 // restart rules that matches, else its own restart policy, else its pod's.
 func ShouldRestart(c *corev1.Container, spec *corev1.PodSpec, code int32) bool {

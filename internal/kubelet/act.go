@@ -134,7 +134,7 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxCon
 		return nil, err
 	}
 	return cri.NewSandboxConfig(pod, cri.PodSettings{
-		Host: k.Host, Attempt: attempt, LogDirectory: cri.PodLogDirectory(k.LogsDir(), pod), CgroupParent: w.cgroup, DNS: resolver, Hostname: hostname,
+		Host: k.hostForPod(pod.UID), Attempt: attempt, LogDirectory: cri.PodLogDirectory(k.LogsDir(), pod), CgroupParent: w.cgroup, DNS: resolver, Hostname: hostname,
 		ExtraGroups: k.Volumes.SupplementalGroups(pod.UID), UserNamespace: user,
 	})
 }
@@ -236,6 +236,7 @@ func (w *worker) startContainer(ctx context.Context, s startingPod, start Start)
 		return fail("ErrImagePull", err)
 	}
 	settings := cri.ContainerSettings{Attempt: w.attempt(pod, s.runtime, c), ImageRef: ref}
+	k.setCPUsAndMemory(&settings, pod, c)
 	if start.Target != "" {
 		found := s.runtime.Container(start.Target)
 		if found == nil {
@@ -256,6 +257,7 @@ func (w *worker) startContainer(ctx context.Context, s startingPod, start Start)
 		return fail("CreateContainerError", err)
 	}
 	w.setActuated(c)
+	k.created(pod, c, id, settings.CPUs)
 	k.containerEvent(pod, c, corev1.EventTypeNormal, "Created", "Container created")
 	if err := k.Runtime.StartContainer(uncancelled, id); err != nil {
 		return fail("RunContainerError", err)
@@ -352,7 +354,7 @@ func (w *worker) containerConfig(
 	if err != nil {
 		return nil, release, err
 	}
-	settings.Host, settings.Env, settings.Mounts = k.Host, append(fromPlugins.Env, env...), slices.Concat(fromPlugins.Mounts, mounts, fixed)
+	settings.Host, settings.Env, settings.Mounts = k.hostForContainer(pod.UID, c.Name), append(fromPlugins.Env, env...), slices.Concat(fromPlugins.Mounts, mounts, fixed)
 	settings.Devices, settings.CDIDevices, settings.Annotations = append(fromPlugins.Devices, blocks...), fromPlugins.CDI, fromPlugins.Annotations
 	settings.ExtraGroups, settings.UserNamespace = k.Volumes.SupplementalGroups(pod.UID), user
 	if image != nil {

@@ -17,8 +17,8 @@ import (
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/container"
+	"skiff/internal/kubelet/alignment"
 	"skiff/internal/kubelet/cri"
-	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/status"
 	"skiff/internal/podstate"
 )
@@ -91,9 +91,9 @@ func (k *Kubelet) checkAdmission(ctx context.Context, pod *corev1.Pod, others []
 	if node == nil {
 		return nil, errors.New("Node object has not been read yet")
 	}
-	if k.Devices != nil && forbiddenSysctl(pod, k.AllowedSysctls) == "" {
-		if err := k.Devices.Allocate(ctx, pod); err != nil {
-			reason, message := devices.AdmissionFailure(err)
+	if k.Allocator != nil && forbiddenSysctl(pod, k.AllowedSysctls) == "" {
+		if err := k.Allocator.Allocate(ctx, pod); err != nil {
+			reason, message := alignment.AdmissionFailure(err)
 			return &rejection{Reason: status.Reason{Reason: reason, Message: message}}, nil
 		}
 	}

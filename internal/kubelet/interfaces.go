@@ -6,7 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/cpuset"
 
+	"skiff/internal/kubelet/alignment"
+	"skiff/internal/kubelet/cpus"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/devices"
 )
@@ -59,10 +62,33 @@ type Objects interface {
 	Secret(namespace, name string) (*corev1.Secret, error)
 }
 
-// Devices allocates the devices of device plugins to containers.
-type Devices interface {
-	// Allocate allocates the devices of a pod that is being admitted.
+// Allocator allocates devices, exclusive CPUs and memory of NUMA nodes to containers.
+type Allocator interface {
+	// Allocate allocates the resources of a pod that is being admitted.
 	Allocate(ctx context.Context, pod *corev1.Pod) error
+}
+
+// CPUs has the CPUs that containers may use.
+type CPUs interface {
+	// Of returns the CPUs that a container may use; an empty set means all.
+	Of(uid types.UID, container string) cpuset.CPUSet
+	// Applied records the CPUs that a container was created with.
+	Applied(created cpus.Container, set cpuset.CPUSet)
+	// Exclusive returns the CPUs that only this container may use, HasExclusive whether any container of a pod has such CPUs.
+	Exclusive(uid types.UID, container string) cpuset.CPUSet
+	HasExclusive(uid types.UID) bool
+}
+
+// Memory has the NUMA nodes whose memory containers may use.
+type Memory interface {
+	// NUMANodes returns the NUMA nodes of a container; an empty mask means all.
+	NUMANodes(uid types.UID, container string) alignment.Mask
+	// Starting is called before a container starts.
+	Starting(pod *corev1.Pod, c *corev1.Container)
+}
+
+// Devices prepares the devices of device plugins that are allocated to containers.
+type Devices interface {
 	// Prepare prepares the devices of a container that is about to start.
 	Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (devices.RunContainerOptions, error)
 	// Health returns the health of a container's devices.

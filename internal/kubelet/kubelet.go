@@ -37,6 +37,13 @@ type Config struct {
 	Images  Images
 	Cgroups Cgroups
 	Objects Objects
+	// Allocator may be nil if containers have no devices, exclusive CPUs and memory of NUMA nodes.
+	Allocator Allocator
+	// CPUs and Memory may be nil if every container may use all CPUs and NUMA nodes.
+	CPUs   CPUs
+	Memory Memory
+	// StaticCPUs and StaticMemory report that the requests of guaranteed pods for CPUs and memory cannot be changed, because these are assigned.
+	StaticCPUs, StaticMemory bool
 	// Devices may be nil if there are no device plugins.
 	Devices Devices
 	// ResourceClaims may be nil if there are no DRA drivers. A pod with claims then does not start.

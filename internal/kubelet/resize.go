@@ -189,7 +189,7 @@ func (k *Kubelet) infeasible(pod, allocated *corev1.Pod) string {
 			return "In-place resize of containers with swap is not supported."
 		}
 	}
-	return ""
+	return k.assignedInfeasible(pod, old)
 }
 
 // restartsForMemory reports whether a container is restarted when its memory is resized.
@@ -328,7 +328,7 @@ func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, r Resize) error
 	if err := w.checkMemoryUsage(ctx, r, &has, target); err != nil {
 		return err
 	}
-	err := w.k.Runtime.UpdateContainerResources(ctx, r.ID, cri.ContainerResources(pod, target, w.k.Host))
+	err := w.k.Runtime.UpdateContainerResources(ctx, r.ID, cri.ContainerResources(pod, target, w.k.hostForContainer(pod.UID, target.Name)))
 	if err != nil {
 		return fmt.Errorf("resize %s of container %s: %w", r.Resource, r.Container.Name, err)
 	}

@@ -26,13 +26,16 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/kubelet"
+	"skiff/internal/kubelet/alignment"
 	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/kubelet/cpus"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/dra"
 	"skiff/internal/kubelet/environment"
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/kubelet/images"
+	"skiff/internal/kubelet/memory"
 	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/objects"
@@ -40,6 +43,7 @@ import (
 	"skiff/internal/kubelet/podresources"
 	"skiff/internal/kubelet/shutdown"
 	"skiff/internal/kubelet/status"
+	"skiff/internal/kubelet/topology"
 	"skiff/internal/kubelet/usage"
 	"skiff/internal/kubelet/volume"
 	"skiff/internal/localpath"
@@ -187,6 +191,7 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 		start("kubelet health checks", n.serveHealthz)
 	}
 	start("kubelet certificates", n.proof.run)
+	start("CPU manager", func(ctx context.Context) error { return n.runCPUs(ctx, runtime) })
 	start("kubelet", func(ctx context.Context) error { return n.runKubelet(ctx, runtime) })
 	return group.Wait()
 }
@@ -235,6 +240,12 @@ type nodeComponents struct {
 	evictor   *evict.Evictor
 	devices   *devices.Devices
 	claims    *dra.Claims
+	topology  *topology.Topology
+	cpus      *cpus.CPUs
+	memory    *memory.Memory
+	admission *alignment.Admission
+	// evictionReserved are the resources that the hard eviction thresholds keep free.
+	evictionReserved corev1.ResourceList
 	// shutdown terminates pods before the host shuts down.
 	shutdown *shutdown.Shutdown
 	// network is the pod network, if skiff sets it up.
@@ -267,7 +278,7 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 		return nil, err
 	}
 	n.metrics = metrics.New(n.name)
-	n.metrics.All.MustRegister(version.Metric(), config.FeatureGates{})
+	n.metrics.All.MustRegister(version.Metric(), config.FeatureGates(n.settings.FeatureGates))
 	var configured []string
 	if n.IP != "" {
 		configured = strings.Split(n.IP, ",")
@@ -306,7 +317,7 @@ func (n *nodeComponents) build() error {
 	n.objects = objects.New(n.client, func(uid types.UID) { n.kubelet.Changed(uid) }, n.log.With("component", "objects"))
 	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
 	for _, step := range []func() error{
-		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.setUpCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
+		n.buildIdentity, n.readTopology, n.buildNode, n.buildCPUsAndMemory, n.buildShutdownAndDevices, n.buildAdmission, n.buildCgroups, n.setUpCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet, n.buildDNS,
 		n.buildProxy, n.buildNetwork, n.buildPolicy,
 	} {
 		if err := step(); err != nil {
@@ -327,7 +338,8 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	n.setMemoryQoS()
 	n.cgroups, err = cgroup.New(cgroup.Settings{
 		Root: n.settings.CgroupRoot, PodPids: *n.settings.PodPidsLimit, NoCPUQuota: !n.host.CPUQuota, CPUPeriod: n.settings.CPUCFSQuotaPeriod.Duration,
-		Driver: n.settings.CgroupDriver, TieredReservation: n.host.TieredReservation, MemoryThrottlingFactor: n.host.MemoryThrottlingFactor,
+		HasExclusiveCPUs: n.cpus.HasExclusive,
+		Driver:           n.settings.CgroupDriver, TieredReservation: n.host.TieredReservation, MemoryThrottlingFactor: n.host.MemoryThrottlingFactor,
 	})
 	if err != nil {
 		return err
@@ -395,7 +407,8 @@ func (n *nodeComponents) buildKubelet() error {
 	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
 	n.kubelet = kubelet.New(kubelet.Config{
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
-		Devices: n.devices, ResourceClaims: n.claims, Handlers: classes,
+		Allocator: n.admission, CPUs: n.cpus, Memory: n.memory, StaticCPUs: n.settings.CPUManagerPolicy == cpus.Static,
+		StaticMemory: n.settings.MemoryManagerPolicy == memory.Static, Devices: n.devices, ResourceClaims: n.claims, Handlers: classes,
 		Services: func(namespace string) ([]*corev1.Service, error) {
 			if !services.HasSynced() {
 				return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
@@ -435,6 +448,7 @@ func (n *nodeComponents) buildNode() error {
 	if *n.settings.FailSwapOn && host.Swap > 0 {
 		return errors.New("failSwapOn: swap is enabled on this host")
 	}
+	n.evictionReserved = evict.Reserved(thresholds, node.Capacity(host, node.Settings{}))
 	labels := map[string]string{}
 	for _, label := range n.Labels {
 		key, value, _ := strings.Cut(label, "=")
@@ -447,7 +461,7 @@ func (n *nodeComponents) buildNode() error {
 		SkipRegistration: !*n.settings.RegisterNode, MaxImages: n.settings.NodeStatusMaxImages,
 		StatusUpdateFrequency: n.settings.NodeStatusUpdateFrequency.Duration, StatusReportFrequency: n.settings.NodeStatusReportFrequency.Duration,
 		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
-		EvictionReserved: evict.Reserved(thresholds, node.Capacity(host, node.Settings{})),
+		EvictionReserved: n.evictionReserved,
 	}, node.Dependencies{
 		Client: n.client, Runtime: n.runtime, Events: n.recorder, Pressure: n.pressure,
 		Problems: n.notReadyErrors, Network: n.networkStatus, NetworkReady: func() { n.kubelet.SyncAll() },
@@ -477,11 +491,11 @@ func (n *nodeComponents) buildShutdownAndDevices() (err error) {
 		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("component", "shutdown"),
 	})
 	n.devices = devices.New(devices.Options{
-		Dir: filepath.Join(n.root, "device-plugins"), ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.ActiveOrPending() },
+		Dir: filepath.Join(n.root, "device-plugins"), NUMANodes: n.topology.NUMANodeIDs(), ActivePods: n.activeOrPending,
 		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("component", "devices"),
 	})
 	n.claims, err = dra.New(dra.Options{
-		Dir: n.root, NodeName: n.name, Client: n.client, ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.ActiveOrPending() },
+		Dir: n.root, NodeName: n.name, Client: n.client, ActivePods: n.activeOrPending,
 		PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("component", "resource claims"),
 	})
 	if err != nil {
@@ -490,7 +504,8 @@ func (n *nodeComponents) buildShutdownAndDevices() (err error) {
 	n.metrics.All.MustRegister(n.claims.Collectors()...)
 	n.runs["resource claims"] = n.claims.Run
 	resources := &podresources.Server{
-		Dir: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Claims: n.claims, Log: n.log.With("component", "pod resources"),
+		Dir: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Claims: n.claims, CPUs: n.cpus, Memory: n.memory,
+		Log:  n.log.With("component", "pod resources"),
 		Pods: func() []*corev1.Pod { return n.kubelet.Active() }, Pod: func(namespace, name string) (*corev1.Pod, bool) { return n.kubelet.Pod(namespace, name) },
 	}
 	n.runs["shutdown"], n.runs["devices"], n.runs["pod resources"] = n.shutdown.Run, n.devices.Run, resources.Run

@@ -63,7 +63,7 @@ require (
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/btree v1.1.3 // indirect
-	github.com/google/cadvisor/lib v0.60.5 // indirect
+	github.com/google/cadvisor/lib v0.60.5
 	github.com/google/cel-go v0.29.2 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
@@ -158,7 +158,7 @@ require (
 	k8s.io/api v0.37.1
 	k8s.io/apiextensions-apiserver v0.37.1
 	k8s.io/apimachinery v0.37.1
-	k8s.io/apiserver v0.37.1 // indirect
+	k8s.io/apiserver v0.37.1
 	k8s.io/cli-runtime v0.37.1 // indirect
 	k8s.io/client-go v0.37.1
 	k8s.io/cloud-provider v0.37.1 // indirect
@@ -166,7 +166,7 @@ require (
 	k8s.io/component-base v0.37.1 // indirect
 	k8s.io/component-helpers v0.37.1 // indirect
 	k8s.io/controller-manager v0.37.1 // indirect
-	k8s.io/cri-api v0.37.1 // indirect
+	k8s.io/cri-api v0.37.1
 	k8s.io/cri-client v0.0.0 // indirect
 	k8s.io/cri-streaming v0.37.1 // indirect
 	k8s.io/csi-translation-lib v0.37.1 // indirect
@@ -181,7 +181,7 @@ require (
 	k8s.io/kube-proxy v0.37.1 // indirect
 	k8s.io/kube-scheduler v0.37.1
 	k8s.io/kubectl v0.37.1 // indirect
-	k8s.io/kubelet v0.37.1 // indirect
+	k8s.io/kubelet v0.37.1
 	k8s.io/metrics v0.37.1 // indirect
 	k8s.io/mount-utils v0.37.1 // indirect
 	k8s.io/pod-security-admission v0.37.1 // indirect

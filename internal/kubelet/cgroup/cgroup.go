@@ -51,6 +51,8 @@ type Settings struct {
 	// NoCPUQuota disables the enforcement of CPU limits. CPUPeriod is the CFS period; zero means 100 ms.
 	NoCPUQuota bool
 	CPUPeriod  time.Duration
+	// HasExclusiveCPUs, if set, reports whether a pod has exclusive CPUs. The CPU time of such a pod is not limited.
+	HasExclusiveCPUs func(uid types.UID) bool
 	// Driver is Cgroupfs or Systemd; empty means Cgroupfs.
 	Driver string
 	// SystemdAddress is the D-Bus address of systemd; empty means that of the host.

@@ -101,7 +101,8 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 		l.Shares = new(uint64(minShares))
 		return l
 	}
-	if cpuLimited && !s.NoCPUQuota {
+	hasExclusive := s.HasExclusiveCPUs != nil && s.HasExclusiveCPUs(pod.UID)
+	if cpuLimited && !s.NoCPUQuota && !hasExclusive {
 		if quota := QuotaOf(limits.Cpu().MilliValue(), l.Period); quota > 0 {
 			l.Quota = &quota
 		}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/kubelet/environment"
@@ -26,6 +27,10 @@ type ContainerSettings struct {
 	Env     []corev1.EnvVar
 	Mounts  []Mount
 	Devices []Device
+	// CPUs are those that the container may use; empty means all. NUMANodes is the list of the NUMA nodes whose memory it may use, such as "0,1";
+	// empty means all.
+	CPUs      cpuset.CPUSet
+	NUMANodes string
 	// CDIDevices are names of devices of the Container Device Interface.
 	CDIDevices []string
 	// Annotations are requested by device plugins; the kubelet's own take precedence.
@@ -123,6 +128,7 @@ func containerConfig(pod *corev1.Pod, c *corev1.Container, s ContainerSettings) 
 		Tty:         c.TTY,
 		Linux:       &runtimeapi.LinuxContainerConfig{Resources: containerResources(pod, c, s.Host), SecurityContext: security},
 	}
+	config.Linux.Resources.CpusetCpus, config.Linux.Resources.CpusetMems = s.CPUs.String(), s.NUMANodes
 	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
 		config.StopSignal = signal(*c.Lifecycle.StopSignal)
 	}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	resourcehelper "k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/api/scheduling"
@@ -27,6 +28,8 @@ type Host struct {
 	// CPUQuota enforces CPU limits with the CFS quota, in periods of CPUPeriod microseconds.
 	CPUQuota  bool
 	CPUPeriod int64
+	// UnlimitedCPUQuota removes the quota of a container, or of a sandbox, with exclusive CPUs.
+	UnlimitedCPUQuota bool
 	// CgroupV2 reports the host's cgroup version, SwapController whether swap can be limited.
 	CgroupV2, SwapController bool
 	// MissingControllers are the cgroup controllers that pods cannot use. A runtime refuses limits of these.
@@ -56,6 +59,9 @@ func (h Host) limits(cpuRequest, cpuLimit, memory *resource.Quantity) *runtimeap
 	r := &runtimeapi.LinuxContainerResources{CpuShares: cgroup.SharesOf(cpuRequest.MilliValue()), MemoryLimitInBytes: memory.Value()}
 	if h.CPUQuota {
 		r.CpuPeriod, r.CpuQuota = h.CPUPeriod, cgroup.QuotaOf(cpuLimit.MilliValue(), h.CPUPeriod)
+		if h.UnlimitedCPUQuota {
+			r.CpuQuota = cgroup.Unlimited
+		}
 	}
 	if h.CgroupV2 && !h.SingleProcessOOMKill {
 		r.Unified = map[string]string{"memory.oom.group": "1"}
@@ -86,6 +92,11 @@ type LinuxResources struct {
 // ContainerResources returns a container's cgroup limits, for its creation and for a resize. The pod's spec has the allocated resources.
 func ContainerResources(pod *corev1.Pod, c *corev1.Container, h Host) LinuxResources {
 	return LinuxResources{containerResources(pod, c, h)}
+}
+
+// CPUResources are only the CPUs that a container may use, to change them.
+func CPUResources(cpus cpuset.CPUSet) LinuxResources {
+	return LinuxResources{&runtimeapi.LinuxContainerResources{CpusetCpus: cpus.String()}}
 }
 
 func containerResources(pod *corev1.Pod, c *corev1.Container, h Host) *runtimeapi.LinuxContainerResources {

@@ -195,6 +195,7 @@ func overhead(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResources {
 	if pod.Spec.Overhead == nil {
 		return &runtimeapi.LinuxContainerResources{}
 	}
+	h.UnlimitedCPUQuota = false
 	cpu := pod.Spec.Overhead.Cpu()
 	return h.limits(cpu, cpu, pod.Spec.Overhead.Memory())
 }

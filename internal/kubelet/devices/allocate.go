@@ -11,51 +11,43 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"skiff/internal/container"
+	"skiff/internal/kubelet/alignment"
 	"skiff/internal/kubelet/cri"
 )
 
-// Allocate assigns devices to the containers of a pod. Devices of init containers that are not sidecars are reused by
-// later containers. Calling it again for a pod that has its devices changes nothing.
-func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
-	if !d.requestsDevices(pod) {
+// Allocate implements alignment.Provider. Devices of init containers that are not sidecars are reused by later containers.
+func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, hint alignment.Hint) error {
+	if len(d.requestedResources(pod, c)) == 0 {
 		return nil
 	}
 	d.allocating.Lock()
 	defer d.allocating.Unlock()
 	d.FreeRemovedPods()
-	reusable := map[string][]string{}
-	for kind, c := range container.All(&pod.Spec) {
-		if kind == container.Ephemeral {
-			continue
+	if err := d.allocate(ctx, pod, c, hint); err != nil {
+		return err
+	}
+	isReusable := container.IsRegularInit(&pod.Spec, c.Name)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.reusablePod != pod.UID {
+		d.reusablePod, d.reusable = pod.UID, map[string][]string{}
+	}
+	for name, a := range d.allocations[pod.UID][c.Name] {
+		ids := a.names()
+		d.reusable[name] = slices.DeleteFunc(d.reusable[name], func(id string) bool { return slices.Contains(ids, id) })
+		if isReusable {
+			d.reusable[name] = append(d.reusable[name], ids...)
 		}
-		if err := d.allocate(ctx, pod, c, reusable); err != nil {
-			return err
-		}
-		d.mu.Lock()
-		for name, a := range d.allocations[pod.UID][c.Name] {
-			ids := a.names()
-			reusable[name] = slices.DeleteFunc(reusable[name], func(id string) bool { return slices.Contains(ids, id) })
-			if kind == container.Init && !container.IsSidecar(c) {
-				reusable[name] = append(reusable[name], ids...)
-			}
-		}
-		d.mu.Unlock()
 	}
 	return nil
 }
 
-// requestsDevices reports whether a pod requests a resource of a device plugin.
-func (d *Devices) requestsDevices(pod *corev1.Pod) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, c := range container.All(&pod.Spec) {
-		for name := range c.Resources.Limits {
-			if d.isDeviceResource(string(name)) {
-				return true
-			}
-		}
+// reusableBy are the devices of a resource that the pod's init containers have. The caller holds mu.
+func (d *Devices) reusableBy(pod *corev1.Pod, resource string) []string {
+	if d.reusablePod != pod.UID {
+		return nil
 	}
-	return false
+	return d.reusable[resource]
 }
 
 // isDeviceResource reports whether a resource belongs to a device plugin, connected or with devices allocated earlier.
@@ -111,11 +103,11 @@ func coveredByClaim(pod *corev1.Pod, container, resource string) bool {
 	})
 }
 
-// allocate assigns one container its devices of all resources.
-func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, reusable map[string][]string) error {
+// allocate assigns one container its devices of all resources. The caller holds allocating.
+func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, hint alignment.Hint) error {
 	for _, name := range d.requestedResources(pod, c) {
 		amount := c.Resources.Limits[corev1.ResourceName(name)]
-		names, p, err := d.choose(ctx, deviceRequest{pod: pod, container: c, resource: name, count: int(amount.Value()), reusable: reusable[name]})
+		names, p, err := d.choose(ctx, deviceRequest{pod: pod, container: c, resource: name, count: int(amount.Value()), hint: hint})
 		if err != nil {
 			return err
 		}
@@ -155,7 +147,7 @@ type deviceRequest struct {
 	container *corev1.Container
 	resource  string
 	count     int
-	reusable  []string // devices of the pod's init containers
+	hint      alignment.Hint
 }
 
 // choose selects the devices for a container, none if it already has them, and the plugin to allocate them from.
@@ -174,17 +166,8 @@ func (d *Devices) choose(ctx context.Context, request deviceRequest) ([]string, 
 		d.mu.Unlock()
 		return nil, nil, fmt.Errorf("cannot allocate unregistered device %s", name)
 	}
-	healthy := r.healthy()
-	used := map[string]bool{}
-	for _, containers := range d.allocations {
-		for _, resources := range containers {
-			if a := resources[name]; a != nil {
-				for _, id := range a.names() {
-					used[id] = true
-				}
-			}
-		}
-	}
+	healthy, free, reusable := r.healthy(), d.free(name), slices.Clone(d.reusableBy(pod, name))
+	groups := r.groupByAffinity(free, request.hint)
 	var p *plugin
 	if len(r.plugins) > 0 {
 		p = r.plugins[len(r.plugins)-1]
@@ -198,16 +181,31 @@ func (d *Devices) choose(ctx context.Context, request deviceRequest) ([]string, 
 	case len(has) > 0:
 		return nil, nil, nil
 	}
-	free := slices.DeleteFunc(slices.Clone(healthy), func(id string) bool { return used[id] })
 	prefer := func(available, include []string) ([]string, error) {
 		return p.prefer(ctx, available, include, required)
 	}
-	names, err := pick(name, required, request.reusable, free, prefer)
+	names, err := pick(name, required, reusable, groups, prefer)
 	return names, p, err
 }
 
-// pick selects the required number of devices: reusable ones first, then those the plugin prefers, then any free ones.
-func pick(name string, required int, reusable, free []string, prefer func(available, include []string) ([]string, error)) ([]string, error) {
+// free are the healthy devices of a resource that are not allocated, sorted. The caller holds mu.
+func (d *Devices) free(resource string) []string {
+	used := map[string]bool{}
+	for _, containers := range d.allocations {
+		for _, resources := range containers {
+			if a := resources[resource]; a != nil {
+				for _, id := range a.names() {
+					used[id] = true
+				}
+			}
+		}
+	}
+	return slices.DeleteFunc(d.resources[resource].healthy(), func(id string) bool { return used[id] })
+}
+
+// pick selects the required number of devices: reusable ones first, then free ones, those with affinity to the NUMA nodes of the hint first. Of
+// devices with the same affinity the plugin may prefer some.
+func pick(name string, required int, reusable []string, free affinityGroups, prefer func(available, include []string) ([]string, error)) ([]string, error) {
 	var picked []string
 	from := func(candidates []string) bool {
 		for _, id := range candidates {
@@ -217,19 +215,34 @@ func pick(name string, required int, reusable, free []string, prefer func(availa
 		}
 		return len(picked) == required
 	}
+	preferred := func(available []string) error {
+		names, err := prefer(slices.Sorted(slices.Values(slices.Concat(available, picked))), slices.Clone(picked))
+		from(slices.DeleteFunc(slices.Clone(names), func(id string) bool { return !slices.Contains(available, id) }))
+		return err
+	}
 	if from(reusable) {
 		return picked, nil
 	}
-	if missing := required - len(picked); len(free) < missing {
-		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, missing, len(free))
+	all := free.all()
+	missing := required - len(picked)
+	if len(all) < missing {
+		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, missing, len(all))
 	}
-	preferred, err := prefer(slices.Sorted(slices.Values(slices.Concat(free, picked))), slices.Clone(picked))
-	if err != nil {
+	if missing < len(free.aligned) {
+		if err := preferred(free.aligned); err != nil {
+			return nil, err
+		}
+		from(free.aligned)
+		return picked, nil
+	}
+	if from(free.aligned) {
+		return picked, nil
+	}
+	if err := preferred(all); err != nil {
 		return nil, err
 	}
-	if !from(slices.DeleteFunc(slices.Clone(preferred), func(id string) bool { return !slices.Contains(free, id) })) {
-		from(free)
-	}
+	from(free.unaligned)
+	from(free.withoutAffinity)
 	return picked, nil
 }
 
@@ -276,8 +289,13 @@ func (d *Devices) Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Contai
 	}
 	if missing {
 		// The pod was admitted before the plugin registered, as after a restart.
-		if err := d.Allocate(ctx, pod); err != nil {
-			return RunContainerOptions{}, err
+		for kind, other := range container.All(&pod.Spec) {
+			if kind == container.Ephemeral {
+				continue
+			}
+			if err := d.Allocate(ctx, pod, other, alignment.Hint{}); err != nil {
+				return RunContainerOptions{}, err
+			}
 		}
 	}
 	d.mu.Lock()
@@ -354,9 +372,4 @@ func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
 		}
 	}
 	return s
-}
-
-// AdmissionFailure returns the reason and message for a pod whose devices could not be allocated.
-func AdmissionFailure(err error) (reason, message string) {
-	return "UnexpectedAdmissionError", fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)
 }

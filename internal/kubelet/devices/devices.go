@@ -1,8 +1,8 @@
 // Package devices assigns the devices of device plugins to containers.
 //
 // A plugin registers at a socket in the kubelet's directory (register.go) and reports its devices and their health. The
-// node advertises them as an extended resource. A pod is assigned its devices when it is admitted (allocate.go). The
-// plugin's response says what the container needs to use them; it is stored in a checkpoint until the pod is removed, so
+// node advertises them as an extended resource. A pod is assigned its devices when it is admitted (allocate.go), if possible
+// close to its CPUs and memory (hints.go). The plugin's response says what the container needs to use them; it is stored in a checkpoint until the pod is removed, so
 // that a restarted container gets the same devices, also after a restart of the kubelet.
 package devices
 
@@ -40,6 +40,8 @@ const (
 type Options struct {
 	// Dir has the kubelet's socket and those of the plugins.
 	Dir string
+	// NUMANodes are those of the host.
+	NUMANodes []int
 	// ActivePods returns the pods that may have devices. all is false while the list is incomplete, and no pod counts as
 	// removed.
 	ActivePods func() (pods []*corev1.Pod, all bool)
@@ -56,6 +58,9 @@ type Devices struct {
 	mu          sync.Mutex
 	resources   map[string]*deviceResource
 	allocations map[types.UID]map[string]map[string]*allocation // by pod, container and resource
+	// reusable are the devices of init containers of the pod that is being admitted, by resource; its later containers get them first.
+	reusable    map[string][]string
+	reusablePod types.UID
 	// allocating serializes allocations.
 	allocating sync.Mutex
 }

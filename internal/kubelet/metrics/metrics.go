@@ -46,6 +46,7 @@ type Metrics struct {
 	storageTime                 *prometheus.HistogramVec
 	volumeTime                  *prometheus.HistogramVec
 	imageVolumes                struct{ requested, mounted, failed prometheus.Counter }
+	resources                   resourceMetrics
 
 	mu       sync.Mutex
 	relisted time.Time
@@ -81,6 +82,8 @@ func New(nodeName string) *Metrics {
 	m.preemptions = counterVec(m.All, "preemptions", "Cumulative number of pod preemptions by preemption resource", "preemption_signal")
 
 	m.rejections = counterVec(m.All, "admission_rejections_total", "Cumulative number pod admission rejections by the Kubelet.", "reason")
+
+	m.resources = newResourceMetrics(m.All)
 
 	m.imageVolumes.requested = counter(m.All, "image_volume_requested_total", "Number of requested image volumes.")
 	m.imageVolumes.mounted = counter(m.All, "image_volume_mounted_succeed_total", "Number of successful image volume mounts.")

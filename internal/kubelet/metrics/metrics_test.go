@@ -94,6 +94,33 @@ func TestMetrics(t *testing.T) {
 			"kubelet_started_containers_total{container_type=container} 2", "kubelet_started_containers_total{container_type=init_container} 1",
 			"kubelet_started_containers_total{container_type=ephemeral_container} 1", "kubelet_started_containers_errors_total{code=ErrImagePull,container_type=container} 1",
 		}},
+		{"assigned resources", func(m *Metrics) {
+			m.TopologyAdmission(2*time.Millisecond, false)
+			m.TopologyAdmission(3*time.Millisecond, true)
+			m.CPUsPinned(nil)
+			m.CPUsPinned(broken)
+			m.MemoryPinned(broken)
+			m.ResourceAllocated(CPU, 1)
+			m.ResourceAllocated(Memory, 2)
+			m.Aligned("container", NUMANode, true)
+			m.Aligned("container", PhysicalCPU, false)
+			m.InitAligned("pod", UncoreCache)
+			m.SetCPUs(3, 2, map[int]int{0: 0, 1: 2})
+		}, []string{
+			"kubelet_topology_manager_admission_requests_total{} 2", "kubelet_topology_manager_admission_errors_total{} 1", "kubelet_topology_manager_admission_duration_ms{} 2 in 5",
+			"kubelet_cpu_manager_pinning_requests_total{} 2", "kubelet_cpu_manager_pinning_errors_total{} 1", "kubelet_memory_manager_pinning_requests_total{} 1",
+			"kubelet_memory_manager_pinning_errors_total{} 1", "kubelet_resource_manager_allocation_errors_total{resource_name=cpu,source=node} 1",
+			"kubelet_resource_manager_allocation_errors_total{resource_name=memory,source=node} 1", "kubelet_resource_manager_allocations_total{resource_name=cpu,source=node} 1",
+			"kubelet_resource_manager_allocations_total{resource_name=memory,source=node} 2",
+			"kubelet_resource_manager_container_assignments_total{assignment_type=node_exclusive,resource_name=cpu} 1",
+			"kubelet_resource_manager_container_assignments_total{assignment_type=node_exclusive,resource_name=memory} 1",
+			"kubelet_container_aligned_compute_resources_count{boundary=numa_node,scope=container} 1",
+			"kubelet_container_aligned_compute_resources_count{boundary=uncore_cache,scope=pod} 0",
+			"kubelet_container_aligned_compute_resources_failure_count{boundary=physical_cpu,scope=container} 1",
+			"kubelet_container_aligned_compute_resources_failure_count{boundary=uncore_cache,scope=pod} 0",
+			"kubelet_cpu_manager_shared_pool_size_millicores{} 3000", "kubelet_cpu_manager_exclusive_cpu_allocation_count{} 2",
+			"kubelet_cpu_manager_allocation_per_numa{numa_node=0} 0", "kubelet_cpu_manager_allocation_per_numa{numa_node=1} 2",
+		}},
 		{"a pod that runs", func(m *Metrics) { m.PodStarted(3 * time.Second) }, []string{"kubelet_pod_start_duration_seconds{} 1 in 3"}},
 		{"pods that had to go", func(m *Metrics) {
 			m.Evicted("memory.available")

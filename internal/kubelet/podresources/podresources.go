@@ -1,5 +1,5 @@
 // Package podresources serves version 1 of the pod resources API over a socket in the kubelet's directory. Monitoring
-// agents use it to learn which container uses which device.
+// agents use it to learn which container uses which devices, exclusive CPUs and memory of NUMA nodes.
 package podresources
 
 import (
@@ -17,10 +17,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/cpuset"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/dra"
+	"skiff/internal/kubelet/memory"
 )
 
 // Upstream's rate limit.
@@ -45,6 +47,18 @@ type Claims interface {
 	Allocated(pod *corev1.Pod, c *corev1.Container) []dra.Claim
 }
 
+// CPUs are the CPUs of the node that can be exclusive to a container.
+type CPUs interface {
+	Exclusive(uid types.UID, container string) cpuset.CPUSet
+	Allocatable() cpuset.CPUSet
+}
+
+// Memory is the memory of the node's NUMA nodes.
+type Memory interface {
+	Blocks(uid types.UID, container string) []memory.Block
+	Allocatable() []memory.Block
+}
+
 // Server serves the pod resources API.
 type Server struct {
 	api.UnimplementedPodResourcesListerServer
@@ -52,6 +66,8 @@ type Server struct {
 	Dir     string
 	Devices Devices
 	Claims  Claims
+	CPUs    CPUs
+	Memory  Memory
 	// Pods returns the running pods, Pod any pod by name.
 	Pods func() []*corev1.Pod
 	Pod  func(namespace, name string) (*corev1.Pod, bool)
@@ -109,7 +125,9 @@ func (s *Server) Get(_ context.Context, request *api.GetPodResourcesRequest) (*a
 
 // GetAllocatableResources returns all allocatable resources, whether allocated or not.
 func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
-	return &api.AllocatableResourcesResponse{Devices: convert(s.Devices.Allocatable())}, nil
+	return &api.AllocatableResourcesResponse{
+		Devices: convert(s.Devices.Allocatable()), CpuIds: convertCPUs(s.CPUs.Allocatable()), Memory: convertMemory(s.Memory.Allocatable()),
+	}, nil
 }
 
 // resources returns the resources of a pod's regular containers and sidecars.
@@ -119,10 +137,31 @@ func (s *Server) resources(pod *corev1.Pod) *api.PodResources {
 		if kind == container.Regular || kind == container.Init && container.IsSidecar(c) {
 			result.Containers = append(result.Containers, &api.ContainerResources{
 				Name: c.Name, Devices: convert(s.Devices.Allocated(pod.UID, c.Name)), DynamicResources: convertClaims(s.Claims.Allocated(pod, c)),
+				CpuIds: convertCPUs(s.CPUs.Exclusive(pod.UID, c.Name)), Memory: convertMemory(s.Memory.Blocks(pod.UID, c.Name)),
 			})
 		}
 	}
 	return result
+}
+
+// convertCPUs returns the IDs of CPUs, sorted.
+func convertCPUs(cpus cpuset.CPUSet) (ids []int64) {
+	for _, id := range cpus.List() {
+		ids = append(ids, int64(id))
+	}
+	return ids
+}
+
+// convertMemory returns an entry per block, with its NUMA nodes.
+func convertMemory(blocks []memory.Block) (all []*api.ContainerMemory) {
+	for _, b := range blocks {
+		converted := &api.ContainerMemory{MemoryType: string(b.Type), Size: b.Size, Topology: &api.TopologyInfo{}}
+		for _, node := range b.NUMANodes {
+			converted.Topology.Nodes = append(converted.Topology.Nodes, &api.NUMANode{ID: int64(node)})
+		}
+		all = append(all, converted)
+	}
+	return all
 }
 
 // convertClaims returns an entry per claim, with its devices.

@@ -16,9 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/cpuset"
 
 	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/dra"
+	"skiff/internal/kubelet/memory"
 )
 
 // fakeDevices are the devices of a node, by container.
@@ -34,6 +36,43 @@ func (d *fakeDevices) Allocated(uid types.UID, container string) []devices.Devic
 }
 func (d *fakeDevices) Allocatable() []devices.Device { return d.allocatable }
 
+// fakeCPUs are the exclusive CPUs of containers.
+type fakeCPUs map[string]cpuset.CPUSet
+
+func (f fakeCPUs) Exclusive(uid types.UID, container string) cpuset.CPUSet {
+	return f[string(uid)+"/"+container]
+}
+func (fakeCPUs) Allocatable() cpuset.CPUSet { return cpuset.New(3, 1, 2) }
+
+// fakeMemory is the memory of containers.
+type fakeMemory map[string][]memory.Block
+
+func (f fakeMemory) Blocks(uid types.UID, container string) []memory.Block {
+	return f[string(uid)+"/"+container]
+}
+func (fakeMemory) Allocatable() []memory.Block {
+	return []memory.Block{{NUMANodes: []int{0}, Type: corev1.ResourceMemory, Size: 9}}
+}
+
+// writeAssigned formats CPUs and memory; nothing if there is none.
+func writeAssigned(cpus []int64, blocks []*api.ContainerMemory) string {
+	var words []string
+	if len(cpus) > 0 {
+		words = append(words, fmt.Sprint("cpus", cpus))
+	}
+	for _, b := range blocks {
+		var nodes []int64
+		for _, node := range b.Topology.Nodes {
+			nodes = append(nodes, node.ID)
+		}
+		words = append(words, fmt.Sprint(b.MemoryType, "=", b.Size, "@", nodes))
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return "{" + strings.Join(words, " ") + "}"
+}
+
 // fakeClaims are the claims of a container.
 type fakeClaims map[string][]dra.Claim
 
@@ -47,7 +86,7 @@ func write(pods ...*api.PodResources) string {
 	for _, p := range pods {
 		word := p.Namespace + "/" + p.Name
 		for _, c := range p.Containers {
-			word += " " + c.Name + writeDevices(c.Devices) + writeClaims(c.DynamicResources)
+			word += " " + c.Name + writeDevices(c.Devices) + writeClaims(c.DynamicResources) + writeAssigned(c.CpuIds, c.Memory)
 		}
 		words = append(words, word)
 	}
@@ -107,7 +146,8 @@ func TestResponses(t *testing.T) {
 		{Driver: "d", Pool: "p", Name: "gpu0", CDIDeviceIDs: []string{"x/y=0", "x/y=1"}}, {Driver: "d", Pool: "p", Name: "gpu1", CDIDeviceIDs: []string{"x/y=2"}, ShareID: &share},
 	}}}}
 	s := &Server{
-		Dir: t.TempDir(), Devices: held, Claims: claims, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
+		Dir: t.TempDir(), Devices: held, Claims: claims, CPUs: fakeCPUs{"u/plain": cpuset.New(2, 1)},
+		Memory: fakeMemory{"u/plain": {{NUMANodes: []int{0, 1}, Type: corev1.ResourceMemory, Size: 5}, {NUMANodes: []int{1}, Type: "hugepages-2Mi", Size: 4}}}, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
 		Pod: func(namespace, name string) (*corev1.Pod, bool) {
 			for _, p := range []*corev1.Pod{user, ended} {
 				if p.Namespace == namespace && p.Name == name {
@@ -132,7 +172,7 @@ func TestResponses(t *testing.T) {
 	}
 	defer connection.Close()
 	lister := api.NewPodResourcesListerClient(connection)
-	const whole = "a/user sidecar[x/gpu=3] c[x/gpu=1 x/nic=2@0 x/nic=2@1][a/claim:d/p/gpu0+x/y=0+x/y=1 a/claim:d/p/gpu1+x/y=2#s] plain[]"
+	const whole = "a/user sidecar[x/gpu=3] c[x/gpu=1 x/nic=2@0 x/nic=2@1][a/claim:d/p/gpu0+x/y=0+x/y=1 a/claim:d/p/gpu1+x/y=2#s] plain[]{cpus[1 2] memory=5@[0 1] hugepages-2Mi=4@[1]}"
 	all, err := lister.List(ctx, &api.ListPodResourcesRequest{})
 	if got := write(all.GetPodResources()...); err != nil || got != whole {
 		t.Errorf("all: %q, %v; want %q", got, err, whole)
@@ -159,6 +199,9 @@ func TestResponses(t *testing.T) {
 	allocatable, err := lister.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
 	if got, want := writeDevices(allocatable.GetDevices()), "[x/gpu=1 x/gpu=4@1]"; err != nil || got != want {
 		t.Errorf("allocatable: %q, %v; want %q", got, err, want)
+	}
+	if got, want := writeAssigned(allocatable.GetCpuIds(), allocatable.GetMemory()), "{cpus[1 2 3] memory=9@[0]}"; got != want {
+		t.Errorf("allocatable: %q, want %q", got, want)
 	}
 	refused := false
 	for range 20 * burst {
