@@ -15,9 +15,9 @@ func serverCommand() *cobra.Command {
 		Use:   "server [flags]",
 		Short: "Run a cluster: control plane and node in one process",
 		Long: "Run a cluster in one process: API server, etcd, controllers, scheduler and, unless --no-node is given, a node on this host.\n\n" +
-			"The admin kubeconfig is written to admin.kubeconfig in --data-dir.\n\n" +
-			"Several servers, best three or five, are one cluster: start the first with --cluster-init and the others with --join.",
-		Example: lines("skiff server --data-dir /var/lib/skiff", "skiff server --cluster-init", "skiff server --join https://10.0.0.1:6443 --join-token TOKEN",
+			"The admin kubeconfig is written to admin.kubeconfig in --data-dir. Several servers, best three or five, are one cluster:\n" +
+			"start the first with --cluster-init and the others with --join.",
+		Example: lines("skiff server --data-dir /var/lib/skiff", "skiff server --join https://10.0.0.1:6443 --join-token TOKEN",
 			"skiff server --no-node --etcd-servers https://10.0.0.5:2379"),
 	}, &c, func(ctx context.Context, _ []string) error { return system.RunServer(ctx, c) })
 }

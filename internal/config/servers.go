@@ -27,11 +27,11 @@ const groupServers = "Several servers"
 func (c *Servers) flags(groups *FlagGroups) {
 	fs := groups.Common(groupServers)
 	fs.BoolVar(&c.Init, "cluster-init", c.Init, "Let other servers join the cluster. The embedded etcd keeps its data.")
-	fs.StringVar(&c.Join, "join", c.Join, "URL of a server whose cluster this server joins, such as https://10.0.0.1:6443. Not needed by a server that has joined before.")
+	fs.StringVar(&c.Join, "join", c.Join, "URL of a server whose cluster to join, such as https://10.0.0.1:6443.")
 	fs.StringVar(&c.JoinToken, "join-token", c.JoinToken, "Token of 'skiff token create --server'.")
 	_ = fs.SetAnnotation("join-token", classified, []string{"true"}) // fails only for an unknown flag
-	fs.StringVar(&c.JoinTokenFile, "join-token-file", c.JoinTokenFile, "Path to a file with the token. Unlike --join-token, it does not show in the process list.")
 	fs = groups.Advanced(groupServers)
+	fs.StringVar(&c.JoinTokenFile, "join-token-file", c.JoinTokenFile, "Path to a file with the token. Unlike --join-token, it does not show in the process list.")
 	fs.BoolVar(&c.Reset, "cluster-reset", c.Reset,
 		"After most servers were lost: make this server the only one, with its data, and exit. The other servers must be joined again with empty data directories.")
 	fs.IntVar(&c.PeerPort, "etcd-peer-port", c.PeerPort, "Port at which the embedded etcd serves those of the other servers.")
