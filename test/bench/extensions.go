@@ -229,11 +229,18 @@ func (e *extensions) openAPI() error {
 func (e *extensions) discovery() error {
 	const rounds = 200
 	accept := []string{"Accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}
-	resp, _, err := e.send(http.MethodGet, "/apis", "", accept...)
-	if err != nil {
-		return err
+	// The last change of a definition may not be in discovery yet.
+	tag := ""
+	for stable := 0; stable < 10; time.Sleep(500 * time.Millisecond) {
+		resp, _, err := e.send(http.MethodGet, "/apis", "", accept...)
+		if err != nil {
+			return err
+		}
+		if next := resp.Header.Get("ETag"); next != tag {
+			tag, stable = next, 0
+		}
+		stable++
 	}
-	tag := resp.Header.Get("ETag")
 	used, _, err := e.cpu("discovery", func() error {
 		for range rounds {
 			resp, body, err := e.send(http.MethodGet, "/apis", "", append(accept, "If-None-Match", tag)...)
