@@ -36,6 +36,8 @@ const (
 	minPromotePause, maxPromotePause = 100 * time.Millisecond, 2 * time.Second
 	// leaderChangePause is the pause before a read is repeated after the leader has changed.
 	leaderChangePause = 10 * time.Millisecond
+	// versionPause is the pause between two checks whether the version of the cluster is decided.
+	versionPause = 10 * time.Millisecond
 	// probeTimeout bounds the check whether a member runs.
 	probeTimeout = 2 * time.Second
 	// peerReadTimeout bounds a request of another member, which may be a snapshot of the database. It is etcd's.
@@ -294,6 +296,9 @@ func (s *Store) AddLearner(ctx context.Context, peerURL string) ([]Member, error
 	if err := (&Peer{URL: peerURL}).validate(); err != nil {
 		return nil, err
 	}
+	if err := e.awaitVersion(ctx); err != nil {
+		return nil, err
+	}
 	for _, m := range e.server.Cluster().Members() {
 		if !slices.Contains(m.PeerURLs, peerURL) {
 			continue
@@ -311,6 +316,23 @@ func (s *Store) AddLearner(ctx context.Context, peerURL string) ([]Member, error
 		return nil, memberError(ctx, "add member "+peerURL, err)
 	}
 	return e.members(), nil
+}
+
+// awaitVersion returns when the leader has decided the version of the cluster, which it does shortly after its election: a member that joins
+// asks for it when it starts, and would end without it.
+func (e *embedded) awaitVersion(ctx context.Context) error {
+	ticker := time.NewTicker(versionPause)
+	defer ticker.Stop()
+	for e.server.ClusterVersion() == nil {
+		select {
+		case <-ticker.C:
+		case <-e.server.StopNotify():
+			return errStopped
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // RemoveMember removes the member with a name or an ID. Its server ends.
