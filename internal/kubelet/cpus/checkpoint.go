@@ -30,9 +30,8 @@ type assignments struct {
 type checkpoint struct {
 	assignments
 	Checksum uint64 `json:"checksum"`
-	// Data are assignments as JSON.
-	Data         string `json:"data"`
-	DataChecksum uint64 `json:"dataChecksum"`
+	// Data has assignments.
+	checksum.Data
 }
 
 // oldChecksum is the checksum of the fields that older versions read: of the text of upstream's Go value.
@@ -53,11 +52,11 @@ func (c *CPUs) save() error {
 			a.Entries[string(uid)][name] = cpus.String()
 		}
 	}
-	data, err := json.Marshal(a)
+	data, err := checksum.Encode(a)
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(checkpoint{assignments: a, Checksum: a.oldChecksum(), Data: string(data), DataChecksum: checksum.Of(string(data))})
+	text, err := json.Marshal(checkpoint{assignments: a, Checksum: a.oldChecksum(), Data: data})
 	if err != nil {
 		return err
 	}
@@ -86,18 +85,15 @@ func decode(text []byte) (assignments, error) {
 	if err := json.Unmarshal(text, &file); err != nil {
 		return assignments{}, fmt.Errorf("failed to deserialize cpu manager checkpoint: %w", err)
 	}
-	if file.Data == "" && file.DataChecksum == 0 {
+	if file.IsAbsent() {
 		if file.Checksum != 0 && file.Checksum != file.oldChecksum() {
 			return assignments{}, checksum.ErrCorrupt
 		}
 		return file.assignments, nil
 	}
 	var a assignments
-	if err := json.Unmarshal([]byte(file.Data), &a); err != nil {
-		return a, fmt.Errorf("could not load v4 checkpoint: failed to deserialize cpu manager checkpoint data: %w", err)
-	}
-	if checksum.Of(file.Data) != file.DataChecksum {
-		return a, fmt.Errorf("could not load v4 checkpoint: %w", checksum.ErrCorrupt)
+	if err := file.Decode(&a, "cpu manager checkpoint"); err != nil {
+		return a, fmt.Errorf("could not load v4 checkpoint: %w", err)
 	}
 	return a, nil
 }

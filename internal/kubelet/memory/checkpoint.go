@@ -29,9 +29,8 @@ type stored struct {
 type checkpoint struct {
 	stored
 	Checksum uint64 `json:"checksum"`
-	// Data is stored as JSON.
-	Data         string `json:"data"`
-	DataChecksum uint64 `json:"dataChecksum"`
+	// Data has stored.
+	checksum.Data
 }
 
 // upstreamTypes replaces the names of types and fields in the text of a value by upstream's.
@@ -57,11 +56,11 @@ func (s stored) oldChecksum() uint64 {
 // save writes the checkpoint. The caller holds mu, or is the constructor.
 func (m *Memory) save() error {
 	s := stored{PolicyName: m.Policy, MachineState: m.host, Entries: m.assigned}
-	data, err := json.Marshal(s)
+	data, err := checksum.Encode(s)
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(checkpoint{stored: s, Checksum: s.oldChecksum(), Data: string(data), DataChecksum: checksum.Of(string(data))})
+	text, err := json.Marshal(checkpoint{stored: s, Checksum: s.oldChecksum(), Data: data})
 	if err != nil {
 		return err
 	}
@@ -101,18 +100,15 @@ func decode(text []byte) (stored, error) {
 		return stored{}, fmt.Errorf("failed to deserialize memory manager checkpoint: %w", err)
 	}
 	s := file.stored
-	if file.Data == "" && file.DataChecksum == 0 {
+	if file.IsAbsent() {
 		if file.Checksum != 0 && file.Checksum != s.oldChecksum() {
 			return s, checksum.ErrCorrupt
 		}
 		return s, s.check()
 	}
 	s = stored{}
-	if err := json.Unmarshal([]byte(file.Data), &s); err != nil {
-		return s, fmt.Errorf("could not load v3 checkpoint: failed to deserialize memory manager checkpoint data: %w", err)
-	}
-	if checksum.Of(file.Data) != file.DataChecksum {
-		return s, fmt.Errorf("could not load v3 checkpoint: %w", checksum.ErrCorrupt)
+	if err := file.Decode(&s, "memory manager checkpoint"); err != nil {
+		return s, fmt.Errorf("could not load v3 checkpoint: %w", err)
 	}
 	return s, s.check()
 }
