@@ -519,7 +519,7 @@ func (e *embedded) close() error {
 	if e.peers == nil {
 		e.server.HardStop() // there is no other member to transfer leadership to
 	} else {
-		e.server.Stop()
+		e.stopMember()
 	}
 	if err := restore(); err != nil {
 		return fmt.Errorf("keep log segment: %w", err)

@@ -22,6 +22,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
 	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
+	"go.etcd.io/etcd/server/v3/etcdserver/version"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 )
@@ -40,6 +41,8 @@ const (
 	versionPause = 10 * time.Millisecond
 	// probeTimeout bounds the check whether a member runs.
 	probeTimeout = 2 * time.Second
+	// transferTimeout bounds the transfer of leadership by a leader that ends: two elections. The other member may have ended too.
+	transferTimeout = 2 * clusterElectionTicks * clusterTickMilliseconds * time.Millisecond
 	// peerReadTimeout bounds a request of another member, which may be a snapshot of the database. It is etcd's.
 	peerReadTimeout = 5 * time.Minute
 )
@@ -59,6 +62,8 @@ type Peer struct {
 	Members []Member
 	// Reset makes this the only member, with the data that it has.
 	Reset bool
+	// OnWaiting, if set, is called every second while Open waits for other members.
+	OnWaiting func(Waiting)
 }
 
 // Member is a member of a cluster.
@@ -136,6 +141,7 @@ func memberURLs(members []Member) []string {
 
 // peerServer serves the other members.
 type peerServer struct {
+	config   *Peer
 	listener net.Listener
 	server   http.Server
 	served   chan struct{} // closed when the listener is not served any more; nil before serve
@@ -151,7 +157,7 @@ func listenPeers(p *Peer) (*peerServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for other members at %s: %w", p.Listen, err)
 	}
-	return &peerServer{listener: listener}, nil
+	return &peerServer{config: p, listener: listener}, nil
 }
 
 func (p *peerServer) serve(server *etcdserver.EtcdServer, logger *zap.Logger) {
@@ -188,12 +194,8 @@ func (e *embedded) isOnlyVoter() bool {
 
 // joinMembers returns when this member has a vote and the others reach it at its URL.
 func (e *embedded) joinMembers(ctx context.Context, p *Peer) error {
-	select {
-	case <-e.server.ReadyNotify():
-	case <-e.server.StopNotify():
-		return errStopped
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := e.awaitReady(ctx, p.OnWaiting); err != nil {
+		return err
 	}
 	if err := e.promote(ctx); err != nil {
 		return err
@@ -225,6 +227,32 @@ func (e *embedded) promote(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// stopMember stops the member of a cluster. If it is the leader it transfers its leadership to another member before, unless none responds or that takes longer than
+// an election would.
+func (e *embedded) stopMember() {
+	ctx, cancel := context.WithTimeout(context.Background(), transferTimeout)
+	defer cancel()
+	transferred := make(chan struct{})
+	go func() {
+		defer close(transferred)
+		if e.server.Leader() != e.server.MemberID() {
+			return
+		}
+		if voters := e.probeVoters(ctx); len(voters.Unreachable) >= voters.Voters-1 {
+			return
+		}
+		if err := e.server.TryTransferLeadershipOnShutdown(); err != nil {
+			e.log.Debug("etcd leadership was not transferred", "reason", err)
+		}
+	}()
+	select {
+	case <-transferred:
+	case <-ctx.Done():
+	}
+	e.server.HardStop()
+	<-transferred
 }
 
 // retryLeaderChange repeats a read that failed because the leader has changed.
@@ -318,9 +346,14 @@ func (s *Store) AddLearner(ctx context.Context, peerURL string) ([]Member, error
 	return e.members(), nil
 }
 
-// awaitVersion returns when the leader has decided the version of the cluster, which it does shortly after its election: a member that joins
-// asks for it when it starts, and would end without it.
+// awaitVersion returns when the leader has decided the version of the cluster: a member that joins asks for it when it starts, and would end without it.
+// etcd decides it at an election that its own monitor observes, and otherwise seconds later; so the leader decides it here.
 func (e *embedded) awaitVersion(ctx context.Context) error {
+	if e.server.ClusterVersion() == nil && e.server.Leader() == e.server.MemberID() {
+		if err := version.NewMonitor(e.server.Logger(), etcdserver.NewServerVersionAdapter(e.server)).UpdateClusterVersionIfNeeded(); err != nil {
+			return fmt.Errorf("decide the version of the cluster: %w", err)
+		}
+	}
 	ticker := time.NewTicker(versionPause)
 	defer ticker.Stop()
 	for e.server.ClusterVersion() == nil {

@@ -6,13 +6,18 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"skiff/internal/pki"
 	"skiff/internal/store"
@@ -262,7 +267,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// All members stop and start again, in any order.
+// All members stop and start again, in any order. The first to start waits for a majority, and says for whom.
 func TestMembersRestart(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t)
@@ -283,10 +288,46 @@ func TestMembersRestart(t *testing.T) {
 	for i := range configs {
 		configs[i].Peer.Members = nil // a member with data needs no others
 	}
+	m.startAlone(configs[0], []string{configs[1].Peer.URL, configs[2].Peer.URL})
 	for i, s := range m.start(configs...) {
 		if _, err := s.Get(t.Context(), "/registry/a"); err != nil {
 			t.Errorf("member %d: %v", i, err)
 		}
+	}
+}
+
+// startAlone starts a member without its majority, until it has reported what it waits for several times.
+func (m *members) startAlone(config etcd.Config, others []string) {
+	m.t.Helper()
+	var log lockedBuffer
+	config.Log = slog.New(slog.NewTextHandler(&log, nil))
+	ctx, cancel := context.WithTimeout(m.t.Context(), memberWait)
+	defer cancel()
+	reports := 0
+	peer := *config.Peer
+	peer.OnWaiting = func(w etcd.Waiting) {
+		var urls []string
+		for _, member := range w.Unreachable {
+			urls = append(urls, member.PeerURL)
+		}
+		if w.Voters != 3 || w.HasMajority() || !slices.Equal(urls, others) || !strings.Contains(w.Details(), "cannot reach member-1 at "+others[0]) ||
+			strings.Contains(w.Reason(), "member-1") {
+			m.t.Errorf("%+v: %s", w, w.Details())
+		}
+		if reports++; reports == 3 {
+			cancel()
+		}
+	}
+	config.Peer = &peer
+	if started, err := etcd.Open(ctx, config); err == nil {
+		started.Close()
+		m.t.Error("a member starts without a majority")
+	}
+	if reports != 3 {
+		m.t.Errorf("%d reports", reports)
+	}
+	if n := strings.Count(log.String(), "waiting for a majority of the members of etcd"); n != 1 || !strings.Contains(log.String(), others[1]) {
+		m.t.Errorf("logged %d times:\n%s", n, log.String())
 	}
 }
 
@@ -327,13 +368,44 @@ func TestPeerTLS(t *testing.T) {
 	}
 }
 
-// A follower is a store like any other.
+// A follower is a store like any other. The tests share one until one of them closes it, because a member takes a second to join.
 func TestFollower(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, func(t *testing.T) store.Store {
-		m := newMembers(t)
-		addresses := freeAddresses(t, 2)
-		a := open(t, m.config("leader", addresses[0]))
-		return m.join(a, m.config("follower", addresses[1]))
+	var follower *etcd.Store
+	storetest.Run(t, func(test *testing.T) store.Store {
+		if follower == nil || follower.Healthy(test.Context()) != nil {
+			follower = newFollower(t)
+		}
+		removeKeys(test, follower)
+		return follower
 	})
+}
+
+// newFollower starts two members and returns the one that does not lead.
+func newFollower(t *testing.T) *etcd.Store {
+	t.Helper()
+	m := newMembers(t)
+	addresses := freeAddresses(t, 2)
+	a := open(t, m.config("leader", addresses[0]))
+	return m.join(a, m.config("follower", addresses[1]))
+}
+
+// removeKeys removes what an earlier test has left.
+func removeKeys(t *testing.T, s *etcd.Store) {
+	t.Helper()
+	left, _, _, err := s.List(t.Context(), "", "", 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var removing errgroup.Group
+	removing.SetLimit(50)
+	for _, kv := range left {
+		removing.Go(func() error {
+			_, err := s.Delete(t.Context(), kv.Key, kv.Modified)
+			return err
+		})
+	}
+	if err := removing.Wait(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -11,7 +11,7 @@ import (
 	"skiff/internal/store"
 )
 
-// Run tests stores made by open, which closes them when its test ends.
+// Run tests stores made by open, which closes them when its test ends. A store may have a history, but no keys.
 func Run(t *testing.T, open func(t *testing.T) store.Store) {
 	tests := []struct {
 		name string
@@ -426,8 +426,8 @@ func testHealthy(t *testing.T, s *suite) {
 }
 
 func testClosed(t *testing.T, s *suite) {
+	w := s.watch("/registry/", s.current())
 	s.create("/registry/a", "1")
-	w := s.watch("/registry/", 0)
 	if err := s.store.Close(); err != nil {
 		t.Fatal(err)
 	}

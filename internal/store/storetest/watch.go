@@ -211,6 +211,7 @@ func testWatchFuture(_ *testing.T, s *suite) {
 // it.
 func testWatchPast(t *testing.T, s *suite) {
 	const n = 2500
+	start := s.current()
 	written := make([]store.Revision, n)
 	s.parallel(50, n, func(i int) { written[i] = s.create(fmt.Sprintf("/registry/%d", i), "v") })
 	for i := range n / 10 {
@@ -220,7 +221,7 @@ func testWatchPast(t *testing.T, s *suite) {
 		s.create(fmt.Sprintf("/elsewhere/%d", i), "v")
 	}
 	begin := time.Now()
-	events := s.watch("/registry/", 1).until(s.current())
+	events := s.watch("/registry/", start).until(s.current())
 	took := time.Since(begin)
 	if len(events) != n+n/10 {
 		t.Errorf("%d events, want %d", len(events), n+n/10)
@@ -237,6 +238,7 @@ func testWatchPast(t *testing.T, s *suite) {
 
 // Changes that are being written from memory to disk are delivered once.
 func testWatchPastOnce(_ *testing.T, s *suite) {
+	start := s.current()
 	for i := range 4 {
 		for j := range 5 {
 			key := fmt.Sprintf("/registry/%d-%d", i, j)
@@ -246,7 +248,7 @@ func testWatchPastOnce(_ *testing.T, s *suite) {
 			}
 		}
 		for range 4 {
-			if events := s.watch("/registry/", 1).until(s.current()); len(events) != (i+1)*5 {
+			if events := s.watch("/registry/", start).until(s.current()); len(events) != (i+1)*5 {
 				s.t.Fatalf("%d events of %d", len(events), (i+1)*5)
 			}
 			time.Sleep(35 * time.Millisecond)

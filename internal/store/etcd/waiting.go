@@ -1,0 +1,168 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
+)
+
+// waitingInterval is the time between two checks which members a member that starts can reach.
+const waitingInterval = time.Second
+
+// Waiting is what a member waits for before Open returns.
+type Waiting struct {
+	// Voters is the number of members with a vote, this one included unless it is a learner.
+	Voters int
+	// Unreachable are those of them that do not respond as members of this cluster.
+	Unreachable []UnreachableMember
+}
+
+// UnreachableMember is a member that does not respond, and why.
+type UnreachableMember struct {
+	Member
+	Err error
+}
+
+func (m UnreachableMember) String() string {
+	if m.Name == "" {
+		return fmt.Sprintf("%s: %v", m.PeerURL, m.Err)
+	}
+	return fmt.Sprintf("%s at %s: %v", m.Name, m.PeerURL, m.Err)
+}
+
+// HasMajority reports whether enough members can be reached to elect a leader.
+func (w Waiting) HasMajority() bool { return w.Voters-len(w.Unreachable) > w.Voters/2 }
+
+// Reason says what the member waits for, without naming other members.
+func (w Waiting) Reason() string {
+	if w.HasMajority() {
+		return fmt.Sprintf("waiting for the %d members of etcd to elect a leader", w.Voters)
+	}
+	return fmt.Sprintf("waiting for a majority of the %d members of etcd: %d can be reached", w.Voters, w.Voters-len(w.Unreachable))
+}
+
+// Details is Reason with the members that cannot be reached.
+func (w Waiting) Details() string {
+	if len(w.Unreachable) == 0 {
+		return w.Reason()
+	}
+	return w.Reason() + "; cannot reach " + strings.Join(w.unreachable(), ", ")
+}
+
+func (w Waiting) unreachable() []string {
+	var members []string
+	for _, m := range w.Unreachable {
+		members = append(members, m.String())
+	}
+	return members
+}
+
+// awaitReady returns when the members have a leader and it knows this one. What it waits for until then is reported, and logged once if it is a
+// majority of the members.
+func (e *embedded) awaitReady(ctx context.Context, report func(Waiting)) error {
+	waiting, stop := context.WithCancel(ctx)
+	var reports sync.WaitGroup
+	reports.Go(func() { e.reportWaiting(waiting, report) })
+	defer reports.Wait()
+	defer stop()
+	select {
+	case <-e.server.ReadyNotify():
+		return nil
+	case <-e.server.StopNotify():
+		return errStopped
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// reportWaiting reports which members can be reached until ctx is done.
+func (e *embedded) reportWaiting(ctx context.Context, report func(Waiting)) {
+	ticker := time.NewTicker(waitingInterval)
+	defer ticker.Stop()
+	for isLogged := false; ; {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		w := e.probeVoters(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if report != nil {
+			report(w)
+		}
+		if !isLogged && !w.HasMajority() {
+			e.log.Warn("waiting for a majority of the members of etcd", "members", w.Voters, "unreachable", w.unreachable())
+			isLogged = true
+		}
+	}
+}
+
+// probeVoters checks which of the members with a vote respond, all at the same time.
+func (e *embedded) probeVoters(ctx context.Context) Waiting {
+	peers := peerClient{info: e.peers.config.tlsInfo(), cluster: e.server.Cluster().ID().String()}
+	var w Waiting
+	var voters []Member
+	self := e.server.MemberID().String()
+	for _, m := range e.members() {
+		if m.IsLearner {
+			continue
+		}
+		w.Voters++
+		if m.ID != self {
+			voters = append(voters, m)
+		}
+	}
+	errs := make([]error, len(voters))
+	var probes sync.WaitGroup
+	for i, m := range voters {
+		probes.Go(func() { errs[i] = peers.probe(ctx, m.PeerURL) })
+	}
+	probes.Wait()
+	for i, m := range voters {
+		if errs[i] != nil {
+			w.Unreachable = append(w.Unreachable, UnreachableMember{m, errs[i]})
+		}
+	}
+	return w
+}
+
+// peerClient checks whether other members respond.
+type peerClient struct {
+	info    transport.TLSInfo
+	cluster string // the ID of the cluster
+}
+
+// probe requests the members from the member with a URL.
+func (c peerClient) probe(ctx context.Context, peerURL string) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	connections, err := rafthttp.NewRoundTripper(c.info, probeTimeout)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, peerURL+"/members", nil)
+	if err != nil {
+		return err
+	}
+	request.Close = true // the next probe may be long after the connection has failed
+	response, err := connections.RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	response.Body.Close()
+	switch found := response.Header.Get("X-Etcd-Cluster-ID"); {
+	case response.StatusCode != http.StatusOK:
+		return fmt.Errorf("responds %s", response.Status)
+	case found != c.cluster:
+		return fmt.Errorf("is a member of another cluster, %s", found)
+	}
+	return nil
+}
