@@ -3,6 +3,7 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -18,6 +19,13 @@ type Check struct {
 	// be restarted.
 	ReadinessOnly bool
 }
+
+// Public marks the error of a check as one that everybody may read: it is shown among the results of all checks.
+func Public(err error) error { return publicError{err} }
+
+type publicError struct{ error }
+
+func (e publicError) Unwrap() error { return e.error }
 
 // Ping always succeeds: responding is enough.
 var Ping = Check{Name: "ping", Check: func(context.Context) error { return nil }}
@@ -60,7 +68,7 @@ func (c Checks) Serve(ctx context.Context, w http.ResponseWriter, query url.Valu
 	return true
 }
 
-// serveAll runs all checks. It names those that failed, but not why, because the path needs no authorization.
+// serveAll runs all checks. It names those that failed, but not why unless the reason is public, because the path needs no authorization.
 func (c Checks) serveAll(ctx context.Context, w http.ResponseWriter, query url.Values, root string) {
 	excluded := slices.Clone(query["exclude"])
 	var text strings.Builder
@@ -73,7 +81,7 @@ func (c Checks) serveAll(ctx context.Context, w http.ResponseWriter, query url.V
 		}
 		if err := check.Check(ctx); err != nil {
 			failed = true
-			fmt.Fprintf(&text, "[-]%s failed: reason withheld\n", check.Name)
+			fmt.Fprintf(&text, "[-]%s failed: %s\n", check.Name, publicReason(err))
 			continue
 		}
 		fmt.Fprintf(&text, "[+]%s ok\n", check.Name)
@@ -91,6 +99,14 @@ func (c Checks) serveAll(ctx context.Context, w http.ResponseWriter, query url.V
 		return
 	}
 	writeText(w, fmt.Sprintf("%s%s check passed\n", text.String(), root))
+}
+
+// publicReason is why a check has failed, as far as everybody may know it.
+func publicReason(err error) string {
+	if public, ok := errors.AsType[publicError](err); ok {
+		return public.Error()
+	}
+	return "reason withheld"
 }
 
 func quoted(names []string) string {

@@ -27,6 +27,8 @@ func TestServe(t *testing.T) {
 			"[+]ping ok\n[+]leaderElection excluded: ok\nreadyz check passed\n"},
 		{"what is not there cannot be excluded", Checks{Ping}, "exclude=b&exclude=a&exclude=b&verbose", "readyz", "", 200,
 			"[+]ping ok\nwarn: some health checks cannot be excluded: no matches for \"a\",\"b\"\nreadyz check passed\n"},
+		{"one fails for a reason that is public", Checks{Ping, {Name: "etcd", Check: func(context.Context) error { return Public(errors.New("no majority")) }}}, "", "readyz", "", 500,
+			"[+]ping ok\n[-]etcd failed: no majority\nreadyz check failed\n"},
 		{"one alone", Checks{Ping, ill}, "", "readyz", "ping", 200, "ok"},
 		{"one alone tells why", Checks{Ping, ill}, "", "readyz", "leaderElection", 500, "internal server error: the lease is old\n"},
 		{"unready is not dead", Live([]Check{Ping, warming}), "", "livez", "", 200, "ok"},

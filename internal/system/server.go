@@ -159,7 +159,7 @@ func (s *server) open(ctx context.Context) (err error) {
 	if s.encryption, err = newEncryption(s.config.Encryption, s.log); err != nil {
 		return err
 	}
-	if s.store, err = s.openStore(ctx); err != nil {
+	if err = s.openStoreServing(ctx); err != nil {
 		return err
 	}
 	s.cache = cache.New(s.store, s.log.With("component", "cache"))

@@ -4,11 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/egress"
 	"skiff/internal/store"
 	"skiff/internal/store/etcd"
 )
+
+// openStoreServing opens the store. While the embedded etcd waits for other members, clients of the API are told so.
+func (s *server) openStoreServing(ctx context.Context) (err error) {
+	if s.peer == nil {
+		s.store, err = s.openStore(ctx)
+		return err
+	}
+	starting := serveStarting(s.listener.(*net.TCPListener), s.certs.serving.Clone(), authn.NewCertificates(s.certs.clientCAs.Pool))
+	s.peer.OnWaiting = starting.report
+	s.store, err = s.openStore(ctx)
+	return errors.Join(err, starting.stop())
+}
 
 // openStore opens the embedded etcd in the data directory, or connects to an external one. Objects are encrypted if that is configured.
 func (s *server) openStore(ctx context.Context) (store.Store, error) {

@@ -33,14 +33,27 @@ func Servers(dir string, n int, flags ...string) ([]*Cluster, error) {
 	return servers, nil
 }
 
-// Server starts a server of Servers. One that was started before keeps its state and ports, and needs no flags to join.
+// Server starts a server of Servers and waits until it is ready. One that was started before keeps its state and ports, and needs no flags to join.
 func Server(dir string, i int, flags ...string) (*Cluster, error) {
+	c, err := StartServer(dir, i, flags...)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.WaitReady(); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+// StartServer is Server without waiting until the server is ready.
+func StartServer(dir string, i int, flags ...string) (*Cluster, error) {
 	own := filepath.Join(dir, fmt.Sprint("server-", i))
 	port, err := keptPort(filepath.Join(dir, fmt.Sprint("peer-port-", i)))
 	if err != nil {
 		return nil, err
 	}
-	return Skiff(own, append([]string{"--etcd-peer-port=" + port}, flags...)...)
+	return StartSkiff(own, append([]string{"--etcd-peer-port=" + port}, flags...)...)
 }
 
 // AddServer adds a server without a node to a cluster of SkiffNode that was started with --cluster-init, on the host with the given number. It

@@ -25,8 +25,23 @@ type keys struct {
 }
 
 // Skiff starts skiff's API server from bin/ with its state below dir, without controllers, scheduler and DNS unless the flags
-// say otherwise (--without=, --disable=). Started again on the same dir it keeps its state and port.
+// say otherwise (--without=, --disable=), and waits until it is ready. Started again on the same dir it keeps its state and port.
 func Skiff(dir string, flags ...string) (*Cluster, error) {
+	began := time.Now()
+	c, err := StartSkiff(dir, flags...)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.WaitReady(); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	c.Ready = time.Since(began)
+	return c, nil
+}
+
+// StartSkiff is Skiff without waiting until the server is ready. It has written its kubeconfig.
+func StartSkiff(dir string, flags ...string) (*Cluster, error) {
 	root, err := Root()
 	if err != nil {
 		return nil, err
@@ -48,22 +63,26 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 	}
 	c.Server = []*Process{p}
 	// The kubeconfig is written before the server listens, but may be incomplete at first.
-	config, err := c.Config()
-	for ; err != nil && !p.Exited() && time.Since(began) < startTimeout; config, err = c.Config() {
+	_, err = c.Config()
+	for ; err != nil && !p.Exited() && time.Since(began) < startTimeout; _, err = c.Config() {
 		time.Sleep(time.Millisecond)
 	}
 	if err != nil {
 		c.Stop()
 		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; end of its log:\n%s", err, p.Log(20))
 	}
+	return c, nil
+}
+
+// WaitReady waits until the first of the serving processes is ready.
+func (c *Cluster) WaitReady() error {
+	config, err := c.Config()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	if err := waitReady(ctx, config, p); err != nil {
-		c.Stop()
-		return nil, err
-	}
-	c.Ready = time.Since(began)
-	return c, nil
+	return waitReady(ctx, config, c.Server[0])
 }
 
 // UpstreamAPI starts upstream's etcd and kube-apiserver below dir. If etcd is set, the API server uses that etcd instead.

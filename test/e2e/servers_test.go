@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,6 +107,51 @@ func TestServers(t *testing.T) {
 		}
 	}
 	s.killOne(ctx, t)
+	s.loseMajority(ctx, t)
+}
+
+// loseMajority kills all servers. The first that starts again responds, is not ready and says for which servers it waits, until another has started.
+func (s *servers) loseMajority(ctx context.Context, t *testing.T) {
+	t.Helper()
+	for _, server := range s.running {
+		server.Server[0].Kill()
+	}
+	first, err := cluster.StartServer(s.dir, 0, s.flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.running[0] = first
+	get := func(path string) (int, string) {
+		var code int
+		text, err := s.clients[0].Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).Do(ctx).StatusCode(&code).Raw()
+		if err != nil && code == 0 {
+			return 0, err.Error()
+		}
+		return code, string(text)
+	}
+	waits := "waiting for a majority of the 3 members of etcd: 1 can be reached; cannot reach "
+	eventually(ctx, t, "the server waits for the others", func(context.Context) (bool, error) {
+		code, text := get("/readyz")
+		return code == http.StatusInternalServerError && strings.Contains(text, "[-]etcd failed: "+waits) &&
+			strings.Contains(text, memberName(t, s.dir, 1)) && strings.Contains(text, memberName(t, s.dir, 2)), nil
+	})
+	if code, text := get("/livez"); code != http.StatusOK {
+		t.Errorf("/livez: %d %s", code, text)
+	}
+	if code, text := get("/api/v1/namespaces/default/configmaps"); code != http.StatusServiceUnavailable || !strings.Contains(text, waits) {
+		t.Errorf("list: %d %s", code, text)
+	}
+	s.restart(t, 1)
+	if err := first.WaitReady(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.clients[0].CoreV1().ConfigMaps("default").Get(ctx, "shared-0", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	if log := first.Server[0].Log(1000); strings.Count(log, "waiting for a majority of the members of etcd") != 1 {
+		t.Errorf("the log:\n%s", log)
+	}
+	s.restart(t, 2)
 }
 
 // killOne kills the first server, which is etcd's leader and that of the controllers, while clients write through the others.
