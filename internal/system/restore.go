@@ -205,4 +205,5 @@ func reportRestore(dataDir string, manifest backup.Manifest, replaced string, ou
 		fmt.Fprintf(out, "the file that the server had at %s is now %s\n", manifest.Origins[name], filepath.Join(dataDir, restoredFiles, base))
 	}
 	fmt.Fprintf(out, "start the server with --data-dir %s and the flags it had\n", dataDir)
+	fmt.Fprintln(out, "if it was one of several servers: stop all of them first, start this one with --cluster-init, remove the data directories of the others and let them join it")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -172,6 +173,70 @@ func TestSnapshotRestore(t *testing.T) {
 	if out, err := runSkiff(t, "snapshot", "prune", "--keep=0", "--snapshot-dir", snapshots); err != nil || out != "deleted "+name+"\n" {
 		t.Errorf("skiff snapshot prune: %v\n%s", err, out)
 	}
+}
+
+// Three servers are restored from a snapshot of any of them: one is restored, and the others join it.
+func TestSnapshotRestoreServers(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 3)
+	revision, token := storeState(t, s.running[1])
+	dataDir := func(i int) string { return filepath.Join(s.dir, fmt.Sprint("server-", i), "data") }
+	if out, err := runSkiff(t, "snapshot", "save", "--data-dir", dataDir(2)); err != nil {
+		t.Fatalf("skiff snapshot save: %v\n%s", err, out)
+	}
+	if _, err := s.clients[1].CoreV1().ConfigMaps("default").Create(t.Context(), configMap("later"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	snapshots, passphrase := filepath.Join(dataDir(2), "snapshots"), filepath.Join(dataDir(2), "snapshot-passphrase")
+	restore := func(i int) (string, error) {
+		return runSkiff(t, "snapshot", "restore", "latest", "--replace", "--data-dir", dataDir(i), "--snapshot-dir", snapshots, "--snapshot-passphrase-file", passphrase)
+	}
+	if out, err := restore(0); err == nil || !strings.Contains(out, "is used by another skiff: stop it") {
+		t.Errorf("a restore over a running cluster: %v\n%s", err, out)
+	}
+	for _, server := range s.running {
+		server.Stop()
+	}
+	out, err := restore(0)
+	if err != nil || !strings.Contains(out, "let them join it") {
+		t.Fatalf("skiff snapshot restore: %v\n%s", err, out)
+	}
+	if s.running[0], err = cluster.Server(s.dir, 0, "--cluster-init"); err != nil {
+		t.Fatal(err)
+	}
+	joinToken, err := s.running[0].NodeToken("--server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	joining := []string{"--join=" + s.running[0].URL, "--join-token=" + joinToken}
+	for i := 1; i < 3; i++ {
+		if err := os.RemoveAll(dataDir(i)); err != nil {
+			t.Fatal(err)
+		}
+		if s.running[i], err = cluster.Server(s.dir, i, joining...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, server := range s.running {
+		_, set := upstreamClient(t, server)
+		if err := set.CoreV1().ConfigMaps("default").Delete(t.Context(), "after", metav1.DeleteOptions{}); err != nil && i > 0 {
+			t.Error(err)
+		}
+		checkState(t, server, revision, token)
+	}
+	shown, err := runSkiff(t, "member", "ls", "--kubeconfig", s.running[2].Kubeconfig)
+	if err != nil || strings.Count(shown, "https://127.0.0.1:") != 3 || strings.Contains(shown, "joining") {
+		t.Errorf("skiff member ls: %v\n%s", err, shown)
+	}
+	// The restored cluster survives the loss of the server that was restored.
+	s.running[0].Server[0].Kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	eventually(ctx, t, "a write without the restored server", func(ctx context.Context) (bool, error) {
+		_, set := upstreamClient(t, s.running[1])
+		_, err := set.CoreV1().ConfigMaps("default").Create(ctx, configMap("without"), metav1.CreateOptions{})
+		return err == nil || apierrors.IsAlreadyExists(err), nil
+	})
 }
 
 // checkSealed checks that a snapshot shows nothing of what it contains.
