@@ -137,6 +137,18 @@ func (m *messages) deleteTable() {
 	m.add(unix.NFT_MSG_DELTABLE, deletes, m.newAttributes(unix.NFTA_TABLE_NAME))
 }
 
+// removeTable deletes the table, which may be missing.
+func (m *messages) removeTable() {
+	m.addTable() // deleting a missing table would fail
+	m.deleteTable()
+}
+
+// replaceTable makes the table an empty one.
+func (m *messages) replaceTable() {
+	m.removeTable()
+	m.addTable()
+}
+
 func (m *messages) addChain(c Chain) {
 	data := m.newAttributes(unix.NFTA_CHAIN_TABLE)
 	data.text(unix.NFTA_CHAIN_NAME, c.Name)

@@ -12,6 +12,7 @@ package nft
 
 import (
 	"cmp"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -59,14 +60,6 @@ type Set struct {
 	Size    uint32
 }
 
-// keySize is the number of bytes of a key.
-func (s Set) keySize() (size int) {
-	for _, t := range s.Key {
-		size += 4 * int(t.registers())
-	}
-	return size
-}
-
 func (s Set) equal(other Set) bool {
 	return s.Name == other.Name && slices.Equal(s.Key, other.Key) && slices.Equal(s.Value, other.Value) && s.Interval == other.Interval &&
 		s.Timeout == other.Timeout && s.Size == other.Size
@@ -87,46 +80,6 @@ type Part struct {
 	Elements []Element
 }
 
-// elementID identifies an element in a table: the name of its set, a zero byte, its key and its end. A table has many elements, and a string takes a
-// third of the memory of a struct of three.
-type elementID string
-
-// newElementID returns the ID of an element, and its value in the same memory.
-func newElementID(e *Element) (id elementID, value string) {
-	whole := e.Set + "\x00" + e.Key + e.End + e.Value
-	size := len(whole) - len(e.Value)
-	return elementID(whole[:size]), whole[size:]
-}
-
-// set is the name of the element's set.
-func (id elementID) set() string {
-	return string(id[:strings.IndexByte(string(id), 0)])
-}
-
-// element is the element with an ID. All keys of a set have the same size.
-func (m *Model) element(id elementID, value string) Element {
-	e := Element{Set: id.set(), Value: value}
-	e.Key = string(id[len(e.Set)+1:])
-	if entry := m.sets[e.Set]; entry != nil {
-		size := min(entry.content.keySize(), len(e.Key))
-		e.Key, e.End = e.Key[:size], e.Key[size:]
-	}
-	return e
-}
-
-// claim is the value that the owner of a part wants an element to have.
-type claim struct {
-	value string
-	part  *ownedPart
-}
-
-// ownedPart is what the model remembers of a part, to remove it.
-type ownedPart struct {
-	owner        string
-	chains, sets []string
-	elements     []elementID
-}
-
 // shared is a chain or a set and the number of parts that have it.
 type shared[T any] struct {
 	content T
@@ -141,9 +94,20 @@ type Model struct {
 	parts  map[string]*ownedPart
 	chains map[string]*shared[Chain]
 	sets   map[string]*shared[Set]
-	// elements have the claim of the owner whose name sorts first. contested are all claims to the elements that several parts have, sorted by owner.
-	elements  map[elementID]claim
-	contested map[elementID][]claim
+	// numbered are the parts that have elements, by their numbers; nil: the number is free.
+	numbered        []*ownedPart
+	freePartNumbers []uint32
+	// setNames are the names of the elements' sets, by their numbers.
+	setNames                         []setName
+	setNumbers                       map[string]int
+	unusedSetNumbers, freeSetNumbers []int
+	// elements are the places of elements by the hashes of their IDs. contested are those with the same hash, sorted by the names of their owners: several
+	// parts have the element, or different elements have the hash.
+	elements  map[uint64]elementPlace
+	contested map[uint64][]elementPlace
+	hash      func(elementID) uint64
+	// buffer is memory for encoding elements.
+	buffer []byte
 	// touched is what may differ from the kernel, with the content it had when the kernel was last equal to the model; nil: none. Nothing is
 	// recorded before the first Commit, because the whole table is sent then.
 	touched   touched
@@ -162,34 +126,30 @@ func newTouched() touched {
 
 // NewModel returns an empty model of a table.
 func NewModel(table string) *Model {
+	seed := maphash.MakeSeed()
 	return &Model{
-		Table: table, parts: map[string]*ownedPart{}, chains: map[string]*shared[Chain]{}, sets: map[string]*shared[Set]{},
-		elements: map[elementID]claim{}, contested: map[elementID][]claim{}, touched: newTouched(),
+		Table: table, parts: map[string]*ownedPart{}, chains: map[string]*shared[Chain]{}, sets: map[string]*shared[Set]{}, setNumbers: map[string]int{},
+		elements: map[uint64]elementPlace{}, contested: map[uint64][]elementPlace{}, touched: newTouched(),
+		hash: func(id elementID) uint64 { return maphash.String(seed, string(id)) },
 	}
 }
 
 // Replace replaces the part of an owner.
 func (m *Model) Replace(owner string, part Part) {
-	added := &ownedPart{
-		owner: owner, chains: make([]string, len(part.Chains)), sets: make([]string, len(part.Sets)), elements: make([]elementID, len(part.Elements)),
-	}
+	added := &ownedPart{owner: owner}
 	// The new part is added first, so that what both have stays.
 	for i := range part.Chains {
-		added.chains[i] = m.addChain(part.Chains[i])
+		added.chains = append(added.chains, m.addChain(part.Chains[i]))
 	}
 	for i := range part.Sets {
-		added.sets[i] = m.addSet(part.Sets[i])
+		added.sets = append(added.sets, m.addSet(part.Sets[i]))
 	}
 	if old := m.parts[owner]; old != nil {
 		m.remove(old)
 	}
-	for i := range part.Elements {
-		id, value := newElementID(&part.Elements[i])
-		added.elements[i] = id
-		m.addClaim(id, claim{value, added})
-	}
 	if len(part.Chains)+len(part.Sets)+len(part.Elements) > 0 {
 		m.parts[owner] = added
+		m.addElements(added, part.Elements)
 	}
 }
 
@@ -201,9 +161,7 @@ func (m *Model) remove(part *ownedPart) {
 	for _, name := range part.sets {
 		m.removeSet(name)
 	}
-	for _, id := range part.elements {
-		m.removeClaim(id, part)
-	}
+	m.removeElements(part)
 	delete(m.parts, part.owner)
 }
 
@@ -282,64 +240,6 @@ func (m *Model) touchSet(name string) {
 	}
 }
 
-// touchElement records the value of an element before its first change.
-func (m *Model) touchElement(id elementID) {
-	if _, ok := m.touched.elements[id]; ok || !m.committed {
-		return
-	}
-	m.touched.elements[id] = nil
-	if c, ok := m.elements[id]; ok {
-		m.touched.elements[id] = &c.value
-	}
-}
-
-// addClaim adds the claim of a part to an element. A part that has the element already gives it another value.
-func (m *Model) addClaim(id elementID, c claim) {
-	m.touchElement(id)
-	first, exists := m.elements[id]
-	claims := m.contested[id]
-	if !exists || claims == nil && first.part == c.part {
-		m.elements[id] = c
-		return
-	}
-	if claims == nil {
-		claims = []claim{first}
-	}
-	i, found := findClaim(claims, c.part)
-	if found {
-		claims[i] = c
-	} else {
-		claims = slices.Insert(claims, i, c)
-	}
-	m.contested[id], m.elements[id] = claims, claims[0]
-}
-
-// removeClaim removes the claim of a part to an element, if there is one.
-func (m *Model) removeClaim(id elementID, part *ownedPart) {
-	m.touchElement(id)
-	claims := m.contested[id]
-	if claims == nil {
-		if m.elements[id].part == part {
-			delete(m.elements, id)
-		}
-		return
-	}
-	i, found := findClaim(claims, part)
-	if !found {
-		return
-	}
-	claims = slices.Delete(claims, i, i+1)
-	if m.contested[id] = claims; len(claims) == 1 {
-		delete(m.contested, id)
-	}
-	m.elements[id] = claims[0]
-}
-
-// findClaim finds the claim of a part in a list that is sorted by owner.
-func findClaim(claims []claim, part *ownedPart) (int, bool) {
-	return slices.BinarySearchFunc(claims, part.owner, func(c claim, owner string) int { return strings.Compare(c.part.owner, owner) })
-}
-
 // Changes is the difference between two states of a table.
 type Changes struct {
 	// ChangedChains exist and get other rules. Everything is ordered by name.
@@ -395,16 +295,16 @@ func (m *Model) Changes() Changes {
 		}
 	}
 	for id, old := range m.touched.elements {
-		current, exists := m.elements[id]
-		if old != nil && exists && *old == current.value {
+		_, current, exists := m.find(id)
+		if old != nil && exists && *old == current {
 			continue
 		}
 		// The kernel cannot change an element: it is removed and added. A removed set takes its elements along.
-		if old != nil && m.sets[id.set()] != nil {
+		if old != nil && m.sets[m.setNames[id.set()].name] != nil {
 			c.RemovedElements = append(c.RemovedElements, m.element(id, *old))
 		}
 		if exists {
-			c.AddedElements = append(c.AddedElements, m.element(id, current.value))
+			c.AddedElements = append(c.AddedElements, m.element(id, current))
 		}
 	}
 	slices.SortFunc(c.AddedElements, compareElements)
@@ -413,10 +313,12 @@ func (m *Model) Changes() Changes {
 }
 
 // Commit records that the kernel is equal to the model.
-func (m *Model) Commit() { m.touched, m.committed = newTouched(), true }
+func (m *Model) Commit() {
+	m.touched, m.committed = newTouched(), true
+	m.freeUnusedSetNumbers()
+}
 
-// All is the whole content of the table, as the changes of an empty one. The elements are in the order of their sets. Of those of a set only
-// intervals are sorted, because sorting many elements takes longer than sending them.
+// All is the whole content of the table, as the changes of an empty one. The elements are in the order of their sets.
 func (m *Model) All() Changes {
 	var c Changes
 	for _, name := range slices.Sorted(maps.Keys(m.sets)) {
@@ -425,27 +327,7 @@ func (m *Model) All() Changes {
 	for _, name := range slices.Sorted(maps.Keys(m.chains)) {
 		c.AddedChains = append(c.AddedChains, m.chains[name].content)
 	}
-	// Each set has a range of the list. starts are where the next element of a set belongs.
-	starts := map[string]int{}
-	for id := range m.elements {
-		starts[id.set()]++
-	}
-	total := 0
-	for _, name := range slices.Sorted(maps.Keys(starts)) {
-		starts[name], total = total, total+starts[name]
-	}
-	firsts := maps.Clone(starts)
-	c.AddedElements = make([]Element, total)
-	for id, current := range m.elements {
-		e := m.element(id, current.value)
-		c.AddedElements[starts[e.Set]] = e
-		starts[e.Set]++
-	}
-	for name, end := range starts {
-		if set := m.sets[name]; set != nil && set.content.Interval {
-			slices.SortFunc(c.AddedElements[firsts[name]:end], compareElements)
-		}
-	}
+	c.AddedElements = m.allElements()
 	return c
 }
 

@@ -117,14 +117,28 @@ func randomPart(random *rand.Rand) (part Part) {
 	return part
 }
 
-// TestRandomParts checks that a model depends on its parts alone, and that its changes lead from one state to the next.
+// TestRandomParts checks that a model depends on its parts alone, and that its changes lead from one state to the next, also if different elements have
+// the same hash.
 func TestRandomParts(t *testing.T) {
+	for name, hash := range map[string]func(elementID) uint64{
+		"the usual hash":  nil,
+		"few hashes":      func(id elementID) uint64 { return uint64(id[len(id)-1]) % 3 },
+		"always the same": func(elementID) uint64 { return 1 },
+	} {
+		t.Run(name, func(t *testing.T) { testRandomParts(t, hash) })
+	}
+}
+
+func testRandomParts(t *testing.T, hash func(elementID) uint64) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	base := Part{Sets: []Set{{Name: "values", Key: []Type{IPv4Addr}, Value: []Type{InetService}}, {Name: "ranges", Key: []Type{IPv4Addr}, Interval: true}}}
 	parts := map[string]Part{"": base}
 	m := NewModel("test")
+	if hash != nil {
+		m.hash = hash
+	}
 	m.Replace("", base)
 	m.Commit()
 	before := map[Element]bool{}
@@ -163,6 +177,49 @@ func TestRandomParts(t *testing.T) {
 			t.Fatalf("changes lead to\n%q\nwant\n%q", slices.Collect(maps.Keys(before)), slices.Collect(maps.Keys(after)))
 		}
 		m.Commit()
+	}
+}
+
+// Sets with names of their own come and go with their Services. What the model remembers of them is bounded by those that exist.
+func TestNamesOfRemovedSetsAreForgotten(t *testing.T) {
+	m := NewModel("test")
+	m.Commit()
+	for i := range 100 {
+		set := Set{Name: fmt.Sprint("set-", i), Key: []Type{IPv4Addr}}
+		m.Replace("owner", Part{Sets: []Set{set}, Elements: []Element{{Set: set.Name, Key: Bytes(addr("10.0.0.1"))}}})
+		want := fmt.Sprintf("add set %s { type ipv4_addr }\nadd element %s { 10.0.0.1 }\n", set.Name, set.Name)
+		if i > 0 {
+			want += fmt.Sprintf("delete set set-%d\n", i-1)
+		}
+		if got := m.Text(m.Changes()); got != want {
+			t.Fatalf("got\n%s\nwant\n%s", got, want)
+		}
+		m.Commit()
+	}
+	if names, numbers := len(m.setNames), len(m.setNumbers); names > 2 || numbers > 1 {
+		t.Errorf("the model has %d names of sets and %d numbers of them, of one set", names, numbers)
+	}
+	m.Replace("owner", Part{})
+	m.Commit()
+	if left := len(m.elements) + len(m.setNumbers) + len(m.parts); left != 0 || len(m.numbered) > 1 {
+		t.Errorf("an empty model has %d entries and %d numbers of parts", left, len(m.numbered))
+	}
+}
+
+// A part may have a long key or value, and many elements.
+func TestEncodedElements(t *testing.T) {
+	m := NewModel("test")
+	var want []Element
+	for _, size := range []int{1, 127, 128, 20000} {
+		want = append(want, Element{Set: "verdicts", Key: strings.Repeat("k", size), Value: strings.Repeat("v", size)},
+			Element{Set: "ranges", Key: strings.Repeat("a", size), End: strings.Repeat("b", size)})
+	}
+	m.Replace("owner", Part{Elements: want})
+	got := m.All().AddedElements
+	slices.SortFunc(got, compareElements)
+	slices.SortFunc(want, compareElements)
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

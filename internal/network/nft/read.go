@@ -17,8 +17,8 @@ import (
 // Check reads the table and reports whether it is equal to the model. Elements of sets with a time-out are added by packets and not compared.
 func (w *Writer) Check() (bool, error) {
 	have, err := Read(w.model.Table)
-	if err != nil {
-		return false, err
+	if err != nil || len(have) == 0 {
+		return false, err // without a table there is nothing to compare
 	}
 	want := w.model.digest()
 	// Chains that wait for their deletion have no rules.

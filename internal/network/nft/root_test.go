@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 
 	"skiff/test/netns"
 )
@@ -333,4 +334,45 @@ func dedupe(elements []Element) (unique []Element) {
 		}
 	}
 	return unique
+}
+
+// BenchmarkReplace measures a table with 50,000 endpoints of 5,000 Services: all of it, and the kernel's share, which gets the same messages again and again.
+func BenchmarkReplace(b *testing.B) {
+	m := NewModel("test")
+	m.Replace("", every(true))
+	for service := range 5000 {
+		ip := netip.AddrFrom4([4]byte{10, 43, byte(service >> 8), byte(service)})
+		part := Part{Elements: []Element{{Set: "verdicts4", Key: Bytes(ip, TCP, uint16(80)), Value: "goto pick4"}, {Set: "set4", Key: Bytes(ip)}}}
+		for i := range 10 {
+			endpoint := Bytes(netip.AddrFrom4([4]byte{10, 42 + byte(i), byte(service >> 8), byte(service)}), uint16(8080))
+			part.Elements = append(part.Elements, Element{Set: "endpoints4", Key: Bytes(ip, TCP, uint16(80), i), Value: endpoint})
+		}
+		m.Replace(fmt.Sprint("service-", service), part)
+	}
+	w := NewWriter(m, slog.New(slog.DiscardHandler))
+	b.Cleanup(func() {
+		w.Close()
+		if err := Remove(m.Table); err != nil {
+			b.Error(err)
+		}
+	})
+	b.Run("whole", func(b *testing.B) {
+		for b.Loop() {
+			if err := w.Replace(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("kernel", func(b *testing.B) {
+		messages := &messages{table: m.Table}
+		messages.replaceTable()
+		if err := messages.fill(m, m.All(), nil); err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			if err := w.use(func(c *netlink.Conn) error { return transact(c, messages) }); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 }

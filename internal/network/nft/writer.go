@@ -211,9 +211,7 @@ func inetTable(name string) *nftables.Table {
 func (w *Writer) send(c Changes, whole bool) error {
 	m, stale := &messages{table: w.model.Table}, w.stale
 	if whole {
-		m.addTable() // deleting a missing table would fail
-		m.deleteTable()
-		m.addTable()
+		m.replaceTable()
 		stale = nil
 	}
 	if err := m.fill(w.model, c, stale); err != nil {
@@ -331,8 +329,7 @@ func parseVerdict(text string) expr.Verdict {
 // Remove removes a table. It may be missing.
 func Remove(table string) error {
 	m := &messages{table: table}
-	m.addTable()
-	m.deleteTable()
+	m.removeTable()
 	connection, err := dial()
 	if err == nil {
 		defer connection.Close()
