@@ -135,7 +135,18 @@ func (i Informer[T]) Get(namespace, name string) (T, bool) {
 	if err != nil || !ok {
 		return *new(T), false
 	}
-	return obj.(T), true
+	return unpack[T](obj), true
+}
+
+// Keys returns the namespaces and names of all objects.
+func (i Informer[T]) Keys() []types.NamespacedName {
+	texts := i.shared.GetIndexer().ListKeys()
+	keys := make([]types.NamespacedName, len(texts))
+	for n, text := range texts {
+		// The informer has made the text.
+		keys[n].Namespace, keys[n].Name, _ = cache.SplitMetaNamespaceKey(text)
+	}
+	return keys
 }
 
 // List returns the objects that match, of one namespace or of all. A nil selector matches everything.
@@ -144,7 +155,7 @@ func (i Informer[T]) List(namespace string, selector labels.Selector) []T {
 	i.objectsRead.Add(uint64(len(objs)))
 	matching := make([]T, 0, len(objs))
 	for _, obj := range objs {
-		typed := obj.(T)
+		typed := unpack[T](obj)
 		if selector == nil || selector.Matches(labels.Set(typed.GetLabels())) {
 			matching = append(matching, typed)
 		}
@@ -173,7 +184,12 @@ func (i Informer[T]) candidates(namespace string, selector labels.Selector) []an
 
 // AddIndex adds an index for ByIndex. Call it before Run.
 func (i Informer[T]) AddIndex(name string, values func(obj T) []string) error {
-	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(obj.(T)), nil }})
+	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(unpack[T](obj)), nil }})
+}
+
+// AddMetadataIndex is AddIndex for values that depend on metadata alone.
+func (i Informer[T]) AddMetadataIndex(name string, values func(obj Metadata) []string) error {
+	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(obj.(Metadata)), nil }})
 }
 
 // SetTransform makes the informer keep, instead of an object it reads, what transform returns for it: less of it. All users of the informer get that.
@@ -206,7 +222,7 @@ func (i Informer[T]) ByIndex(name, value string) ([]T, error) {
 	i.objectsRead.Add(uint64(len(objs)))
 	typed := make([]T, len(objs))
 	for n, obj := range objs {
-		typed[n] = obj.(T)
+		typed[n] = unpack[T](obj)
 	}
 	return typed, nil
 }
@@ -222,15 +238,32 @@ func (i Informer[T]) AddEventHandler(onAdd func(T), onUpdate func(old, obj T), o
 
 // AddEventHandlerWithSync is AddEventHandler that also returns whether the handler has been called for the whole initial list.
 func (i Informer[T]) AddEventHandlerWithSync(onAdd func(T), onUpdate func(old, obj T), onDelete func(T)) (hasSynced func() bool, err error) {
-	registration, err := i.shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	return addEventHandler(i.shared, eventHandler[T]{onAdd, onUpdate, onDelete, unpack[T]})
+}
+
+// AddMetadataHandlerWithSync is AddEventHandlerWithSync for functions that need metadata alone.
+func (i Informer[T]) AddMetadataHandlerWithSync(onAdd func(Metadata), onUpdate func(old, obj Metadata), onDelete func(Metadata)) (hasSynced func() bool, err error) {
+	return addEventHandler(i.shared, eventHandler[Metadata]{onAdd, onUpdate, onDelete, func(obj any) Metadata { return obj.(Metadata) }})
+}
+
+// eventHandler has the functions that are called for changes of objects. view is how they see an object of the cache.
+type eventHandler[V any] struct {
+	onAdd    func(V)
+	onUpdate func(old, obj V)
+	onDelete func(V)
+	view     func(obj any) V
+}
+
+func addEventHandler[V any](shared cache.SharedIndexInformer, h eventHandler[V]) (hasSynced func() bool, err error) {
+	registration, err := shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
-			if onAdd != nil {
-				onAdd(obj.(T))
+			if h.onAdd != nil {
+				h.onAdd(h.view(obj))
 			}
 		},
 		UpdateFunc: func(old, obj any) {
-			if onUpdate != nil {
-				onUpdate(old.(T), obj.(T))
+			if h.onUpdate != nil {
+				h.onUpdate(h.view(old), h.view(obj))
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -238,8 +271,8 @@ func (i Informer[T]) AddEventHandlerWithSync(onAdd func(T), onUpdate func(old, o
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = tombstone.Obj
 			}
-			if typed, ok := obj.(T); ok && onDelete != nil {
-				onDelete(typed)
+			if _, ok := obj.(Metadata); ok && h.onDelete != nil {
+				h.onDelete(h.view(obj))
 			}
 		},
 	})

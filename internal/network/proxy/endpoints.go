@@ -40,11 +40,13 @@ func endpointsByPort(slicesOfService []*discoveryv1.EndpointSlice, nodeName stri
 				continue
 			}
 			key := portKey{ptr.Deref(port.Name, ""), ptr.Deref(port.Protocol, corev1.ProtocolTCP), is4}
+			list := slices.Grow(all[key], len(slice.Endpoints))
 			for i := range slice.Endpoints {
 				if e, ok := newEndpoint(&slice.Endpoints[i], uint16(*port.Port), nodeName); ok && e.Addr().Is4() == is4 {
-					all[key] = append(all[key], e)
+					list = append(list, e)
 				}
 			}
+			all[key] = list
 		}
 	}
 	for key, list := range all {
@@ -126,6 +128,9 @@ func (e *endpoint) servesWhileTerminating() bool { return !e.ready && e.serving 
 func filter(all []endpoint, keep func(*endpoint) bool) (kept []endpoint) {
 	for i := range all {
 		if keep(&all[i]) {
+			if kept == nil {
+				kept = make([]endpoint, 0, len(all)-i)
+			}
 			kept = append(kept, all[i])
 		}
 	}
@@ -137,9 +142,18 @@ func filter(all []endpoint, keep func(*endpoint) bool) (kept []endpoint) {
 func hintsToUse(all []endpoint, node Node) func(*endpoint) bool {
 	forNode := func(e *endpoint) bool { return slices.Contains(e.nodeHints, node.Name) }
 	forZone := func(e *endpoint) bool { return node.Zone != "" && slices.Contains(e.zoneHints, node.Zone) }
-	ready := filter(all, func(e *endpoint) bool { return e.ready })
-	complete := func(hints func(*endpoint) []string, matches func(*endpoint) bool) bool {
-		return !slices.ContainsFunc(ready, func(e endpoint) bool { return len(hints(&e)) == 0 }) && slices.ContainsFunc(ready, func(e endpoint) bool { return matches(&e) })
+	complete := func(hints func(*endpoint) []string, matches func(*endpoint) bool) (matched bool) {
+		for i := range all {
+			e := &all[i]
+			if !e.ready {
+				continue
+			}
+			if len(hints(e)) == 0 {
+				return false
+			}
+			matched = matched || matches(e)
+		}
+		return matched
 	}
 	switch {
 	case complete(func(e *endpoint) []string { return e.nodeHints }, forNode):

@@ -99,35 +99,35 @@ func New(c Config) (*Proxy, error) {
 	p.health.metrics = c.Metrics
 	p.checks = newHealthChecks(c.NodeName, p.health, c.Events, c.Log)
 	p.writer = nft.NewWriter(p.model, c.Log)
-	if err := p.slices.AddIndex(byService, func(s *discoveryv1.EndpointSlice) []string { return []string{serviceOf(s).String()} }); err != nil {
+	if err := p.slices.AddMetadataIndex(byService, func(s client.Metadata) []string { return []string{serviceOf(s).String()} }); err != nil {
 		return nil, fmt.Errorf("index EndpointSlices by Service: %w", err)
 	}
-	return p, errors.Join(p.services.SetTransform(trimService), p.slices.SetTransform(trimSlice), p.handleEvents())
+	return p, errors.Join(p.services.SetPacked(trimService), p.slices.SetPacked(trimSlice), p.handleEvents())
 }
 
 // handleEvents registers the event handlers.
 func (p *Proxy) handleEvents() error {
-	service := func(s *corev1.Service) { p.serviceChanged(keyOf(s)) }
-	slice := func(s *discoveryv1.EndpointSlice) { p.endpointsChanged(serviceOf(s), triggerTime(s)) }
+	service := func(s client.Metadata) { p.serviceChanged(keyOf(s)) }
+	slice := func(s client.Metadata) { p.endpointsChanged(serviceOf(s), triggerTime(s)) }
 	cidr := func(*networkingv1.ServiceCIDR) { p.cidrsChanged() }
 	registered := func(synced func() bool, err error) error {
 		p.synced = append(p.synced, synced)
 		return err
 	}
 	return errors.Join(
-		registered(p.services.AddEventHandlerWithSync(service, func(_, s *corev1.Service) { service(s) }, service)),
-		registered(p.slices.AddEventHandlerWithSync(slice, func(old, s *discoveryv1.EndpointSlice) {
+		registered(p.services.AddMetadataHandlerWithSync(service, func(_, s client.Metadata) { service(s) }, service)),
+		registered(p.slices.AddMetadataHandlerWithSync(slice, func(old, s client.Metadata) {
 			if serviceOf(old) != serviceOf(s) {
 				slice(old)
 			}
 			slice(s)
-		}, func(s *discoveryv1.EndpointSlice) { p.endpointsChanged(serviceOf(s), time.Time{}) })),
+		}, func(s client.Metadata) { p.endpointsChanged(serviceOf(s), time.Time{}) })),
 		registered(p.cidrs.AddEventHandlerWithSync(cidr, func(_, s *networkingv1.ServiceCIDR) { cidr(s) }, cidr)),
 	)
 }
 
-func keyOf(s *corev1.Service) types.NamespacedName {
-	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+func keyOf(s client.Metadata) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.GetNamespace(), Name: s.GetName()}
 }
 
 func compareKeys(a, b types.NamespacedName) int {
@@ -135,13 +135,13 @@ func compareKeys(a, b types.NamespacedName) int {
 }
 
 // serviceOf is the Service of an EndpointSlice.
-func serviceOf(s *discoveryv1.EndpointSlice) types.NamespacedName {
-	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+func serviceOf(s client.Metadata) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.GetNamespace(), Name: s.GetLabels()[discoveryv1.LabelServiceName]}
 }
 
 // triggerTime is when the change of a pod or Service that led to this EndpointSlice was made; zero: not known.
-func triggerTime(s *discoveryv1.EndpointSlice) time.Time {
-	at, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
+func triggerTime(s client.Metadata) time.Time {
+	at, err := time.Parse(time.RFC3339Nano, s.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime])
 	if err != nil {
 		return time.Time{}
 	}
@@ -268,8 +268,8 @@ func (p *Proxy) sync(context.Context) (time.Duration, error) {
 			}
 			p.model.Replace(baseOwner, base(p.Settings, node))
 			// Zone and addresses decide about endpoints.
-			for _, s := range p.services.List("", nil) {
-				markChanged(b.changed, keyOf(s), time.Time{})
+			for _, key := range p.services.Keys() {
+				markChanged(b.changed, key, time.Time{})
 			}
 		}
 	}

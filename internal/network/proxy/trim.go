@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"maps"
-	"strings"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -24,10 +22,7 @@ func trimService(s *corev1.Service) *corev1.Service {
 	return &trimmed
 }
 
-// yes and no are the values of all conditions.
-var yes, no = true, false
-
-// trimSlice returns an EndpointSlice with what proxies and DNS servers use of it. Its endpoints share what is equal.
+// trimSlice returns an EndpointSlice with what proxies and DNS servers use of it.
 func trimSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	trimmed := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -38,54 +33,9 @@ func trimSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	if at, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
 		trimmed.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: at}
 	}
-	trimEndpoints(trimmed.Endpoints, s.Endpoints)
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		trimmed.Endpoints[i] = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, Hostname: e.Hostname, NodeName: e.NodeName, Hints: e.Hints}
+	}
 	return trimmed
-}
-
-// trimEndpoints copies endpoints. Few objects of memory have the addresses and names of all of them.
-func trimEndpoints(trimmed, endpoints []discoveryv1.Endpoint) {
-	count, size := 0, 0
-	for i := range endpoints {
-		for _, a := range endpoints[i].Addresses {
-			count, size = count+1, size+len(a)
-		}
-	}
-	var joined strings.Builder
-	joined.Grow(size)
-	for i := range endpoints {
-		for _, a := range endpoints[i].Addresses {
-			joined.WriteString(a)
-		}
-	}
-	text := joined.String()
-	addresses, names := make([]string, 0, count), make([]string, 0, len(endpoints))
-	for i := range endpoints {
-		e := &endpoints[i]
-		first := len(addresses)
-		for _, a := range e.Addresses {
-			addresses, text = append(addresses, text[:len(a)]), text[len(a):]
-		}
-		trimmed[i] = discoveryv1.Endpoint{
-			Addresses: addresses[first:len(addresses):len(addresses)], Hostname: e.Hostname, Hints: e.Hints,
-			Conditions: discoveryv1.EndpointConditions{
-				Ready: condition(e.Conditions.Ready), Serving: condition(e.Conditions.Serving), Terminating: condition(e.Conditions.Terminating),
-			},
-		}
-		if e.NodeName != nil {
-			// Few nodes have all endpoints.
-			names = append(names, unique.Make(*e.NodeName).Value())
-			trimmed[i].NodeName = &names[len(names)-1]
-		}
-	}
-}
-
-// condition returns a pointer to the same value that is shared by all endpoints.
-func condition(value *bool) *bool {
-	switch {
-	case value == nil:
-		return nil
-	case *value:
-		return &yes
-	}
-	return &no
 }
