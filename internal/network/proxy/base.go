@@ -146,26 +146,24 @@ const (
 // base is the part of the table that does not depend on Services.
 func base(s Settings, node Node) nft.Part {
 	part := nft.Part{Chains: []nft.Chain{{Name: rejectChain, Rules: []nft.Rule{nft.NewRule(nft.Reject())}}}}
-	hook := func(name, kind, point string, priority int32) *nft.Chain {
-		return &nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}}
+	hook := func(name, point string, priority int32) *nft.Chain {
+		return &nft.Chain{Name: name, Hook: &nft.Hook{Type: "nat", Point: point, Priority: priority}}
 	}
-	// Rejecting needs the hooks input, forward and output.
-	input, forward, output := hook("filter-input", "filter", "input", 0), hook("filter-forward", "filter", "forward", 0), hook("filter-output", "filter", "output", 0)
-	prerouting, outputNAT := hook("nat-prerouting", "nat", "prerouting", -100), hook("nat-output", "nat", "output", -100)
-	postrouting := hook("nat-postrouting", "nat", "postrouting", 100)
+	// All chains are of type nat: only the first packets of connections pass those. What a chain at the hooks prerouting and output has not translated is
+	// checked there.
+	prerouting, output := hook("nat-prerouting", "prerouting", -100), hook("nat-output", "output", -100)
+	postrouting := hook("nat-postrouting", "postrouting", 100)
 	postrouting.Rules = append(postrouting.Rules, nft.NewRule(nft.HasMark(s.MasqueradeMark), nft.ClearMark(s.MasqueradeMark), nft.Masquerade()))
-	input.Rules = onNew("nodeport-endpoints-check", "service-endpoints-check")
-	forward.Rules = onNew("service-endpoints-check", "cluster-ips-check")
-	output.Rules = onNew("service-endpoints-check", "cluster-ips-check")
 	for _, f := range families {
-		services := f.jump("services")
-		prerouting.Rules, outputNAT.Rules = append(prerouting.Rules, services), append(outputNAT.Rules, services)
+		for _, chain := range []string{"services", "nodeport-endpoints-check", "service-endpoints-check", "cluster-ips-check"} {
+			prerouting.Rules, output.Rules = append(prerouting.Rules, f.jump(chain)), append(output.Rules, f.jump(chain))
+		}
 		// A pod that reaches itself through a Service would receive a packet from its own address.
 		postrouting.Rules = append(postrouting.Rules, nft.NewRule(nft.StatusDNAT(), nft.Family(f.is4),
 			nft.In(f.hairpin().Name, append([]nft.Field{nft.SourceAddr(f.is4)}, f.destination()...)...), nft.Masquerade()))
 		f.addBase(&part, s, node)
 	}
-	for _, c := range []*nft.Chain{input, forward, output, prerouting, outputNAT, postrouting} {
+	for _, c := range []*nft.Chain{prerouting, output, postrouting} {
 		part.Chains = append(part.Chains, *c)
 	}
 	return part
@@ -176,25 +174,17 @@ func (f family) jump(chain string) nft.Rule {
 	return nft.NewRule(nft.Family(f.is4), nft.Jump(chain+f.suffix))
 }
 
-// onNew are the rules of a base chain that sends the first packets of connections through chains. All other packets pass one rule.
-func onNew(chains ...string) []nft.Rule {
-	rules := []nft.Rule{nft.NewRule(nft.StateNotNew(), nft.Accept())}
-	for _, f := range families {
-		for _, chain := range chains {
-			rules = append(rules, f.jump(chain))
-		}
-	}
-	return rules
-}
-
 // sourceChecks are the base chains that check sources, before the destination is translated. They exist while a Service has source ranges, because
 // every packet of the host passes them.
 func sourceChecks() []nft.Chain {
+	// All but the first packets of connections pass one rule.
+	rules := []nft.Rule{nft.NewRule(nft.StateNotNew(), nft.Accept())}
+	for _, f := range families {
+		rules = append(rules, f.jump("firewall-check"))
+	}
 	var chains []nft.Chain
 	for _, point := range []string{"prerouting", "output"} {
-		chains = append(chains, nft.Chain{
-			Name: "filter-" + point + "-pre-dnat", Hook: &nft.Hook{Type: "filter", Point: point, Priority: -110}, Rules: onNew("firewall-check"),
-		})
+		chains = append(chains, nft.Chain{Name: "filter-" + point + "-pre-dnat", Hook: &nft.Hook{Type: "filter", Point: point, Priority: -110}, Rules: rules})
 	}
 	return chains
 }
