@@ -40,7 +40,6 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "enableDebugFlagsHandler", Accepted: []string{"false"}, Harmless: true, Reason: "the log level is set with --log-level"},
 	{Path: "logging", Harmless: true, Reason: "the log level is set with --log-level"},
 	{Path: "showHiddenMetricsForVersion", Harmless: true, Reason: "skiff has no hidden metrics"},
-	{Path: "volumeStatsAggPeriod", Harmless: true, Reason: "the usage of volumes is measured when it is requested"},
 	{Path: "containerLogMaxWorkers", Harmless: true, Reason: "container logs are rotated one after the other"},
 	{Path: "configMapAndSecretChangeDetectionStrategy", Accepted: []string{"Watch"}, Harmless: true, Reason: "ConfigMaps and Secrets are always watched"},
 	{Path: "kernelMemcgNotification", Harmless: true, Reason: "memory is measured in intervals"},

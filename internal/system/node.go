@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver/authn"
@@ -350,6 +351,9 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	}
 	n.usage = &usage.Usage{
 		NodeName: n.name, Cgroups: n.cgroups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
+		Volumes: func(ctx context.Context, pods []*corev1.Pod) map[types.UID][]statsapi.VolumeStats {
+			return n.volumes.Stats(ctx, pods)
+		},
 	}
 	n.runs["usage"] = n.usage.Run
 	n.runs["QoS cgroups"] = func(ctx context.Context) error { return n.cgroups.RunClasses(ctx, n.kubelet.Active, n.log) }
@@ -385,7 +389,7 @@ func (n *nodeComponents) setMemoryQoS() {
 func (n *nodeComponents) buildVolumes() error {
 	n.volumes = volume.New(volume.Options{
 		Root: n.root, LocalPathDir: n.localPathDir, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
-		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
+		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, StatsPeriod: n.settings.VolumeStatsAggPeriod.Duration, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
 	})
 	n.runs["volumes"] = n.volumes.Run
 	registry := &pluginregistry.Registry{
@@ -425,7 +429,7 @@ func (n *nodeComponents) buildKubelet() error {
 		Log: n.log.With("component", "kubelet"),
 	})
 	n.metrics.All.MustRegister(metrics.NodeCollector{
-		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, Claims: n.volumes.Claims, Shutdown: n.shutdown.Times,
+		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, VolumeStats: n.volumes.Stats, Shutdown: n.shutdown.Times,
 	})
 	return nil
 }
