@@ -467,6 +467,22 @@ func TestPodLogsDir(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(cri.PodLogDirectory(b.config.PodLogsDir, pod), "a")); err != nil {
 		t.Error(err)
 	}
+	// Log collectors find it by a link whose name says to which container it belongs.
+	link := filepath.Join(filepath.Dir(b.config.PodLogsDir), "containers", fmt.Sprintf("%s_default_a-%s.log", pod.Name, b.id(pod, "a")))
+	if target, err := os.Readlink(link); err != nil || target != filepath.Join(cri.PodLogDirectory(b.config.PodLogsDir, pod), "a/0.log") {
+		t.Errorf("the link leads to %s, %v", target, err)
+	}
+	b.kubelet.removeDeadLogLinks(b.ctx) // the log of a container that exists may just be being rotated
+	if _, err := os.Lstat(link); err != nil {
+		t.Error(err)
+	}
+	b.delete(pod, 1)
+	b.gone(pod)
+	b.eventually("the link is removed", func() bool {
+		b.kubelet.removeDeadLogLinks(b.ctx)
+		_, err := os.Lstat(link)
+		return errors.Is(err, os.ErrNotExist)
+	})
 }
 
 func TestProbes(t *testing.T) {

@@ -122,7 +122,7 @@ func (s *server) runNode(ctx context.Context) error {
 // nodeOptions are the options of the node inside `skiff server`.
 func (s *server) nodeOptions() (o nodeOptions, err error) {
 	c := s.config
-	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), rootFlag: "data-dir", clusterDomain: c.ClusterDomain,
+	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: c.Node.KubeletDir(c.DataDir), rootFlag: "root-dir", clusterDomain: c.ClusterDomain,
 		localPathDir: localPathDir(c.DataDir)}
 	o.identity = func(name string, addresses []string) (*nodeIdentity, error) {
 		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
@@ -287,7 +287,7 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	if n.addresses, err = node.Addresses(configured); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(n.root, 0o750); err != nil {
+	if err := claimKubeletDir(n.root, n.dataDir); err != nil {
 		return nil, fmt.Errorf("create the kubelet's directory: %w", err)
 	}
 	return n, nil
@@ -436,7 +436,15 @@ func (n *nodeComponents) buildKubelet() error {
 
 // podLogsDir is the directory of the logs of all pods.
 func (n *nodeComponents) podLogsDir() string {
-	return cmp.Or(n.settings.PodLogsDir, filepath.Join(n.root, "logs"))
+	return cmp.Or(n.settings.PodLogsDir, config.PodLogsDir(n.root))
+}
+
+// checkSwap returns an error if the node must not start on a host with swap.
+func checkSwap(s *kubeletconfig.KubeletConfiguration, host node.Host) error {
+	if *s.FailSwapOn && host.Swap > 0 {
+		return errors.New("failSwapOn: swap is enabled on this host")
+	}
+	return nil
 }
 
 // buildNode makes what registers the node and reports its status.
