@@ -13,8 +13,6 @@ var KubeletUnused = []configfile.Unused{
 
 	{Path: "kubeletCgroups", Reason: "skiff stays in the cgroup in which it is started"},
 	{Path: "systemCgroups", Reason: "skiff does not move other processes between cgroups"},
-	{Path: "systemReservedCgroup", Reason: "skiff enforces limits on pods only"},
-	{Path: "kubeReservedCgroup", Reason: "skiff enforces limits on pods only"},
 	{Path: "cgroupsPerQOS", Accepted: []string{"true"}, Reason: "pods are always in the cgroup of their QoS class"},
 	{Path: "qosReserved", Reason: "skiff does not reserve memory for QoS classes"},
 	{Path: "localStorageCapacityIsolation", Accepted: []string{"true"}, Reason: "limits of ephemeral storage are always enforced"},

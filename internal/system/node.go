@@ -457,8 +457,8 @@ func (n *nodeComponents) buildNode() error {
 	if err != nil {
 		return err
 	}
-	if *n.settings.FailSwapOn && host.Swap > 0 {
-		return errors.New("failSwapOn: swap is enabled on this host")
+	if err := checkSwap(n.settings, host); err != nil {
+		return err
 	}
 	n.evictionReserved = evict.Reserved(thresholds, node.Capacity(host, node.Settings{}))
 	labels := map[string]string{}
@@ -573,19 +573,22 @@ func (n *nodeComponents) resolver() (environment.DNSSettings, error) {
 	return s, nil
 }
 
+// podLimits are the limits of all pods together: what the host has, without what is reserved if that is enforced.
+func podLimits(s *kubeletconfig.KubeletConfiguration, host node.Host) corev1.ResourceList {
+	limits := node.Capacity(host, node.Settings{MaxPods: int64(s.MaxPods), PodsPerCore: int64(s.PodsPerCore)})
+	if slices.Contains(s.EnforceNodeAllocatable, config.EnforcePods) {
+		limits = node.EnforcedAllocatable(limits, node.Settings{SystemReserved: reserved(s.SystemReserved), KubeReserved: reserved(s.KubeReserved)})
+	}
+	return limits
+}
+
 // setUpCgroups makes the cgroups that all pods are in.
 func (n *nodeComponents) setUpCgroups() error {
 	host, err := node.ReadHost(n.root)
 	if err != nil {
 		return err
 	}
-	limits := node.Capacity(host, node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)})
-	if slices.Contains(n.settings.EnforceNodeAllocatable, "pods") {
-		limits = node.EnforcedAllocatable(limits, node.Settings{
-			SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
-		})
-	}
-	if err := n.cgroups.Setup(limits); err != nil {
+	if err := n.cgroups.Setup(podLimits(n.settings, host)); err != nil {
 		n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", fmt.Sprintf("Failed to update Node Allocatable Limits %q: %v", n.settings.CgroupRoot, err))
 		return err
 	}
@@ -594,5 +597,29 @@ func (n *nodeComponents) setUpCgroups() error {
 		n.log.Warn("cgroup controllers are missing on this host, their limits are not enforced", "missing", missing)
 	}
 	n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+	return n.enforceReserved()
+}
+
+// enforceReserved limits the cgroups of the system and of Kubernetes' daemons to what is reserved for them, if that is configured.
+func (n *nodeComponents) enforceReserved() error {
+	s := n.settings
+	for _, r := range []struct {
+		key, title, group string
+		amounts           map[string]string
+	}{
+		{config.EnforceSystemReserved, "System Reserved", s.SystemReservedCgroup, s.SystemReserved},
+		{config.EnforceKubeReserved, "Kube Reserved", s.KubeReservedCgroup, s.KubeReserved},
+	} {
+		all := slices.Contains(s.EnforceNodeAllocatable, r.key)
+		if !all && !slices.Contains(s.EnforceNodeAllocatable, r.key+config.EnforceOnlyCPU) {
+			continue
+		}
+		if err := n.cgroups.Reserve(r.group, reserved(r.amounts), !all); err != nil {
+			message := fmt.Sprintf("Failed to enforce %s Cgroup Limits on %q: %v", r.title, r.group, err)
+			n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", message)
+			return errors.New(message)
+		}
+		n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", fmt.Sprintf("Updated limits on %s cgroup %s", strings.ToLower(r.title), r.group))
+	}
 	return nil
 }
