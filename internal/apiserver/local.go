@@ -144,8 +144,7 @@ func (w *localWatch) sendInitial(ctx context.Context) bool {
 	for _, e := range w.initial {
 		obj, err := e.Object()
 		if err != nil {
-			w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
-			return false
+			return w.fail(ctx, err)
 		}
 		if !w.send(ctx, watch.Added, obj) {
 			return false
@@ -236,10 +235,8 @@ func (w *localWatch) run(ctx context.Context) {
 		if prepared := w.match.prepare(events); prepared != nil {
 			events, err = nil, prepared
 		}
-		for i := range events {
-			if !w.forward(ctx, &events[i]) {
-				return
-			}
+		if !w.forward(ctx, events) {
+			return
 		}
 		if err != nil {
 			if ctx.Err() == nil {
@@ -250,27 +247,62 @@ func (w *localWatch) run(ctx context.Context) {
 	}
 }
 
-// forward sends a change as the selector sees it: an object that begins to match is added, one that ceases to match is deleted.
-func (w *localWatch) forward(ctx context.Context, event *cache.Event) bool {
+// forward sends changes as the selector sees them: an object that begins to match is added, one that ceases to match is deleted. Custom resources are
+// converted together. It reports whether the watch goes on.
+func (w *localWatch) forward(ctx context.Context, events []cache.Event) bool {
+	var changes []cache.EventType
+	var objs []kind.Object
+	for i := range events {
+		change, obj, err := w.classify(&events[i])
+		switch {
+		case err != nil:
+			return w.sendConverted(ctx, changes, objs) && w.fail(ctx, err)
+		case change == 0:
+		case w.res.kind.Custom != nil:
+			changes, objs = append(changes, change), append(objs, obj)
+		case !w.send(ctx, watch.EventType(change.String()), obj):
+			return false
+		}
+	}
+	return w.sendConverted(ctx, changes, objs)
+}
+
+// classify returns how the watch sees a change, 0 if it does not, and the object in the version in which it is stored.
+func (w *localWatch) classify(event *cache.Event) (cache.EventType, kind.Object, error) {
 	change, deselected, err := w.match.classify(event)
-	if change == 0 && err == nil {
-		return true
+	if change == 0 || err != nil {
+		return 0, nil, err
 	}
 	var obj kind.Object
-	switch {
-	case err != nil:
-	case deselected:
-		if obj, err = deselectedObject(event); err == nil && w.res.kind.Custom != nil {
-			obj, err = w.res.fromStorageVersion(ctx, obj)
-		}
-	default:
-		obj, err = w.res.objectForWrite(ctx, event.Entry)
+	if deselected {
+		obj, err = deselectedObject(event)
+	} else {
+		obj, err = event.Entry.Object()
 	}
+	return change, obj, err
+}
+
+// sendConverted converts objects to the version of the watch and sends them.
+func (w *localWatch) sendConverted(ctx context.Context, changes []cache.EventType, objs []kind.Object) bool {
+	if len(objs) == 0 {
+		return true
+	}
+	converted, err := w.res.fromStorageVersions(ctx, objs)
 	if err != nil {
-		w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
-		return false
+		return w.fail(ctx, err)
 	}
-	return w.send(ctx, watch.EventType(change.String()), obj)
+	for i, obj := range converted {
+		if !w.send(ctx, watch.EventType(changes[i].String()), obj) {
+			return false
+		}
+	}
+	return true
+}
+
+// fail sends an error, after which the watch ends.
+func (w *localWatch) fail(ctx context.Context, err error) bool {
+	w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
+	return false
 }
 
 func (w *localWatch) send(ctx context.Context, kind watch.EventType, obj runtime.Object) bool {

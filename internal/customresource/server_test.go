@@ -13,9 +13,11 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
@@ -521,6 +523,46 @@ func TestSelectedIsConvertedInBatches(t *testing.T) {
 		if n != want || webhook.calls > count/10 {
 			t.Errorf("%s: %d objects with %d calls", what, n, webhook.calls)
 		}
+	}
+}
+
+// The events of a watch in the server's process are converted with few requests, too.
+func TestLocalWatchIsConvertedInBatches(t *testing.T) {
+	const count = 200
+	webhook := &converter{}
+	s := newServer(t, convertedDefinition, webhook)
+	before := s.send("POST", widgets, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"first"},"spec":{"color":"red"}}`).expect(201).at("metadata.resourceVersion").(string)
+	// Objects that were stored when v2 was the storage version.
+	for i := range count {
+		stored := fmt.Sprintf(`{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"w%d","namespace":"ns","uid":"u%d"},"spec":{"paint":"red"}}`, i, i)
+		if _, err := s.store.Create(t.Context(), fmt.Sprintf("/registry/example.com/widgets/ns/w%d", i), []byte(stored), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for last := fmt.Sprintf("%s/w%d", widgets, count-1); s.send("GET", last, "").code != 200; {
+		time.Sleep(time.Millisecond)
+	}
+	webhook.calls = 0
+	w, err := s.api.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}}).
+		Watch(t.Context(), schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, "", &internalversion.ListOptions{ResourceVersion: before})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for i := range count {
+		event := <-w.ResultChan()
+		obj, ok := event.Object.(*unstructured.Unstructured)
+		if !ok || event.Type != watch.Added || obj.GetName() != fmt.Sprintf("w%d", i) || obj.GetAPIVersion() != "example.com/v1" {
+			t.Fatalf("event %d: %v", i, event)
+		}
+		if color, _, _ := unstructured.NestedString(obj.Object, "spec", "color"); color != "red" {
+			t.Fatalf("event %d: %v", i, obj.Object)
+		}
+	}
+	webhook.mu.Lock()
+	defer webhook.mu.Unlock()
+	if webhook.calls > count/10 {
+		t.Errorf("%d events with %d calls", count, webhook.calls)
 	}
 }
 
