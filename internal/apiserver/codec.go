@@ -390,6 +390,9 @@ type encoder struct {
 	webhook    bool
 	ctx        context.Context // of the request; see with
 
+	// marshal encodes an object of the served version in JSON.
+	marshal func(obj kind.Object) ([]byte, error)
+
 	encodingIDs encodingIDs
 	memoize     memoizer
 	// bytes returns the stored bytes of an entry. They are nil if they were evicted and are not read back.
@@ -408,10 +411,13 @@ type encodingIDs struct {
 
 func newEncoder(res *resource) encoder {
 	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convertAll: res.fromStorageVersions, webhook: res.callsWebhook(), ctx: context.Background(),
-		protoPrefix: envelopePrefix(res.gvk), storePrefix: res.codec.prefix,
+		protoPrefix: envelopePrefix(res.gvk), storePrefix: res.codec.prefix, marshal: marshalObject,
 		memoize: (*cache.Entry).Encoding, bytes: func(entry *cache.Entry) ([]byte, error) { return entry.Stored(), nil }}
 	if e.protobuf {
 		e.jsonPrefix = jsonPrefix(res.gvk)
+	}
+	if res.kind.EncodeJSON != nil && e.stored {
+		e.marshal = res.kind.EncodeJSON
 	}
 	if res.converts() {
 		e.convert = res.fromStorageVersion
@@ -477,7 +483,7 @@ func (e *encoder) json(entry *cache.Entry) ([]byte, error) {
 }
 
 func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
-	return e.marshalWith(entry, marshalObject)
+	return e.marshalWith(entry, e.marshal)
 }
 
 // marshalWith encodes the entry's object in the served version.
@@ -563,6 +569,15 @@ func (e *encoder) appendJSON(to []byte, entry *cache.Entry) ([]byte, error) {
 // appendMarshaled is appendJSON without caching the encoding, for an entry that is unlikely to be read soon.
 func (e *encoder) appendMarshaled(to []byte, entry *cache.Entry) ([]byte, error) {
 	body, err := e.marshalJSON(entry)
+	if err != nil {
+		return to, err
+	}
+	return e.appendBody(to, body), nil
+}
+
+// appendRepeatedJSON is appendJSON that caches the encoding only if it was requested before.
+func (e *encoder) appendRepeatedJSON(to []byte, entry *cache.Entry) ([]byte, error) {
+	body, err := entry.RepeatedEncoding(e.encodingIDs.json, e.marshalJSON)
 	if err != nil {
 		return to, err
 	}

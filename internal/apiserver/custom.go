@@ -122,7 +122,7 @@ func (e *encoder) prepare(events []selectedEvent, out output) error {
 			entries = append(entries, c.event.Entry)
 		}
 	}
-	id, marshal := e.encodingIDs.json, marshalObject
+	id, marshal := e.encodingIDs.json, e.marshal
 	switch {
 	case out.transform == transformTable:
 		return nil // its rows are made from objects, of which nothing is cached

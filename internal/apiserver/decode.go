@@ -303,8 +303,9 @@ func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)
 				}
 			}
 		}
+		body.data = data
 		var jsonErrs []error
-		jsonErrs, err = s.decodeJSON(obj, data, want, body.fieldValidation)
+		jsonErrs, err = s.decodeJSON(obj, body)
 		strictErrs = append(strictErrs, jsonErrs...)
 	}
 	if err != nil {
@@ -325,10 +326,11 @@ func (s *Server) decodeInto(obj kind.Object, body requestBody, warn func(string)
 	return nil
 }
 
-// decodeJSON decodes JSON into obj and checks that its kind is want or empty. The kind of a custom resource must be set; another kind in
+// decodeJSON decodes JSON into obj and checks that its kind is the wanted one or empty. The kind of a custom resource must be set; another kind in
 // the same version is left to validation.
-func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersionKind, directive fieldValidation) ([]error, error) {
-	strictErrs, err := unmarshalStrict(data, obj, directive)
+func (s *Server) decodeJSON(obj kind.Object, body requestBody) ([]error, error) {
+	data, want := body.data, body.want
+	strictErrs, err := body.res.unmarshalStrict(data, obj, body.fieldValidation)
 	if err != nil {
 		// A wrong kind explains the failure better than a field that does not fit.
 		actual, readErr := apijson.DefaultMetaFactory.Interpret(data)
@@ -362,6 +364,20 @@ func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersi
 
 func typeOf(obj kind.Object) (apiVersion, kindName string) {
 	return obj.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
+}
+
+// unmarshalStrict is the function of that name for objects of the resource, which is nil for others.
+func (r *resource) unmarshalStrict(data []byte, obj kind.Object, directive fieldValidation) (strictErrs []error, err error) {
+	if r == nil || r.kind.DecodeJSON == nil || !r.stored() {
+		return unmarshalStrict(data, obj, directive)
+	}
+	if err := checkJSONNesting(data, obj); err != nil {
+		return nil, err
+	}
+	if r.kind.DecodeJSON(data, obj) {
+		return nil, nil
+	}
+	return unmarshalStrict(data, obj, directive)
 }
 
 // unmarshalStrict decodes JSON and returns the strict decoding errors unless validation is disabled.

@@ -170,7 +170,7 @@ func (p *patcher) patched(obj kind.Object, empty func() kind.Object, res *resour
 		})
 	}
 	out := empty()
-	more, err := unmarshalStrict(after, out, p.directive)
+	more, err := res.unmarshalStrict(after, out, p.directive)
 	if err != nil {
 		return nil, invalid(err)
 	}

@@ -189,6 +189,9 @@ func (r *request) writeWarnings() {
 	r.warnings = nil
 }
 
+// largeEntry is the size in the store from which the JSON of an object is cached only when it is read again.
+const largeEntry = 16 << 10
+
 // respondEntry responds with a cache entry in the negotiated form.
 func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error {
 	out, err := req.negotiate()
@@ -211,6 +214,8 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	case isMutating(req.Method) && req.res.watchers.Load() == 0:
 		// Nobody else is expected to read this revision in JSON, so the encoding is not cached.
 		*buffer, err = encoder.appendMarshaled(*buffer, entry)
+	case entry.StoredSize() >= largeEntry && !encoder.webhook:
+		*buffer, err = encoder.appendRepeatedJSON(*buffer, entry)
 	default:
 		*buffer, err = encoder.appendJSON(*buffer, entry)
 	}

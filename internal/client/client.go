@@ -220,6 +220,21 @@ func (r Resource[T]) UpdateStatus(ctx context.Context, obj T) (T, error) {
 	return r.Update(ctx, obj, WriteOptions{Subresource: "status"})
 }
 
+// metadataOnly is the Accept header of a write whose result is needed without what makes it large.
+const metadataOnly = runtime.ContentTypeProtobuf + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + runtime.ContentTypeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+// UpdateLargeStatus is UpdateStatus for objects that are large besides their status: it returns only the metadata of the result. The server keeps what
+// it has stored besides metadata and status, so obj need not have it.
+func (r Resource[T]) UpdateLargeStatus(ctx context.Context, obj T) (*metav1.PartialObjectMetadata, error) {
+	written := &metav1.PartialObjectMetadata{}
+	err := r.rest.Put().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).Name(obj.GetName()).SubResource("status").
+		SetHeader("Accept", metadataOnly).Body(shallowCopy(obj)).Do(ctx).Into(written)
+	if err != nil {
+		return nil, err
+	}
+	return written, nil
+}
+
 // Patch patches an object.
 func (r Resource[T]) Patch(ctx context.Context, namespace, name string, patch Patch, o WriteOptions) (T, error) {
 	options := &metav1.PatchOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}

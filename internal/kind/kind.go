@@ -81,6 +81,11 @@ type Kind struct {
 	New     func() Object
 	NewList func() runtime.Object
 
+	// EncodeJSON returns what encoding/json would, without kind and apiVersion, and DecodeJSON decodes as sigs.k8s.io/json does. DecodeJSON returns false and
+	// changes nothing if the library has to decode, which reports all errors. nil: the libraries do both.
+	EncodeJSON func(obj Object) ([]byte, error)
+	DecodeJSON func(data []byte, obj Object) bool
+
 	// ValidateName validates metadata.name (prefix is true for a generateName).
 	ValidateName func(name string, prefix bool) []string
 

@@ -31,6 +31,8 @@ type Definition[T Object] struct {
 	// List is an empty list of the kind.
 	List runtime.Object
 
+	EncodeJSON   func(obj T) ([]byte, error)
+	DecodeJSON   func(data []byte, obj T) bool
 	ValidateName func(name string, prefix bool) []string
 	Default      func(obj T)
 	Prepare      func(req *Request, obj, old T)
@@ -42,6 +44,9 @@ type Definition[T Object] struct {
 	ValidateStatus func(req *Request, obj, old T) field.ErrorList
 	// StatusOnly: a status update keeps the stored labels, annotations, owners and finalizers.
 	StatusOnly bool
+	// ShareSpec, for kinds with large objects, sets everything of to besides metadata and status to that of from, without a copy. A status update then
+	// shares it with the stored object. nil: the stored object is copied.
+	ShareSpec func(to, from T)
 	// PrepareStatus runs after the server has reset everything but the status.
 	PrepareStatus func(req *Request, obj, old T)
 	WarnStatus    func(obj, old T) []string
@@ -113,6 +118,12 @@ func Of[T Object](s Definition[T]) *Kind {
 		for label, get := range s.Fields {
 			k.Fields[label] = func(obj Object) string { return get(obj.(T)) }
 		}
+	}
+	if s.EncodeJSON != nil {
+		k.EncodeJSON = func(obj Object) ([]byte, error) { return s.EncodeJSON(obj.(T)) }
+	}
+	if s.DecodeJSON != nil {
+		k.DecodeJSON = func(data []byte, obj Object) bool { return s.DecodeJSON(data, obj.(T)) }
 	}
 	setRows(k, s)
 	k.Delete = deletionOf(s)
@@ -193,9 +204,13 @@ func statusOf[T Object](s Definition[T]) Subresource {
 	part := &UpdateStrategy{
 		UpdatesMetadata: !s.StatusOnly,
 		Prepare: func(req *Request, obj, old Object) {
-			submitted := obj.DeepCopyObject().(T)
-			reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(old.DeepCopyObject()).Elem())
-			s.CopyStatus(obj.(T), submitted)
+			if s.ShareSpec != nil {
+				s.ShareSpec(obj.(T), old.(T))
+			} else {
+				submitted := obj.DeepCopyObject().(T)
+				reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(old.DeepCopyObject()).Elem())
+				s.CopyStatus(obj.(T), submitted)
+			}
 			if s.PrepareStatus != nil {
 				s.PrepareStatus(req, obj.(T), old.(T))
 			}

@@ -42,22 +42,33 @@ func hoisted(crd *definition) (*apiextensions.CustomResourceDefinition, error) {
 
 // validateDefinition validates a definition, and the change if old is not nil.
 func validateDefinition(_ *kind.Request, crd, old *definition) field.ErrorList {
+	if HasSimpleSchemas(crd) && !hasSelectableFields(crd) {
+		// Without allowances and without schemas there are at least the errors besides those of schemas. Only the definition itself has their values.
+		strict := &validator{allow: allowances{invalidCABundle: old == nil}}
+		if next, err := hoisted(withSmallSchemas(crd)); err == nil && len(strict.definition(crd, old, next)) == 0 {
+			return nil
+		}
+	}
 	next, err := hoisted(crd)
 	if err != nil {
 		return field.ErrorList{field.Invalid(field.NewPath("spec"), "", err.Error())}
 	}
 	v := &validator{allow: allowances{invalidCABundle: true}}
-	var errs field.ErrorList
-	var previous *apiextensions.CustomResourceDefinition
-	if old == nil {
-		if crd.Name != crd.Spec.Names.Plural+"."+crd.Spec.Group {
-			errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), crd.Name, `must be spec.names.plural+"."+spec.group`))
-		}
-	} else {
-		if previous, err = hoisted(old); err != nil {
+	if old != nil {
+		previous, err := hoisted(old)
+		if err != nil {
 			return field.ErrorList{field.InternalError(field.NewPath("spec"), err)}
 		}
 		v.allow = allowancesFor(next, previous)
+	}
+	return v.definition(crd, old, next)
+}
+
+// definition validates a definition, of which next is the hoisted form, and the change if old is not nil.
+func (v *validator) definition(crd, old *definition, next *apiextensions.CustomResourceDefinition) field.ErrorList {
+	var errs field.ErrorList
+	if old == nil && crd.Name != crd.Spec.Names.Plural+"."+crd.Spec.Group {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), crd.Name, `must be spec.names.plural+"."+spec.group`))
 	}
 	spec := field.NewPath("spec")
 	if tooExpensive := v.compileCost(&next.Spec, spec); len(tooExpensive) > 0 {
@@ -80,11 +91,11 @@ func validateDefinition(_ *kind.Request, crd, old *definition) field.ErrorList {
 
 // validateDefinitionStatus validates a new status.
 func validateDefinitionStatus(_ *kind.Request, crd, _ *definition) field.ErrorList {
-	next, err := hoisted(crd)
-	if err != nil {
-		return field.ErrorList{field.InternalError(field.NewPath("spec"), err)}
+	names := &apiextensions.CustomResourceDefinitionNames{}
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinitionNames_To_apiextensions_CustomResourceDefinitionNames(&crd.Status.AcceptedNames, names, nil); err != nil {
+		return field.ErrorList{field.InternalError(field.NewPath("status", "acceptedNames"), err)}
 	}
-	return validateNames(&next.Status.AcceptedNames, field.NewPath("status", "acceptedNames"))
+	return validateNames(names, field.NewPath("status", "acceptedNames"))
 }
 
 // validateImmutable validates that what objects in the store depend on has not changed.

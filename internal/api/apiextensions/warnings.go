@@ -5,14 +5,14 @@ import (
 	"slices"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
-	schemavalidation "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apiserver/pkg/cel/environment"
-	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
 // warnings are the texts about formats that are not validated and about sets that cannot be merged. An update causes only those that are new.
 func warnings(crd, old *definition) []string {
+	if HasSimpleSchemas(crd) {
+		return nil
+	}
 	formats, lists := warningsOf(crd)
 	if old != nil {
 		oldFormats, oldLists := warningsOf(old)
@@ -28,10 +28,9 @@ func warningsOf(crd *definition) (formats []string, lists sets.Set[string]) {
 	if err != nil {
 		return nil, lists // validation has failed with the same error
 	}
-	version := environment.DefaultCompatibilityVersion()
 	specContains(&converted.Spec, func(s *apiextensions.JSONSchemaProps) bool {
 		if s.Format != "" {
-			for _, format := range schemavalidation.GetUnrecognizedFormats(&spec.Schema{SchemaProps: spec.SchemaProps{Format: s.Format, Type: []string{s.Type}}}, version) {
+			for _, format := range unrecognizedFormats(s.Type, s.Format) {
 				formats = append(formats, fmt.Sprintf("unrecognized format %q", format))
 			}
 		}

@@ -4,7 +4,8 @@
 // controllers/customresource.
 //
 // A kind is served from the time its names are accepted, before the definition is established. So a client that sees the condition
-// Established finds the resource, on this server and on others that share the store.
+// Established finds the resource, on this server and on others that share the store. A server that is alone accepts and establishes with one write,
+// before which the controller calls Serve.
 package extension
 
 import (
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"skiff/internal/apiserver"
 	"skiff/internal/customresource"
@@ -55,6 +57,9 @@ type Config struct {
 type Extension struct {
 	Config
 
+	// changing is held while the way a definition is served changes.
+	changing sync.Mutex
+
 	mu     sync.Mutex
 	served map[string]*served // by name of the definition
 }
@@ -68,6 +73,8 @@ type served struct {
 	// terminating: new objects are refused. discovered: discovery and OpenAPI list it.
 	terminating, discovered bool
 	published               []schema.GroupVersion // in OpenAPI
+	// expectedAfter is the resource version after which a definition is expected that is served already; empty: it is in the store.
+	expectedAfter string
 }
 
 // identity is what the objects of a definition depend on. The generation changes with the specification.
@@ -106,7 +113,7 @@ func (e *Extension) Run(ctx context.Context) error {
 	defer running.Wait()
 	running.Go(func() { e.dropUnusedPeriodically(ctx) })
 	apiserver.Follow(ctx, e.Local, definitions, apiserver.FollowHandler[*definition]{
-		Apply: e.apply, Remove: e.remove, Synced: synced,
+		Apply: e.apply, Remove: e.removeDeleted, Synced: synced,
 		Fail: func(err error, retry time.Duration) {
 			e.Log.Warn("failed to watch custom resource definitions", "error", err, "retry", retry.String())
 		},
@@ -150,16 +157,44 @@ func (e *Extension) set(name string, s *served) {
 	e.OnChange(name)
 }
 
-// apply serves a definition in its current state. Only the goroutine of Run calls it.
-func (e *Extension) apply(crd *definition) {
-	old := e.find(crd.Name)
+// Serve serves a definition that is about to be written in this state. Its resource version is that of the stored one. If another state is written
+// instead, the definition is served as that has it.
+func (e *Extension) Serve(crd *apiextensionsv1.CustomResourceDefinition) error {
+	e.changing.Lock()
+	defer e.changing.Unlock()
 	if !isAccepted(crd) {
-		e.remove(crd.Name)
+		return fmt.Errorf("names of custom resource definition %s are not accepted", crd.Name)
+	}
+	return e.change(crd, crd.ResourceVersion).err
+}
+
+// apply serves a definition as it was written.
+func (e *Extension) apply(crd *definition) {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if isAccepted(crd) {
+		e.change(crd, "")
 		return
 	}
-	next := &served{identity: identityOf(crd), terminating: customresource.IsTerminating(crd), discovered: isDiscovered(crd)}
+	if old := e.find(crd.Name); old != nil && old.uid == crd.UID && !isNewer(crd.ResourceVersion, old.expectedAfter) {
+		return // the state from which the definition is about to be written
+	}
+	e.remove(crd.Name)
+}
+
+// isNewer reports whether a resource version is newer than another one, which may be empty.
+func isNewer(resourceVersion, than string) bool {
+	order, err := resourceversion.CompareResourceVersion(resourceVersion, than)
+	return err != nil || order > 0
+}
+
+// change serves a definition whose names are accepted, and returns how. changing must be held.
+func (e *Extension) change(crd *definition, expectedAfter string) *served {
+	old := e.find(crd.Name)
+	next := &served{identity: identityOf(crd), terminating: customresource.IsTerminating(crd), discovered: isDiscovered(crd), expectedAfter: expectedAfter}
 	if old != nil && old.equals(next.identity) && old.terminating == next.terminating && old.discovered == next.discovered {
-		return // the rest of the status does not matter here
+		old.expectedAfter = expectedAfter // the rest of the status does not matter here
+		return old
 	}
 	if old != nil && old.uid != next.uid {
 		e.remove(crd.Name) // deleted and created again
@@ -172,6 +207,7 @@ func (e *Extension) apply(crd *definition) {
 	}
 	e.publish(crd, old, next)
 	e.set(crd.Name, next)
+	return next
 }
 
 // serve makes the kind of a definition and adds it to the catalog, in place of the old one if there is one.
@@ -206,7 +242,14 @@ func (e *Extension) serve(crd *definition, old, next *served) (err error) {
 	return e.Server.ReplaceKind(old.kind, next.kind, !next.terminating)
 }
 
-// remove stops serving a definition.
+// removeDeleted stops serving a definition that was deleted.
+func (e *Extension) removeDeleted(name string) {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	e.remove(name)
+}
+
+// remove stops serving a definition. changing must be held.
 func (e *Extension) remove(name string) {
 	old := e.find(name)
 	if old == nil {

@@ -221,6 +221,56 @@ func TestDefinitionIsServed(t *testing.T) {
 	}
 }
 
+// A definition can be served before it is written: neither the state before nor the one that was expected changes that. Another state does.
+func TestServedBeforeWritten(t *testing.T) {
+	w := start(t, memory.New())
+	refused := func(crd *definition) {
+		crd.Status.AcceptedNames = apiextensionsv1.CustomResourceDefinitionNames{}
+		set(crd, namesAccepted, apiextensionsv1.ConditionFalse, "PluralConflict")
+		set(crd, isEstablished, apiextensionsv1.ConditionFalse, "NotAccepted")
+	}
+	accept := func(crd *definition) {
+		crd.Status.AcceptedNames = crd.Spec.Names
+		set(crd, namesAccepted, apiextensionsv1.ConditionTrue, "NoConflicts")
+		set(crd, isEstablished, apiextensionsv1.ConditionFalse, "Installing")
+	}
+	for _, plural := range []string{"foos", "bars"} {
+		w.create(plural, refused)
+		path := strings.Replace(foos, "foos", plural, 1)
+		stored := w.current(plural)
+		if err := w.Serve(stored); err == nil {
+			t.Error("a definition without names is served")
+		}
+		expected := stored.DeepCopy()
+		accept(expected)
+		if err := w.Serve(expected); err != nil {
+			t.Fatal(err)
+		}
+		w.apply(stored)
+		if code, body := w.request("GET", path, ""); code != http.StatusOK {
+			t.Fatalf("before the write: %d %s", code, body)
+		}
+		if plural == "bars" {
+			w.change(plural, func(crd *definition) { crd.Labels = map[string]string{"a": "b"} })
+			w.expect(path, http.StatusNotFound)
+			continue
+		}
+		served := w.find(expected.Name).kind
+		w.change(plural, accept, func(crd *definition) { set(crd, isEstablished, apiextensionsv1.ConditionTrue, "InitialNamesAccepted") })
+		w.until("the write is observed", func() bool {
+			w.changing.Lock()
+			defer w.changing.Unlock()
+			return w.find(expected.Name).expectedAfter == ""
+		})
+		if w.find(expected.Name).kind != served {
+			t.Error("the kind was made twice")
+		}
+		w.expect("/apis/example.com/v1", http.StatusOK)
+		w.change(plural, refused)
+		w.expect(path, http.StatusNotFound)
+	}
+}
+
 func TestDefinitionChanges(t *testing.T) {
 	w := start(t, memory.New())
 	w.create("foos")

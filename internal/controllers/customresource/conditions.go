@@ -14,6 +14,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	apiextensionskind "skiff/internal/api/apiextensions"
 	"skiff/internal/api/webhookconfig"
 )
 
@@ -141,12 +142,13 @@ func hasInvalidCABundle(crd *definition) bool {
 func (v *view) checkStructure(next *status) {
 	violated := condition{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionTrue, Reason: "Violations"}
 	var errs field.ErrorList
+	simple := apiextensionskind.HasSimpleSchemas(v.crd)
 	if v.crd.Spec.PreserveUnknownFields {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
 	}
 	for i := range v.crd.Spec.Versions {
 		version := &v.crd.Spec.Versions[i]
-		if version.Schema == nil || version.Schema.OpenAPIV3Schema == nil {
+		if simple || version.Schema == nil || version.Schema.OpenAPIV3Schema == nil {
 			continue
 		}
 		structural, err := structuralOf(version.Schema)

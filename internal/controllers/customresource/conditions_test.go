@@ -128,40 +128,107 @@ func TestRename(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	n := newNames()
+	conflicts := func(crd *definition) map[name]bool {
+		t.Helper()
+		found, next := n.reserve(crd)
+		if next = append(next, n.release(crd.Name)...); len(next) > 0 {
+			t.Errorf("%s: %v can have a name", crd.Name, next)
+		}
+		return found
+	}
 	first, second := newDefinition("foos"), newDefinition("bars", func(crd *definition) { crd.Spec.Names.Kind = "Foos" })
 	n.record(first)
 	n.record(second)
-	if got := n.conflicts(first); len(got) != 0 {
+	if got := conflicts(first); len(got) != 0 {
 		t.Fatalf("conflicts %v", got)
 	}
 	written := first.DeepCopy()
 	written.ResourceVersion, written.Status.AcceptedNames = "10", first.Spec.Names
 	n.record(written)
-	if got := n.conflicts(first); len(got) != 0 {
+	if got := conflicts(first); len(got) != 0 {
 		t.Errorf("a definition conflicts with itself: %v", got)
 	}
 	stale := first.DeepCopy()
 	stale.ResourceVersion = "9"
 	n.record(stale) // the informer is behind the write
-	if got := n.conflicts(second); len(got) != 1 || !got[name{"example.com", true, "Foos"}] {
+	if got := conflicts(second); len(got) != 1 || !got[name{"example.com", true, "Foos"}] {
 		t.Errorf("conflicts %v", got)
 	}
 	other := second.DeepCopy()
-	other.Spec.Group = "other.example.com"
-	if got := n.conflicts(other); len(got) != 0 {
+	other.Name, other.Spec.Group = "bars.other.example.com", "other.example.com"
+	if got := conflicts(other); len(got) != 0 {
 		t.Errorf("another group: %v", got)
 	}
-	n.conflicts(second)
 	written.ResourceVersion, written.Status.AcceptedNames.Kind = "11", "Renamed"
-	if freed := n.record(written); !slices.Equal(freed, []string{second.Name}) {
-		t.Errorf("a name is free, but %v wait", freed)
+	if next := n.record(written); !slices.Equal(next, []string{second.Name}) {
+		t.Errorf("a name is free, but %v can have it", next)
 	}
-	if got := n.conflicts(second); len(got) != 0 {
+	if got := conflicts(second); len(got) != 0 {
 		t.Errorf("conflicts %v", got)
 	}
-	n.remove(first.Name)
-	n.remove(second.Name)
+	for _, crd := range []*definition{first, second, other} {
+		n.remove(crd.Name)
+	}
 	if len(n.used)+len(n.waiting)+len(n.held) != 0 {
 		t.Errorf("left over: %+v", n)
 	}
+}
+
+// A name that nobody uses any more is for one of those that wait for it, until one has taken it. Nobody is woken while it is in use.
+func TestWaitingForNames(t *testing.T) {
+	n := newNames()
+	requests := func(plural string, short ...string) *definition {
+		crd := newDefinition(plural, func(crd *definition) { crd.Spec.Names.ShortNames = short })
+		n.record(crd)
+		return crd
+	}
+	accept := func(crd *definition, resourceVersion string, short ...string) []string {
+		crd = crd.DeepCopy()
+		crd.ResourceVersion, crd.Status.AcceptedNames = resourceVersion, crd.Spec.Names
+		crd.Status.AcceptedNames.ShortNames = short
+		return n.record(crd)
+	}
+	expect := func(what string, got, want []string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v can have a name, want %v", what, got, want)
+		}
+	}
+	user := requests("users", "x", "y")
+	n.reserve(user)
+	waits := map[string]*definition{}
+	for _, plural := range []string{"a", "b", "c"} {
+		crd := requests(plural, "x")
+		waits[crd.Name] = crd
+		if found, _ := n.reserve(crd); len(found) != 1 { // the name is only reserved
+			t.Errorf("%s: conflicts %v", plural, found)
+		}
+		expect("release of "+plural, n.release(crd.Name), nil)
+	}
+	expect("acceptance", accept(user, "2", "x", "y"), nil)
+	expect("release of the user", n.release(user.Name), nil)
+	expect("change of another name", accept(user, "3", "x"), nil)
+	// One after the other is the next, and is deleted, no longer requests the name, or cannot be written.
+	next := n.remove(user.Name)
+	if len(next) != 1 {
+		t.Fatalf("%v can have the name", next)
+	}
+	deleted := waits[next[0]]
+	if next = n.remove(deleted.Name); len(next) != 1 || next[0] == deleted.Name {
+		t.Fatalf("%v can have the name of one that was deleted", next)
+	}
+	renamed := waits[next[0]]
+	renamed.Spec.Names.ShortNames = nil
+	found, next := n.reserve(renamed)
+	if len(found) != 0 || len(next) != 1 || next[0] == renamed.Name {
+		t.Fatalf("conflicts %v, %v can have the name of one that does not want it", found, next)
+	}
+	last := waits[next[0]]
+	if found, next := n.reserve(last); len(found)+len(next) != 0 {
+		t.Errorf("the last one: conflicts %v, next %v", found, next)
+	}
+	late := requests("late", "x")
+	n.reserve(late)
+	n.release(late.Name)
+	expect("failed write", n.release(last.Name), []string{late.Name})
 }

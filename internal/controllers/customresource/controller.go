@@ -2,8 +2,9 @@
 // established, and the progress of its deletion. It runs inside every API server, without leader election. Servers that share a store may
 // write the same status; a conflict is resolved by the next sync.
 //
-// A definition becomes established in two writes. The first accepts its names, after which every API server serves it; the second, when
-// this server serves it, sets the condition Established. So whoever sees the condition can use the resource.
+// Whoever sees the condition Established can use the resource. A server that is alone serves a definition before it accepts the names, and both conditions
+// become true in one write. Servers that share a store need two: the first accepts the names, after which every server serves the definition; the second
+// sets the condition Established after a delay.
 package customresource
 
 import (
@@ -31,10 +32,12 @@ type Config struct {
 	Client *client.Client
 	// Served reports whether this server serves the definition in this state, or why it cannot.
 	Served func(crd *apiextensionsv1.CustomResourceDefinition) (served bool, err error)
+	// Serve serves a definition before it is written in this state, which differs from the stored one only in its status. It returns why it cannot.
+	Serve func(crd *apiextensionsv1.CustomResourceDefinition) error
 	// Instances reads and deletes custom resources in any version, without admission.
 	Instances kind.Client
 	// EstablishingDelay is the time between the acceptance of names and Established. Servers that share a store need it: all must serve the
-	// resource before a client of one of them can use it.
+	// resource before a client of one of them can use it. Zero: this server is alone.
 	EstablishingDelay time.Duration
 	Log               *slog.Logger
 }
@@ -54,7 +57,7 @@ func New(c Config) (*Controllers, error) {
 	all := &Controllers{}
 	var err error
 	all.Group, err = controller.NewGroup(c.Client, c.Log,
-		controller.Definition{Name: "crd-conditions-controller", New: func(s *controller.Setup) (controller.Syncer, error) {
+		controller.Definition{Name: "crd-conditions-controller", Workers: 5, New: func(s *controller.Setup) (controller.Syncer, error) {
 			all.conditions = newConditions(c, s)
 			return all.conditions.watch()
 		}},
@@ -81,8 +84,8 @@ func (c *Controllers) Enqueue(name string) {
 	c.finalizer.setup.Enqueue(controller.Key{Name: name})
 }
 
-// conditions maintains the conditions of definitions that are not about their deletion. It has one worker, because accepted names must
-// not be in use by another definition.
+// conditions maintains the conditions of definitions that are not about their deletion. Several definitions are synced at the same time; the names
+// that each may get are reserved meanwhile.
 type conditions struct {
 	Config
 	setup       *controller.Setup
@@ -130,24 +133,27 @@ func (c *conditions) observe(crd *definition) {
 	c.setup.Enqueue(controller.KeyOf(crd))
 }
 
-func (c *conditions) observeDeletion(crd *definition) {
+func (c *conditions) observeDeletion(crd *definition) { c.forget(crd.Name) }
+
+// forget removes a definition that was deleted.
+func (c *conditions) forget(name string) {
 	c.mu.Lock()
-	freed := c.names.remove(crd.Name)
-	delete(c.checked, crd.Name)
+	next := c.names.remove(name)
+	delete(c.checked, name)
 	c.mu.Unlock()
-	c.enqueueAll(freed)
+	c.enqueueAll(next)
 }
 
-// record records the accepted names of a definition and enqueues the definitions that wait for a name it no longer has.
+// record records the accepted names of a definition and enqueues the definitions that can have a name it no longer has.
 func (c *conditions) record(crd *definition) {
 	c.mu.Lock()
-	freed := c.names.record(crd)
+	next := c.names.record(crd)
 	if _, ok := c.checked[crd.Name]; !ok && isTrue(&crd.Status, apiextensionsv1.Established) {
 		// They were computed when it was established.
 		c.checked[crd.Name] = checkedOf(crd)
 	}
 	c.mu.Unlock()
-	c.enqueueAll(freed)
+	c.enqueueAll(next)
 }
 
 func (c *conditions) enqueueAll(definitions []string) {
@@ -160,8 +166,10 @@ func (c *conditions) enqueueAll(definitions []string) {
 func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	crd, ok := c.informer.Get("", key.Name)
 	if !ok {
+		c.forget(key.Name)
 		return nil
 	}
+	defer c.releaseNames(key.Name)
 	v := c.view(crd)
 	status, requeueAfter := reconcile(v)
 	if !v.unchecked && equality.Semantic.DeepEqual(status, crd.Status) {
@@ -177,7 +185,8 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	if err != nil {
 		return fmt.Errorf("read custom resource definition: %w", err)
 	}
-	status, requeueAfter = reconcile(c.view(crd))
+	v = c.view(crd)
+	status, requeueAfter = c.reconcileAndServe(v)
 	if requeueAfter > 0 {
 		c.setup.EnqueueAfter(key, requeueAfter)
 	}
@@ -185,9 +194,7 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 		c.setChecked(crd)
 		return nil
 	}
-	next := *crd
-	next.Status = status
-	written, err := c.definitions.UpdateStatus(ctx, &next)
+	written, err := updateStatus(ctx, c.definitions, crd, status)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -200,17 +207,57 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	return nil
 }
 
-// view gathers what reconcile needs.
+// reconcileAndServe is reconcile. A server that is alone serves a definition whose names are accepted, so that it is established at the same time.
+func (c *conditions) reconcileAndServe(v view) (next status, requeueAfter time.Duration) {
+	next, requeueAfter = reconcile(v)
+	if c.EstablishingDelay > 0 || isTrue(&v.crd.Status, apiextensionsv1.NamesAccepted) || !isTrue(&next, apiextensionsv1.NamesAccepted) || isTrue(&next, apiextensionsv1.Established) {
+		return next, requeueAfter
+	}
+	accepted := *v.crd
+	accepted.Status = next
+	v.crd, v.unchecked = &accepted, false
+	v.servingErr = c.Serve(&accepted)
+	v.served = v.servingErr == nil
+	return reconcile(v)
+}
+
+// updateStatus writes the status of a definition, and returns what was written, without the schemas. Finalizers are written too.
+func updateStatus(ctx context.Context, definitions client.Resource[*definition], crd *definition, status status) (*definition, error) {
+	next := customresource.WithoutSchemas(crd)
+	next.ObjectMeta, next.Status = crd.ObjectMeta, status
+	next.ManagedFields = nil // the server keeps them
+	written, err := definitions.UpdateLargeStatus(ctx, next)
+	if err != nil {
+		return nil, err
+	}
+	next.ObjectMeta = written.ObjectMeta
+	return next, nil
+}
+
+// view gathers what reconcile needs, and reserves the names that the definition may get.
 func (c *conditions) view(crd *definition) view {
 	v := view{crd: crd, now: metav1.Now(), delay: c.EstablishingDelay}
 	if isTrue(&crd.Status, apiextensionsv1.NamesAccepted) && !isTrue(&crd.Status, apiextensionsv1.Established) {
 		v.served, v.servingErr = c.Served(crd)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	v.conflicts = c.names.conflicts(crd)
+	var next []string
+	v.conflicts, next = c.names.reserve(crd)
 	v.unchecked = c.checked[crd.Name] != checkedOf(crd)
+	c.mu.Unlock()
+	c.enqueueAll(next)
 	return v
+}
+
+// releaseNames ends the reservations of a definition.
+func (c *conditions) releaseNames(name string) {
+	c.mu.Lock()
+	next := c.names.release(name)
+	c.mu.Unlock()
+	c.enqueueAll(next)
+	if _, ok := c.informer.Get("", name); !ok {
+		c.forget(name) // it was deleted while its names were reserved
+	}
 }
 
 func (c *conditions) setChecked(crd *definition) {

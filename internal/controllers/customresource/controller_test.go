@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -67,9 +69,14 @@ type world struct {
 	definitions client.Resource[*definition]
 	instances   *instances
 	controllers *Controllers
+
+	mu sync.Mutex
+	// onServe is called when a definition is to be served; unserved is why one cannot be.
+	onServe  func(*definition)
+	unserved map[string]error
 }
 
-// run runs a test in a bubble with the controllers. Every definition is served.
+// run runs a test in a bubble with the controllers. Every definition is served, unless the test says otherwise.
 func run(t *testing.T, delay time.Duration, test func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -78,7 +85,7 @@ func run(t *testing.T, delay time.Duration, test func(*world)) {
 		var err error
 		w.controllers, err = New(Config{
 			Client: c, Instances: w.instances, EstablishingDelay: delay, Log: slog.New(slog.DiscardHandler),
-			Served: func(*definition) (bool, error) { return true, nil },
+			Served: w.served, Serve: w.serve,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -92,6 +99,22 @@ func run(t *testing.T, delay time.Duration, test func(*world)) {
 			t.Error(err)
 		}
 	})
+}
+
+func (w *world) served(crd *definition) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err := w.unserved[crd.Name]
+	return err == nil, err
+}
+
+func (w *world) serve(crd *definition) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.onServe != nil {
+		w.onServe(crd)
+	}
+	return w.unserved[crd.Name]
 }
 
 func (w *world) create(plural string, change ...func(*definition)) {
@@ -165,6 +188,74 @@ func TestEstablishing(t *testing.T) {
 	})
 }
 
+// A definition is served, with its names, before it is written as established. One that cannot be served is not.
+func TestServedBeforeEstablished(t *testing.T) {
+	run(t, 0, func(w *world) {
+		failure := errors.New("no converter")
+		w.mu.Lock()
+		w.unserved = map[string]error{"bars.example.com": failure}
+		w.onServe = func(crd *definition) {
+			stored, err := w.definitions.Get(w.ctx, "", crd.Name)
+			if err != nil || len(stored.Status.Conditions) > 0 || stored.ResourceVersion != crd.ResourceVersion {
+				t.Errorf("stored: %+v, %v", stored, err)
+			}
+			if crd.Status.AcceptedNames.Kind != crd.Spec.Names.Kind || !isTrue(&crd.Status, apiextensionsv1.NamesAccepted) || crd.Spec.Versions[0].Schema == nil {
+				t.Errorf("to be served: %+v", crd)
+			}
+		}
+		w.mu.Unlock()
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		w.create("bars")
+		w.expect("bars", time.Second, "Established=False Installing", isAccepted)
+		crd, err := w.definitions.Get(w.ctx, "", "bars.example.com")
+		if err != nil || find(&crd.Status, apiextensionsv1.Established).Message != failure.Error() {
+			t.Errorf("%+v, %v", crd.Status, err)
+		}
+	})
+}
+
+// Definitions are synced at the same time, but a name has one user. When that is deleted, one of those that wait gets it.
+func TestOneNameForMany(t *testing.T) {
+	const count = 12
+	run(t, 0, func(w *world) {
+		for i := range count {
+			w.create(fmt.Sprintf("foos%d", i), func(crd *definition) { crd.Spec.Names.ShortNames = []string{"f"} })
+		}
+		for left := count; left > 0; left-- {
+			user := ""
+			for end := time.Now().Add(time.Minute); user == "" && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				synctest.Wait()
+				list, _, err := w.definitions.List(w.ctx, "", client.Selector{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, crd := range list {
+					if len(crd.Status.AcceptedNames.ShortNames) == 0 {
+						continue
+					}
+					if user != "" {
+						t.Fatalf("%s and %s have the same name", user, crd.Spec.Names.Plural)
+					}
+					user = crd.Spec.Names.Plural
+				}
+			}
+			if user == "" {
+				t.Fatalf("none of %d definitions has the name", left)
+			}
+			w.expect(user, time.Second, isEstablished, isAccepted)
+			w.delete(user)
+			w.expectGone(user, 10*time.Second)
+		}
+		synctest.Wait()
+		w.controllers.conditions.mu.Lock()
+		defer w.controllers.conditions.mu.Unlock()
+		if n := w.controllers.conditions.names; len(n.used)+len(n.waiting)+len(n.held) != 0 {
+			t.Errorf("left over: %+v", n)
+		}
+	})
+}
+
 func TestEstablishingDelay(t *testing.T) {
 	run(t, 5*time.Second, func(w *world) {
 		w.create("foos")
@@ -221,8 +312,8 @@ func TestCostOfManyDefinitions(t *testing.T) {
 		if err != nil || len(list) != count {
 			t.Fatal(len(list), err)
 		}
-		// Two namespaces, and for each definition its creation and two writes of its status.
-		if want := fmt.Sprint(1 + 2 + 3*count); revision != want {
+		// Two namespaces, and for each definition its creation and one write of its status.
+		if want := fmt.Sprint(1 + 2 + 2*count); revision != want {
 			t.Errorf("revision %s, want %s", revision, want)
 		}
 		for _, crd := range list {
@@ -232,3 +323,41 @@ func TestCostOfManyDefinitions(t *testing.T) {
 		}
 	})
 }
+
+// Until a large definition is established, it is decoded, validated and encoded a few times in all.
+func TestCostOfLargeDefinitions(t *testing.T) {
+	large := func(crd *definition) {
+		properties := map[string]apiextensionsv1.JSONSchemaProps{}
+		for i := range 300 {
+			properties[fmt.Sprint("property", i)] = apiextensionsv1.JSONSchemaProps{Type: "string", Description: fmt.Sprintf("Property %d of %s has a description "+
+				"about as long as those that are generated from comments: what it is for, when it is set, and what its default is.", i, crd.Name)}
+		}
+		crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties = map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object", Properties: properties}}
+	}
+	run(t, 0, func(w *world) {
+		w.create("first", large)
+		w.expect("first", time.Second, isEstablished, isAccepted)
+		const count = 20
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for i := range count {
+			w.create(fmt.Sprintf("foos%d", i), large)
+		}
+		for i := range count {
+			w.expect(fmt.Sprintf("foos%d", i), time.Minute, isEstablished, isAccepted)
+		}
+		runtime.ReadMemStats(&after)
+		crd, err := w.definitions.Get(w.ctx, "", "first.example.com")
+		if err != nil {
+			t.Fatal(err)
+		}
+		each := float64(after.TotalAlloc-before.TotalAlloc) / count / float64(crd.Size())
+		t.Logf("%.1f bytes are allocated for each of %d", each, crd.Size())
+		if each > maxAllocated {
+			t.Errorf("%.1f bytes are allocated for each of %d, want at most %d", each, crd.Size(), maxAllocated)
+		}
+	})
+}
+
+// maxAllocated is how many bytes may be allocated for each byte of a definition: each time it is decoded or copied takes about ten.
+const maxAllocated = 110

@@ -100,12 +100,12 @@ func (f *finalizer) write(ctx context.Context, key controller.Key, crd *definiti
 	}
 	next := *crd
 	next.ResourceVersion = resourceVersion // what was decided is about that state
-	next.Status = *crd.Status.DeepCopy()
-	setCondition(&next.Status, c, metav1.Now())
+	status := crd.Status.DeepCopy()
+	setCondition(status, c, metav1.Now())
 	if c.Status == apiextensionsv1.ConditionFalse {
 		next.Finalizers = slices.DeleteFunc(slices.Clone(crd.Finalizers), func(f string) bool { return f == apiextensionsv1.CustomResourceCleanupFinalizer })
 	}
-	written, err := f.definitions.UpdateStatus(ctx, &next)
+	written, err := updateStatus(ctx, f.definitions, &next, *status)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

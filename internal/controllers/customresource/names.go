@@ -9,8 +9,12 @@ import (
 )
 
 // names records which definition uses which names. Looking up the conflicts of a definition costs no more than it has names.
+//
+// A definition uses the names that are accepted in its status, and while it is synced also those it may get: they are reserved. A definition
+// that requests a name of another one waits for it. When nobody uses a name any more, one of those that wait for it is synced; it takes the name,
+// or the next one is synced.
 type names struct {
-	used    map[name]sets.Set[string] // the definitions that have an accepted name
+	used    map[name]sets.Set[string] // the definitions that have an accepted or reserved name
 	waiting map[name]sets.Set[string] // the definitions that request a name that another one uses
 	held    map[string]heldNames      // by definition
 }
@@ -23,8 +27,8 @@ type name struct {
 }
 
 type heldNames struct {
-	resourceVersion string
-	names, waiting  []name
+	resourceVersion          string
+	names, reserved, waiting []name
 }
 
 func newNames() names {
@@ -40,9 +44,9 @@ func namesOf(group string, n *apiextensionsv1.CustomResourceDefinitionNames) []n
 	return slices.DeleteFunc(all, func(n name) bool { return n.text == "" })
 }
 
-// record replaces the names that a definition uses by its accepted names, and returns the definitions that waited for one it no longer
+// record replaces the names that a definition uses by its accepted names, and returns the definitions that can have one it no longer
 // uses. An older state than the last one is ignored.
-func (n *names) record(crd *definition) (freed []string) {
+func (n *names) record(crd *definition) (next []string) {
 	held, ok := n.held[crd.Name]
 	if ok {
 		if order, err := resourceversion.CompareResourceVersion(crd.ResourceVersion, held.resourceVersion); err == nil && order < 0 {
@@ -53,56 +57,92 @@ func (n *names) record(crd *definition) (freed []string) {
 	for _, name := range accepted {
 		add(n.used, name, crd.Name)
 	}
-	for _, old := range held.names {
-		if !slices.Contains(accepted, old) {
-			freed = append(freed, n.release(old, crd.Name)...)
-		}
-	}
+	old := held.names
 	held.resourceVersion, held.names = crd.ResourceVersion, accepted
 	n.held[crd.Name] = held
-	return freed
+	return n.releaseUnused(crd.Name, old)
 }
 
-// remove removes a definition, and returns those that waited for one of its names.
-func (n *names) remove(crd string) (freed []string) {
+// remove removes a definition, and returns those that can have one of its names.
+func (n *names) remove(crd string) (next []string) {
 	held := n.held[crd]
-	for _, name := range held.names {
-		freed = append(freed, n.release(name, crd)...)
-	}
-	for _, name := range held.waiting {
-		drop(n.waiting, name, crd)
-	}
 	delete(n.held, crd)
-	return freed
+	next = n.releaseUnused(crd, slices.Concat(held.names, held.reserved))
+	return append(next, n.stopWaiting(crd, held.waiting)...)
 }
 
-// release removes a user of a name, and returns the definitions that wait for it.
-func (n *names) release(name name, crd string) []string {
-	drop(n.used, name, crd)
-	return n.waiting[name].UnsortedList()
-}
-
-// conflicts returns the requested names of a definition that another one uses. The definition waits for them until the next call.
-func (n *names) conflicts(crd *definition) map[name]bool {
+// reserve reserves the requested names of a definition as far as no other one uses them, until release. It returns the names that others use,
+// for which the definition waits until the next call, and the definitions that can have a name for which it no longer waits.
+func (n *names) reserve(crd *definition) (conflicts map[name]bool, next []string) {
 	held := n.held[crd.Name]
-	for _, name := range held.waiting {
-		drop(n.waiting, name, crd.Name)
-	}
+	waited := held.waiting
 	held.waiting = nil
-	conflicts := map[name]bool{}
+	conflicts = map[name]bool{}
 	for _, name := range namesOf(crd.Spec.Group, &crd.Spec.Names) {
-		others := n.used[name].Len()
-		if n.used[name].Has(crd.Name) {
-			others--
-		}
-		if others > 0 {
+		if n.usedByOthers(name, crd.Name) {
 			conflicts[name] = true
 			held.waiting = append(held.waiting, name)
 			add(n.waiting, name, crd.Name)
+			continue
 		}
+		held.reserved = append(held.reserved, name)
+		add(n.used, name, crd.Name)
 	}
 	n.held[crd.Name] = held
-	return conflicts
+	return conflicts, n.stopWaiting(crd.Name, slices.DeleteFunc(waited, func(name name) bool { return conflicts[name] }))
+}
+
+// release ends the reservations of a definition, and returns those that can have a name it has not got.
+func (n *names) release(crd string) (next []string) {
+	held, ok := n.held[crd]
+	if !ok {
+		return nil
+	}
+	reserved := held.reserved
+	held.reserved = nil
+	n.held[crd] = held
+	return n.releaseUnused(crd, reserved)
+}
+
+func (n *names) usedByOthers(name name, crd string) bool {
+	others := n.used[name].Len()
+	if n.used[name].Has(crd) {
+		others--
+	}
+	return others > 0
+}
+
+// releaseUnused removes a definition as user of the names that it has neither accepted nor reserved, and returns the definitions that can have
+// one now.
+func (n *names) releaseUnused(crd string, released []name) (next []string) {
+	held := n.held[crd]
+	for _, name := range released {
+		if !slices.Contains(held.names, name) && !slices.Contains(held.reserved, name) {
+			drop(n.used, name, crd)
+			next = n.appendNext(next, name)
+		}
+	}
+	return next
+}
+
+// stopWaiting removes a definition from those that wait for names, and returns the definitions that can have one in its place.
+func (n *names) stopWaiting(crd string, waited []name) (next []string) {
+	for _, name := range waited {
+		drop(n.waiting, name, crd)
+		next = n.appendNext(next, name)
+	}
+	return next
+}
+
+// appendNext appends one of the definitions that wait for a name, if nobody uses it.
+func (n *names) appendNext(to []string, name name) []string {
+	if n.used[name].Len() > 0 {
+		return to
+	}
+	for crd := range n.waiting[name] {
+		return append(to, crd)
+	}
+	return to
 }
 
 func add(to map[name]sets.Set[string], name name, crd string) {

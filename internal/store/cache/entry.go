@@ -251,6 +251,17 @@ func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]by
 	return e.fill(found, make)
 }
 
+// RepeatedEncoding is Encoding that keeps the bytes only if they were requested before, not long ago. Many large objects that are each read once
+// would otherwise take twice their memory for a while.
+func (e *Entry) RepeatedEncoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
+	requested := EncodingID{Version: id.Version, Format: id.Format + "\x00requested"}
+	if e.findMemo(id) == nil && e.findMemo(requested) == nil && !e.encrypted() {
+		e.addMemo(requested)
+		return make(e)
+	}
+	return e.Encoding(id, make)
+}
+
 // HasEncoding reports whether Encoding need not make the bytes.
 func (e *Entry) HasEncoding(id EncodingID) bool { return e.findMemo(id) != nil }
 

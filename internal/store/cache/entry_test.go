@@ -158,6 +158,31 @@ func TestEncodingOnce(t *testing.T) {
 	}
 }
 
+// An encoding that is requested once is not kept; one that is requested again is, until it is not used for a while.
+func TestRepeatedEncoding(t *testing.T) {
+	entry, _ := entryOf(t, newPod("default", "a"))
+	id := EncodingID{Version: "v1", Format: "json"}
+	made := 0
+	read := func() {
+		t.Helper()
+		body, err := entry.RepeatedEncoding(id, func(*Entry) ([]byte, error) { made++; return []byte("body"), nil })
+		if err != nil || string(body) != "body" {
+			t.Errorf("%q, %v", body, err)
+		}
+	}
+	for _, want := range []int{1, 2, 2, 2} {
+		if read(); made != want || entry.HasEncoding(id) != (made > 1) {
+			t.Errorf("made %d times, want %d; kept: %t", made, want, entry.HasEncoding(id))
+		}
+	}
+	entry.dropMemos(entry.table.cache.epoch.Load(), true)
+	for _, want := range []int{3, 4, 4} {
+		if read(); made != want {
+			t.Errorf("made %d times after it was dropped, want %d", made, want)
+		}
+	}
+}
+
 func TestForget(t *testing.T) {
 	entry, _ := entryOf(t, newPod("default", "a"))
 	cache := entry.table.cache
