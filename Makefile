@@ -58,18 +58,19 @@ bin/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
 	$(step) 'build kubectl' go -C tools/kubectl build -ldflags '$(KUBECTL_LDFLAGS)' -o ../../bin/kubectl .
 
 # Built once: they change only with their modules and with what of them is our own.
+IMAGE_SOURCES := tools/image/main.go tools/archive/image.go tools/archive/tar.go
 RUNTIME := bin/containerd bin/containerd-shim-runc-v2 bin/runc bin/pause.tar
 runtime: $(RUNTIME)
-$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/image/main.go runtime/shim/main.go
+$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/shim/main.go $(IMAGE_SOURCES)
 	$(step) 'build the container runtime' runtime/build bin
 	@touch $(RUNTIME)
 
 # The demo's image: its program and nothing else. The program alone is the client that make up shows the Service with.
 demo: bin/demo.tar bin/web
-bin/demo.tar bin/web &: demo/web/main.go runtime/image/main.go
+bin/demo.tar bin/web &: demo/web/main.go $(IMAGE_SOURCES)
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -ldflags '-s -w' -o bin/web ./demo/web
-	$(step) 'build the demo image' go -C runtime run ./image localhost/skiff/demo:1 ../bin/web ../bin/demo.tar
+	$(step) 'build the demo image' go run ./tools/image localhost/skiff/demo:1 bin/web bin/demo.tar
 
 images:
 	@test/images/build
@@ -100,7 +101,7 @@ test-cold:
 	$(step) 'test with empty caches' scripts/test-cold
 
 unit:
-	$(step) 'unit tests' go test -vet=off ./internal/... ./cmd/...
+	$(step) 'unit tests' go test -vet=off ./internal/... ./cmd/... ./tools/...
 
 # Hosts of their own, which are slow without hardware virtualization: not part of make test.
 TESTS ?=
