@@ -28,7 +28,7 @@ func installCommand() *cobra.Command {
 			return server.RunE(server, nil)
 		},
 	}
-	install.AddCommand(server, agent)
+	install.AddCommand(server, agent, refreshCommand())
 	return install
 }
 
@@ -55,6 +55,19 @@ func installAgentCommand() *cobra.Command {
 	return bind(cmd, &c, func(ctx context.Context, _ []string) error {
 		return system.InstallAgent(ctx, c, serviceArguments(cmd.Flags(), &c.Install, "token"), os.Stdout)
 	})
+}
+
+func refreshCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "refresh",
+		Short: "Restart the installed service with this version of skiff",
+		Long: "Write the unit of the installed service as this version of skiff has it, with the flags that the service has, and restart the service if it is running.\n" +
+			"Packages run this after an upgrade.",
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return system.RefreshService(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
 }
 
 func uninstallCommand() *cobra.Command {

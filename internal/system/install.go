@@ -114,25 +114,13 @@ func writeToken(dataDir, token string) (string, error) {
 
 // install writes the unit, enables it and starts it. An installed service is replaced and restarted.
 func (i *installer) install(ctx context.Context, u unit, c config.Install) error {
-	program, err := os.Executable()
-	if err == nil {
-		program, err = filepath.EvalSymlinks(program)
-	}
-	if err != nil {
-		return fmt.Errorf("find the program of skiff: %w", err)
-	}
-	u.program = program
 	path := filepath.Join(i.unitDir, unitName)
 	if old, err := os.ReadFile(path); err == nil && !strings.HasPrefix(string(old), unitMarker) {
 		return fmt.Errorf("%s was not written by skiff install: remove it first", path)
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read unit: %w", err)
 	}
-	// Only root can read it: flags may be secret.
-	if err := atomicfile.Write(path, []byte(u.text()), 0o600); err != nil {
-		return fmt.Errorf("write unit: %w", err)
-	}
-	if err := i.systemd.Reload(ctx); err != nil {
+	if err := i.write(ctx, path, u); err != nil {
 		return err
 	}
 	if err := i.systemd.Enable(ctx, path); err != nil {
@@ -151,6 +139,76 @@ func (i *installer) install(ctx context.Context, u unit, c config.Install) error
 	return nil
 }
 
+// write writes the unit of this program.
+func (i *installer) write(ctx context.Context, path string, u unit) (err error) {
+	if u.program, err = os.Executable(); err == nil {
+		u.program, err = filepath.EvalSymlinks(u.program)
+	}
+	if err != nil {
+		return fmt.Errorf("find the program of skiff: %w", err)
+	}
+	// Only root can read it: flags may be secret.
+	if err := atomicfile.Write(path, []byte(u.text()), 0o600); err != nil {
+		return fmt.Errorf("write unit: %w", err)
+	}
+	return i.systemd.Reload(ctx)
+}
+
+// RefreshService writes the unit of the installed service as this version of skiff has it, with the flags that the service has, and restarts the
+// service if it is running.
+func RefreshService(ctx context.Context, out io.Writer) error {
+	i, err := newInstaller(out)
+	if err != nil {
+		return err
+	}
+	defer i.systemd.Close()
+	return i.refresh(ctx)
+}
+
+func (i *installer) refresh(ctx context.Context) error {
+	path, u, err := i.readUnit()
+	if err != nil {
+		return err
+	}
+	service, err := u.installed()
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if service.node != nil {
+		settings, err := service.node.KubeletConfiguration()
+		if err != nil {
+			return err
+		}
+		u.foreignRuntime = settings.ContainerRuntimeEndpoint != ""
+	}
+	if err := i.write(ctx, path, u); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := i.systemd.TryRestart(ctx, unitName); err != nil {
+		return fmt.Errorf("%w; its log: journalctl -u %s", err, unitName)
+	}
+	fmt.Fprintf(i.out, "%s is refreshed\n", unitName)
+	return nil
+}
+
+// readUnit reads the unit of the installed service.
+func (i *installer) readUnit() (path string, u unit, err error) {
+	path = filepath.Join(i.unitDir, unitName)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, unit{}, fmt.Errorf("skiff is not installed: %s does not exist", path)
+	}
+	if err != nil {
+		return path, unit{}, fmt.Errorf("read unit: %w", err)
+	}
+	if u, err = parseUnit(string(text)); err != nil {
+		return path, unit{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return path, u, nil
+}
+
 // Uninstall stops the service of this host and removes it with its pods, its network and its data.
 func Uninstall(ctx context.Context, c config.Uninstall, out io.Writer) error {
 	i, err := newInstaller(out)
@@ -163,17 +221,9 @@ func Uninstall(ctx context.Context, c config.Uninstall, out io.Writer) error {
 
 // uninstall removes the unit last, so that it can be repeated after a failure.
 func (i *installer) uninstall(ctx context.Context, c config.Uninstall) error {
-	path := filepath.Join(i.unitDir, unitName)
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("skiff is not installed: %s does not exist", path)
-	}
+	path, u, err := i.readUnit()
 	if err != nil {
-		return fmt.Errorf("read unit: %w", err)
-	}
-	u, err := parseUnit(string(text))
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
 	service, err := u.installed()
 	if err != nil {

@@ -155,6 +155,37 @@ func TestInstallAndUninstall(t *testing.T) {
 	}
 }
 
+// After an upgrade the unit is the new version's, with the flags of the old. A service that an administrator has disabled or stopped stays so.
+func TestRefreshService(t *testing.T) {
+	i, host, _, _ := newTestInstaller(t)
+	path := filepath.Join(i.unitDir, unitName)
+	if err := i.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "skiff is not installed") {
+		t.Errorf("without a service: %v", err)
+	}
+	u := unit{program: "/old/skiff", command: commandAgent, foreignRuntime: true, arguments: []string{"--server=https://a:6443", "--container-runtime-endpoint=unix:///run/x.sock"}}
+	old := strings.Replace(u.text(), "RestartSec=2", "RestartSec=9", 1)
+	if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.Executable()
+	if err == nil {
+		program, err = filepath.EvalSymlinks(program)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.program = program
+	if text, err := os.ReadFile(path); err != nil || string(text) != u.text() {
+		t.Errorf("unit file %s, %v", text, err)
+	}
+	if got, want := host.Calls(), []string{"Reload", "TryRestartUnit skiff.service replace"}; !slices.Equal(got, want) {
+		t.Errorf("calls of systemd: %q, want %q", got, want)
+	}
+}
+
 // Files of others are kept: a unit of that name, and what else is in the data directory.
 func TestUninstallKeepsOthersFiles(t *testing.T) {
 	i, _, out, cleaned := newTestInstaller(t)

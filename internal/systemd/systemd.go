@@ -220,6 +220,14 @@ func (m *Manager) Restart(ctx context.Context, unit string) error {
 	return nil
 }
 
+// TryRestart restarts a unit if it is running, and returns when it runs again. One that is not running stays so.
+func (m *Manager) TryRestart(ctx context.Context, unit string) error {
+	if err := m.job(ctx, "TryRestartUnit", unit, "replace"); err != nil {
+		return fmt.Errorf("restart %s: %w", unit, err)
+	}
+	return nil
+}
+
 // Stop stops a unit and returns when it has stopped. A unit that is not loaded is stopped.
 func (m *Manager) Stop(ctx context.Context, unit string) error {
 	if err := m.job(ctx, "StopUnit", unit, "replace"); err != nil && !errors.Is(err, ErrNoUnit) {

@@ -45,7 +45,7 @@ func start(t *testing.T) (*fake.Systemd, *Manager) {
 func TestUnits(t *testing.T) {
 	host, m := start(t)
 	for _, err := range []error{
-		m.Reload(t.Context()), m.Enable(t.Context(), "/etc/systemd/system/x.service"), m.Restart(t.Context(), "x.service"),
+		m.Reload(t.Context()), m.Enable(t.Context(), "/etc/systemd/system/x.service"), m.Restart(t.Context(), "x.service"), m.TryRestart(t.Context(), "x.service"),
 		m.Stop(t.Context(), "x.service"), m.Disable(t.Context(), "x.service"), m.ResetFailed(t.Context(), "x.service"),
 	} {
 		if err != nil {
@@ -53,7 +53,7 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	want := []string{
-		"Reload", "EnableUnitFiles [/etc/systemd/system/x.service] false true", "RestartUnit x.service replace", "StopUnit x.service replace",
+		"Reload", "EnableUnitFiles [/etc/systemd/system/x.service] false true", "RestartUnit x.service replace", "TryRestartUnit x.service replace", "StopUnit x.service replace",
 		"DisableUnitFiles [x.service] false", "ResetFailedUnit x.service",
 	}
 	if got := host.Calls(); !slices.Equal(got, want) {

@@ -33,7 +33,7 @@ type Systemd struct {
 }
 
 // jobs are the methods that start a job.
-var jobs = map[string]bool{"StartUnit": true, "StopUnit": true, "RestartUnit": true, "StartTransientUnit": true}
+var jobs = map[string]bool{"StartUnit": true, "StopUnit": true, "RestartUnit": true, "TryRestartUnit": true, "StartTransientUnit": true}
 
 // Start serves a fake systemd with a socket in dir.
 func Start(dir string) (*Systemd, error) {
