@@ -1,6 +1,7 @@
 # make          build skiff, kubectl and the container runtime into bin/
 # make runtime  build containerd, its shim, runc and the pause image   make images  build the images tests run
 # make up       build, start a cluster, apply the demo, show it        make down    stop it
+# make release  the files of a release in dist/: archives, Debian packages, images, SBOMs and checksums for amd64 and arm64
 # make test     everything that must hold: lint, unit tests, race detector, fuzz targets, end-to-end, comparison with upstream
 # make test-cold   the same on a clean clone with empty caches, as on a new machine
 # make unit     unit tests alone, as any user
@@ -36,7 +37,7 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down prepare programs test test-cold test-vm unit race race-compile checks e2e attack lint vuln generate bench conformance fuzz \
+.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold test-vm unit race race-compile checks e2e attack lint vuln generate bench conformance fuzz \
 	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
@@ -80,6 +81,22 @@ up: build demo
 
 down:
 	@scripts/down
+
+# The files of a release, from a commit: their bytes depend on nothing but it and the version of Go and of the C compiler. Programs are linked
+# statically.
+RELEASE_ARCHITECTURES := amd64 arm64
+MAINTAINER ?= $(shell git log -1 --format='%an <%ae>' 2>/dev/null)
+release:
+	@[ -z "$$(git status --porcelain --untracked-files=no)" ] || { echo 'a release is made from a commit: commit your changes first' >&2; exit 1; }
+	@rm -rf dist
+	@for arch in $(RELEASE_ARCHITECTURES); do \
+		scripts/step "build for linux/$$arch" env CGO_ENABLED=0 GOARCH=$$arch go build -buildvcs=false -ldflags '$(LDFLAGS) -buildid=' \
+			-o bin/linux-$$arch/ ./cmd/skiff ./cmd/skiff-cni ./demo/web; \
+		scripts/step "container runtime for linux/$$arch" runtime/build bin/linux-$$arch $$arch; \
+	done
+	$(step) 'package the release' go run ./tools/release -version '$(VERSION)' -commit '$(COMMIT)' -date '$(DATE)' -maintainer '$(MAINTAINER)' \
+		-modules "$$(go env GOMODCACHE)" -goroot "$$(go env GOROOT)" -out dist $(RELEASE_ARCHITECTURES:%=%=bin/linux-%)
+	@(cd dist && sha256sum --quiet -c SHA256SUMS && ls -l)
 
 # What tests download, and skiff's packages, which most of them are compiled from.
 prepare:
@@ -174,4 +191,4 @@ fuzz:
 	$(step) 'fuzz targets, $(FUZZTIME) each' $(background) scripts/fuzz $(FUZZTIME)
 
 clean:
-	rm -rf bin test/conformance/results
+	rm -rf bin dist test/conformance/results
