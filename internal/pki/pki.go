@@ -260,22 +260,12 @@ func (d Dir) Leaf(name string, ca *CA, leaf Leaf, now time.Time) (Pair, error) {
 	return pair, d.write(name, pair)
 }
 
-// SigningKey loads the private key NAME.key, or creates a new one and stores its public key as NAME.pub.
-func (d Dir) SigningKey(name string) (*ecdsa.PrivateKey, error) {
-	raw, err := os.ReadFile(d.path(name + ".key"))
-	if err == nil {
-		signer, err := parseKey(raw)
-		if err != nil {
-			return nil, fmt.Errorf("parse %s: %w", d.path(name+".key"), err)
-		}
-		key, ok := signer.(*ecdsa.PrivateKey)
-		if !ok {
-			return nil, fmt.Errorf("%s holds a %T, want an ECDSA key", d.path(name+".key"), signer)
-		}
-		return key, nil
-	}
+// SigningKey loads the private key NAME.key, or creates an ECDSA key and stores its public key as NAME.pub. The key of another cluster, which this
+// one continues, may be an RSA key.
+func (d Dir) SigningKey(name string) (crypto.Signer, error) {
+	existing, err := ReadSigner(d.path(name + ".key"))
 	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return existing, err
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

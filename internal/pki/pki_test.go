@@ -1,11 +1,16 @@
 package pki
 
 import (
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -106,7 +111,35 @@ func TestSigningKeyIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !first.Equal(second) {
+	if !samePublicKey(first, second) {
 		t.Fatal("a second start made another key")
+	}
+}
+
+// samePublicKey reports whether two private keys are the same, by what is public of them.
+func samePublicKey(a, b crypto.Signer) bool {
+	return a.Public().(interface{ Equal(crypto.PublicKey) bool }).Equal(b.Public())
+}
+
+// The key of a cluster that kubeadm made is an RSA key in PKCS #1.
+func TestRSASigningKey(t *testing.T) {
+	dir := Dir(t.TempDir())
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	if err := os.WriteFile(dir.path("service-account.key"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := dir.SigningKey("service-account")
+	if err != nil || !samePublicKey(key, got) {
+		t.Errorf("key %v, %v", got, err)
+	}
+	if err := os.WriteFile(dir.path("service-account.key"), []byte("no key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dir.SigningKey("service-account"); err == nil || !strings.Contains(err.Error(), "service-account.key") {
+		t.Errorf("error %v", err)
 	}
 }

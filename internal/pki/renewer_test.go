@@ -2,6 +2,7 @@ package pki
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
@@ -353,7 +354,7 @@ func TestReadKeys(t *testing.T) {
 	if err != nil || len(keys) != 5 {
 		t.Fatalf("%d keys, %v", len(keys), err)
 	}
-	if !ecKey.PublicKey.Equal(keys[0]) || !rsaKey.PublicKey.Equal(keys[2]) || !rsaKey.PublicKey.Equal(keys[4]) {
+	if !ecKey.Public().(*ecdsa.PublicKey).Equal(keys[0]) || !rsaKey.PublicKey.Equal(keys[2]) || !rsaKey.PublicKey.Equal(keys[4]) {
 		t.Error("other keys than those written")
 	}
 	signer, err := ReadSigner(path)

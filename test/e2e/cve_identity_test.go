@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -203,7 +204,7 @@ func hmacToken(text string, password []byte) string {
 // ownKeyToken carries the key that it was signed with.
 func ownKeyToken(t *testing.T, encode func(any) string, header map[string]any, claims string) string {
 	t.Helper()
-	key, err := pki.Dir(t.TempDir()).SigningKey("own")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
