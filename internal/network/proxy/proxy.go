@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -290,9 +291,7 @@ func (p *Proxy) sync(context.Context) (time.Duration, error) {
 	clear(p.datagrams)
 	if result.Rebuilt {
 		// A whole table takes many times the memory of all later changes.
-		if err := releaseMemory(); err != nil {
-			p.Log.Warn("failed to return memory to the kernel", "error", err)
-		}
+		debug.FreeOSMemory()
 	}
 	again := result.Again
 	if retry := p.checks.sync(p.compiled, p.node, time.Now()); retry > 0 && (again == 0 || retry < again) {
