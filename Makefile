@@ -6,6 +6,7 @@
 # make test-cold   the same on a clean clone with empty caches, as on a new machine
 # make unit     unit tests alone, as any user
 # make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
+# make chaos DURATION=1h     servers and agents under faults; SKIFF_CHAOS_SEED repeats a run, SKIFF_CHAOS_ONLY=leader selects faults by their names
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make test-vm  install, uninstall, the distribution's container runtime and power cuts on virtual machines (SKIFF_VM_TOOLS: see test/vm/run; TESTS='service powerloss')
 # make bench    skiff and upstream side by side, with ratios
@@ -37,7 +38,7 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold test-vm unit race race-compile checks e2e attack lint vuln generate bench conformance fuzz \
+.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold test-vm unit race race-compile checks e2e attack chaos lint vuln generate bench conformance fuzz \
 	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
@@ -129,6 +130,10 @@ test-vm: build demo
 DURATION ?= 3m
 attack: build
 	$(step) 'attacks' env SKIFF_HOSTILE_DURATION=$(DURATION) go test -vet=off -count=1 -timeout 90m ./test/attack
+
+# Servers and agents under faults, for DURATION. It measures how fast the API responds after the loss of the leader: nothing else should run meanwhile.
+chaos: build
+	$(step) 'faults' env SKIFF_CHAOS_DURATION=$(DURATION) go test -vet=off -count=1 -v -timeout 0 -run '^TestFaults$$' ./test/chaos
 
 # What runs concurrently, under the race detector.
 RACE := store/... apiserver/... http2 controller scheduler/... kubelet/... client

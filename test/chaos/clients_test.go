@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,8 +36,18 @@ const (
 type connection struct {
 	requests typedcorev1.ConfigMapInterface // with a timeout
 	watches  typedcorev1.ConfigMapInterface // without a timeout
-	// losesWrites is set for servers whose etcd has several members: a write that was sent to a leader that died gets no response before its timeout.
+	// losesWrites is set for servers whose etcd has several members: a write that was sent to a leader that died gets no response before its timeout, or
+	// that the server does not know whether it has happened.
 	losesWrites bool
+}
+
+// dialer makes connections that fail within seconds when the host of the server is gone.
+var dialer = net.Dialer{
+	Timeout: 3 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3},
+	Control: func(_, _ string, conn syscall.RawConn) (err error) {
+		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 5000) })
+		return errors.Join(controlErr, err)
+	},
 }
 
 func connect(t *testing.T, server *cluster.Cluster) connection {
@@ -43,6 +56,7 @@ func connect(t *testing.T, server *cluster.Cluster) connection {
 	if err != nil {
 		t.Fatal(err)
 	}
+	config.Dial = dialer.DialContext
 	open := func(timeout time.Duration) typedcorev1.ConfigMapInterface {
 		config.Timeout = timeout
 		return clientset.NewForConfigOrDie(config).CoreV1().ConfigMaps("default")
@@ -93,8 +107,11 @@ func (w *writer) run(ctx context.Context) {
 			w.history.record(w.id, op, called, out)
 		}
 		w.lastSeen[key] = out.version
-		if out.result == unknown {
+		switch {
+		case out.result == unknown:
 			time.Sleep(20 * time.Millisecond)
+		case w.servers[0].losesWrites:
+			time.Sleep(5 * time.Millisecond) // elections need processors too
 		}
 	}
 }
@@ -138,8 +155,10 @@ func (w *writer) classify(op operation, got *corev1.ConfigMap, err error) (out o
 		return outcome{result: exists}, true
 	case apierrors.IsConflict(err):
 		return outcome{result: conflict}, true
-	case apierrors.IsTimeout(err) && w.servers[0].losesWrites:
+	case (apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err)) && w.servers[0].losesWrites:
 		return outcome{result: unknown}, true
+	case errors.As(err, &status) && status.ErrStatus.Code == http.StatusInsufficientStorage && w.servers[0].losesWrites:
+		return outcome{result: unknown}, false // the disk of the server is full
 	case errors.As(err, &status):
 		w.history.recordUnexpected(fmt.Errorf("%s of %s: %w", op.kind, op.key, err))
 	}

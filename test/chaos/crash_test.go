@@ -6,11 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/test/cluster"
@@ -143,7 +146,8 @@ func killStarting(t *testing.T, dir string, after time.Duration) {
 	_ = cmd.Wait() // the error is that it was killed
 }
 
-// runScenario runs writers and watchers while chaos kills servers, and then checks the responses and events they received.
+// runScenario runs writers and watchers while chaos kills servers, and then checks the responses and events they received. All servers must be
+// available when chaos returns.
 func runScenario(t *testing.T, servers []connection, chaos func()) {
 	h := &history{began: time.Now()}
 	writing, stopWriting := context.WithCancel(t.Context())
@@ -168,25 +172,48 @@ func runScenario(t *testing.T, servers []connection, chaos func()) {
 	time.Sleep(time.Second)
 	stopWriting()
 	writersDone.Wait()
-	final, err := servers[0].requests.List(t.Context(), metav1.ListOptions{LabelSelector: selector})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := servers[0].requests.Create(t.Context(), object(marker, ""), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	deadline := time.AfterFunc(10*time.Second, stopWatching)
+	final := mark(t, servers[0])
+	deadline := time.AfterFunc(markerTimeout, stopWatching)
 	watchersDone.Wait()
 	if !deadline.Stop() {
-		t.Error("the watchers did not see the last write within 10 s")
+		t.Errorf("the watchers did not see the last write within %v", markerTimeout)
 	}
 	resumed := 0
 	for _, w := range all {
-		w.check(t, h, final.Items)
+		w.check(t, h, final)
 		resumed += w.resumed - 1
 	}
 	unacknowledged := h.resolve(all[0].events)
 	h.check(t)
 	t.Logf("%d operations, %d with an unknown outcome, %d events seen by each watcher, %d watches resumed",
 		len(h.operations), unacknowledged, len(all[0].events), resumed)
+}
+
+// markerTimeout bounds the time until a watcher has seen the marker. It has to find out first that a connection is dead.
+const markerTimeout = time.Minute
+
+// mark creates the marker and returns all other objects at its revision: a write without response may happen later.
+func mark(t *testing.T, server connection) []corev1.ConfigMap {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), markerTimeout)
+	defer cancel()
+	for {
+		_, err := server.requests.Create(ctx, object(marker, ""), metav1.CreateOptions{})
+		var created *corev1.ConfigMap
+		if err == nil || apierrors.IsAlreadyExists(err) { // an attempt without response may have succeeded
+			created, err = server.requests.Get(ctx, marker, metav1.GetOptions{})
+		}
+		var found *corev1.ConfigMapList
+		if err == nil {
+			found, err = server.requests.List(ctx, metav1.ListOptions{
+				LabelSelector: selector, ResourceVersion: created.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact,
+			})
+		}
+		if err == nil {
+			return slices.DeleteFunc(found.Items, func(cm corev1.ConfigMap) bool { return cm.Name == marker })
+		}
+		if ctx.Err() != nil || !server.losesWrites {
+			t.Fatal(err)
+		}
+	}
 }

@@ -31,6 +31,7 @@ type watcher struct {
 	start   int64             // revision of the list
 	events  []event
 	resumed int
+	expired int // how many servers in a row have no history from the last revision on
 	failure string
 }
 
@@ -55,7 +56,7 @@ func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
 				w.fail(apierrors.FromObject(e.Object))
 				break
 			}
-			version = cm.ResourceVersion
+			version, w.expired = cm.ResourceVersion, 0
 			if done = cm.Name == marker; done {
 				break
 			}
@@ -87,8 +88,17 @@ func (w *watcher) list(ctx context.Context) string {
 }
 
 // fail records an error response of a server. A broken connection is not one, although the client reports it as an event if it
-// breaks in the middle of an event.
+// breaks in the middle of an event. Neither is the response of one of several servers that has no majority of the others.
 func (w *watcher) fail(err error) {
+	if w.servers[0].losesWrites && (apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err)) {
+		return
+	}
+	// A server that has started a moment ago has a shorter history than the others.
+	if apierrors.IsResourceExpired(err) {
+		if w.expired++; w.expired < len(w.servers) {
+			return
+		}
+	}
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && !apierrors.HasStatusCause(err, "ClientWatchDecoding") {
 		w.failure = err.Error()
 	}

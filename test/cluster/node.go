@@ -160,24 +160,39 @@ func (c *Cluster) StartAgent(number int, token string) (*Process, string, error)
 	if err != nil {
 		return nil, "", err
 	}
-	config := filepath.Join(dir, "kubelet.yaml")
-	// The hosts of a test share its cgroups.
-	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\nstaticPodPath: " + filepath.Join(dir, "manifests") + "\n"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return nil, "", err
-	}
-	root, err := Root()
-	if err != nil {
-		return nil, "", err
-	}
-	p, err := startBy(host.Start, c.Dir, host.Name, filepath.Join(root, "bin/skiff"), "agent",
-		"--server=https://"+net.JoinHostPort(namespaces.NodeAddress, port), "--token="+token, "--data-dir="+dir,
-		"--kubelet-config="+config, "--node-name="+host.Name, "--node-ip="+host.Address)
+	p, err := startAgent(host, agentOptions{
+		logDir: c.Dir, dir: dir, server: "https://" + net.JoinHostPort(namespaces.NodeAddress, port), token: token,
+	})
 	if err != nil {
 		return nil, "", err
 	}
 	c.Others = append(c.Others, p)
 	return p, dir, nil
+}
+
+// agentOptions are what an agent is started with.
+type agentOptions struct {
+	// logDir is the directory of the log, dir the data directory.
+	logDir, dir   string
+	server, token string
+	// kubelet are further lines of the KubeletConfiguration.
+	kubelet string
+}
+
+// startAgent starts `skiff agent` on a host.
+func startAgent(host *namespaces.Host, o agentOptions) (*Process, error) {
+	config := filepath.Join(o.dir, "kubelet.yaml")
+	// The hosts of a test share its cgroups.
+	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\nstaticPodPath: " + filepath.Join(o.dir, "manifests") + "\n" + o.kubelet
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	root, err := Root()
+	if err != nil {
+		return nil, err
+	}
+	return startBy(host.Start, o.logDir, host.Name, filepath.Join(root, "bin/skiff"), "agent", "--server="+o.server, "--token="+o.token, "--data-dir="+o.dir,
+		"--kubelet-config="+config, "--node-name="+host.Name, "--node-ip="+host.Address)
 }
 
 // serveImages starts a registry with the images of the conformance suite.

@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/kubelet/runtime"
+	"skiff/test/cluster"
 	"skiff/test/registry"
 )
 
@@ -22,21 +23,13 @@ type disk struct {
 	file, dir string
 }
 
-// newDisk makes an ext4 file system and mounts it. Nothing but a sync writes its journal during a test.
+// newDisk makes a file system and mounts it.
 func newDisk(t *testing.T) disk {
 	t.Helper()
 	parent := shortDir(t)
 	d := disk{file: filepath.Join(parent, "disk"), dir: filepath.Join(parent, "d")}
-	f, err := os.Create(d.file)
-	if err != nil {
+	if err := cluster.MakeDisk(d.file, 256<<20); err != nil {
 		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(256 << 20); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", d.file).CombinedOutput(); err != nil {
-		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
 	}
 	mountFile(t, d.file, d.dir)
 	return d
@@ -48,7 +41,7 @@ func mountFile(t *testing.T, file, dir string) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("mount", "-o", "loop,commit=600", file, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-o", cluster.DiskOptions, file, dir).CombinedOutput(); err != nil {
 		t.Fatalf("mount: %v\n%s", err, out)
 	}
 	t.Cleanup(func() {
@@ -62,8 +55,8 @@ func mountFile(t *testing.T, file, dir string) {
 func (d disk) afterPowerLoss(t *testing.T, number int) string {
 	t.Helper()
 	file, dir := fmt.Sprintf("%s%d", d.file, number), fmt.Sprintf("%s%d", d.dir, number)
-	if out, err := exec.Command("cp", "--sparse=always", d.file, file).CombinedOutput(); err != nil {
-		t.Fatalf("cp: %v\n%s", err, out)
+	if err := cluster.CopyDisk(d.file, file); err != nil {
+		t.Fatal(err)
 	}
 	mountFile(t, file, dir)
 	return dir

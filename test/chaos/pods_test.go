@@ -1,0 +1,179 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// podChecks checks that of a StatefulSet no two pods with the same identity run at the same time, on whichever nodes.
+type podChecks struct {
+	h    *harness
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu sync.Mutex
+	// twice are identities that ran twice, started the UIDs of pods that ran, by name.
+	twice   []string
+	started map[string]map[string]bool
+}
+
+// The environment variables by which the processes of pods are recognized.
+const (
+	nameVariable = "SKIFF_CHAOS_POD"
+	uidVariable  = "SKIFF_CHAOS_UID"
+	replicas     = 3
+)
+
+// startPods makes a StatefulSet and watches its processes until the test ends.
+func startPods(t *testing.T, h *harness) *podChecks {
+	t.Helper()
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
+	}
+	var tolerations []corev1.Toleration
+	seconds, grace, n := int64(1), int64(1), int32(replicas)
+	for _, key := range []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady} {
+		tolerations = append(tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds})
+	}
+	labels := map[string]string{"app": "chaos"}
+	set := &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "chaos"},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &n, ServiceName: "chaos", PodManagementPolicy: appsv1.ParallelPodManagement, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					TerminationGracePeriodSeconds: &grace, Tolerations: tolerations,
+					Containers: []corev1.Container{{
+						Name: "c", Image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", Command: []string{"sleep", "100000"},
+						Env: []corev1.EnvVar{field(nameVariable, "metadata.name"), field(uidVariable, "metadata.uid")},
+					}},
+				},
+			},
+		},
+	}
+	if _, err := h.clients[0].AppsV1().StatefulSets("default").Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p := &podChecks{h: h, started: map[string]map[string]bool{}}
+	var ctx context.Context
+	ctx, p.stop = context.WithCancel(t.Context())
+	p.awaitReady(t)
+	p.done.Go(func() {
+		for ctx.Err() == nil {
+			p.scan()
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+	t.Cleanup(func() { p.stop(); p.done.Wait() })
+	return p
+}
+
+// scan looks for processes of two pods with the same name.
+func (p *podChecks) scan() {
+	type process struct{ pid, uid string }
+	seen := map[string][]process{}
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		name, uid := podOf(dir)
+		if name == "" {
+			continue
+		}
+		p.mu.Lock()
+		if p.started[name] == nil {
+			p.started[name] = map[string]bool{}
+		}
+		p.started[name][uid] = true
+		p.mu.Unlock()
+		for _, other := range seen[name] {
+			// The first process may have ended before the second one has started.
+			if _, still := podOf(other.pid); other.uid != uid && still == other.uid {
+				p.mu.Lock()
+				p.twice = append(p.twice, fmt.Sprintf("%s: pods %s and %s", name, other.uid, uid))
+				p.mu.Unlock()
+			}
+		}
+		seen[name] = append(seen[name], process{dir, uid})
+	}
+}
+
+// podOf returns the name and UID of the pod of a process; both are empty if it has none, or has ended.
+func podOf(dir string) (name, uid string) {
+	environment, err := os.ReadFile(filepath.Join(dir, "environ"))
+	if err != nil {
+		return "", ""
+	}
+	for variable := range bytes.SplitSeq(environment, []byte{0}) {
+		if value, ok := strings.CutPrefix(string(variable), nameVariable+"="); ok {
+			name = value
+		}
+		if value, ok := strings.CutPrefix(string(variable), uidVariable+"="); ok {
+			uid = value
+		}
+	}
+	return name, uid
+}
+
+// awaitReady waits until all pods are ready.
+func (p *podChecks) awaitReady(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), recoveryTimeout)
+	defer cancel()
+	for i := 0; ; i++ {
+		set, err := p.h.clients[i%servers].AppsV1().StatefulSets("default").Get(ctx, "chaos", metav1.GetOptions{})
+		if err == nil && set.Status.ReadyReplicas == replicas {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the pods are not ready: %v, %+v\n%s", err, set.Status, p.describe())
+		}
+		if apierrors.IsNotFound(err) {
+			t.Fatal("the StatefulSet was lost")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// describe returns the pods with their nodes and states.
+func (p *podChecks) describe() string {
+	var text strings.Builder
+	list, err := p.h.clients[0].CoreV1().Pods("default").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	for _, pod := range list.Items {
+		fmt.Fprintf(&text, "%s %s on %s: %s, deleted %v, %+v\n", pod.Name, pod.UID, pod.Spec.NodeName, pod.Status.Phase, pod.DeletionTimestamp, pod.Status.Conditions)
+	}
+	for _, agent := range p.h.fleet.Agents {
+		fmt.Fprintf(&text, "the log of %s ends:\n%s\n", agent.Host.Name, agent.Process.Log(10))
+	}
+	return text.String()
+}
+
+// check waits until all pods run again and fails the test if two with the same identity ran.
+func (p *podChecks) check(t *testing.T) {
+	t.Helper()
+	p.awaitReady(t)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, text := range p.twice {
+		t.Errorf("two pods with the same identity ran at the same time: %s", text)
+	}
+	total := 0
+	for _, uids := range p.started {
+		total += len(uids)
+	}
+	t.Logf("%d pods of %d identities ran", total, len(p.started))
+}
