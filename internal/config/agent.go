@@ -41,6 +41,7 @@ func (c *Agent) Flags(groups *FlagGroups) {
 	logLevelFlag(fs, &c.LogLevel)
 	listVar(fs, &c.Without, "without", "Components not to run on this node, separated by commas: proxy, policy.")
 	c.Node.flags(groups, "node-name", "kubelet-config")
+	c.Node.rootDirFlag(groups)
 	c.NodeProxy.flags(groups)
 }
 

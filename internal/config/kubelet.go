@@ -20,12 +20,51 @@ type Node struct {
 	IP string
 	// ConfigFile is a KubeletConfiguration.
 	ConfigFile string
+	// RootDir holds the kubelet's state of pods and volumes; empty: KubeletDir decides.
+	RootDir string
 	// ContainerRuntimeEndpoint is the socket of a container runtime that is already running. If it is empty, skiff runs its own containerd.
 	ContainerRuntimeEndpoint string
 	// Labels and Taints are those a new node registers with.
 	Labels, Taints []string
 	// ImageCredentialProviderConfig is the path of a CredentialProviderConfig, ImageCredentialProviderBinDir the directory of its plugins.
 	ImageCredentialProviderConfig, ImageCredentialProviderBinDir string
+}
+
+const (
+	// KubeletRoot is where programs beside a kubelet expect its directory: CSI and DRA drivers, device plugins, monitoring.
+	KubeletRoot = "/var/lib/kubelet"
+	// podLogs is where log collectors expect the logs of pods, and beside it, in containers, links to those of containers.
+	podLogs = "/var/log/pods"
+)
+
+// KubeletDir is the kubelet's directory on a node with a data directory. With another data directory than the default it is below that, so that several
+// skiffs on one host are apart. The pods of a node that an earlier version of skiff has set up stay where they are.
+func (c *Node) KubeletDir(dataDir string) string {
+	below := filepath.Join(dataDir, "kubelet")
+	if c.RootDir != "" {
+		return c.RootDir
+	}
+	if filepath.Clean(dataDir) != defaultDataDir {
+		return below
+	}
+	if _, err := os.Stat(filepath.Join(below, "pods")); err == nil {
+		return below
+	}
+	return KubeletRoot
+}
+
+// PodLogsDir is the directory of the logs of pods, unless the KubeletConfiguration has it.
+func PodLogsDir(kubeletDir string) string {
+	if kubeletDir == KubeletRoot {
+		return podLogs
+	}
+	return filepath.Join(kubeletDir, "logs")
+}
+
+// rootDirFlag binds the kubelet's directory of a node with a data directory to its flag.
+func (c *Node) rootDirFlag(groups *FlagGroups) {
+	groups.Common(groupNode).StringVar(&c.RootDir, "root-dir", c.RootDir,
+		"Directory for the kubelet's state, such as volumes. Defaults to "+KubeletRoot+", or to kubelet below another --data-dir than the default.")
 }
 
 // flags binds the configuration to command-line flags. The flags for the node's name and the configuration file are given by name, because
@@ -48,6 +87,9 @@ func (c *Node) flags(groups *FlagGroups, nameFlag, configFlag string) {
 
 func (c *Node) validate(nameFlag string) error {
 	var errs []error
+	if c.RootDir != "" && !filepath.IsAbs(c.RootDir) {
+		errs = append(errs, fmt.Errorf("--root-dir: %q is not an absolute path", c.RootDir))
+	}
 	if c.Name != "" {
 		if wrong := validation.IsDNS1123Subdomain(c.Name); len(wrong) > 0 {
 			errs = append(errs, fmt.Errorf("--%s: %q is not a valid node name: %s", nameFlag, c.Name, strings.Join(wrong, "; ")))
@@ -105,8 +147,6 @@ func (c *Node) NodeName() (string, error) {
 type Kubelet struct {
 	ClientConnection
 	Node
-	// RootDir holds the kubelet's state of pods and volumes. The state of skiff's own containerd is in its parent directory.
-	RootDir string
 	// PodManifestPath is the directory of static pods; the configuration file may name it too.
 	PodManifestPath string
 	// BootstrapKubeconfig is used to request a client certificate when Kubeconfig does not exist or its certificate has expired. Kubeconfig is
@@ -118,7 +158,15 @@ type Kubelet struct {
 
 // DefaultKubelet is the configuration of a kubelet started without flags.
 func DefaultKubelet() Kubelet {
-	return Kubelet{ClientConnection: defaultClientConnection(), RootDir: filepath.Join(defaultDataDir, "kubelet")}
+	return Kubelet{ClientConnection: defaultClientConnection(), Node: Node{RootDir: KubeletRoot}}
+}
+
+// DataDir is the directory of the state of skiff's own containerd and of the pod network: the parent of a RootDir that is not the default.
+func (c *Kubelet) DataDir() string {
+	if c.RootDir == KubeletRoot {
+		return defaultDataDir
+	}
+	return filepath.Dir(c.RootDir)
 }
 
 // Flags binds the configuration to command-line flags.
@@ -127,7 +175,7 @@ func (c *Kubelet) Flags(groups *FlagGroups) {
 	c.ClientConnection.flags(fs)
 	fs.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
 		"Path to the kubeconfig used to request a client certificate when --kubeconfig does not exist. --kubeconfig is then written.")
-	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "Directory for the kubelet's state, such as volumes.")
+	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "Directory for the kubelet's state, such as volumes. With another one than the default, skiff's own containerd is beside it.")
 	fs.StringVar(&c.CertDir, "cert-dir", c.CertDir, "Directory for the certificates of this node. Defaults to pki below --root-dir.")
 	fs.StringVar(&c.PodManifestPath, "pod-manifest-path", c.PodManifestPath, "Directory of static pod manifests.")
 	c.Node.flags(groups, "hostname-override", "config")
@@ -143,8 +191,8 @@ func (c *Kubelet) CertificateDir() string {
 
 // Validate checks the configuration; its errors name the flag at fault.
 func (c *Kubelet) Validate() error {
-	if !filepath.IsAbs(c.RootDir) {
-		return fmt.Errorf("--root-dir: %q is not an absolute path", c.RootDir)
+	if c.RootDir == "" {
+		return errors.New("--root-dir: must not be empty")
 	}
 	return errors.Join(c.ClientConnection.validate(), c.Node.validate("hostname-override"))
 }

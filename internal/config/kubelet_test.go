@@ -1,11 +1,20 @@
 package config
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 )
 
 func TestKubeletConfiguration(t *testing.T) {
@@ -37,7 +46,11 @@ func TestKubeletConfiguration(t *testing.T) {
 		{"pulls in parallel and in series", head + "maxParallelImagePulls: 3\nserializeImagePulls: true\n", "maxParallelImagePulls: must not be greater than 1"},
 		{"taint", head + "registerWithTaints: [{key: a, effect: Never}]\n", `registerWithTaints: invalid effect "Never"`},
 		{"reserved", head + "systemReserved: {cpu: lots}\n", "systemReserved.cpu: quantities must match"},
-		{"enforced for the system", head + "enforceNodeAllocatable: [pods, system-reserved]\n", `enforceNodeAllocatable: "system-reserved" is not supported`},
+		{"enforced for the system", head + "enforceNodeAllocatable: [pods, system-reserved]\nsystemReservedCgroup: /system.slice\n", ""},
+		{"enforced for a system without a cgroup", head + "enforceNodeAllocatable: [system-reserved-compressible]\n", "systemReservedCgroup: must be specified"},
+		{"enforced for daemons without a cgroup", head + "enforceNodeAllocatable: [kube-reserved]\n", "kubeReservedCgroup: must be specified"},
+		{"enforced for somebody", head + "enforceNodeAllocatable: [users]\n", `enforceNodeAllocatable: "users" is not pods`},
+		{"reserved CPUs and a cgroup", head + "reservedSystemCPUs: \"0\"\nkubeReservedCgroup: /x\n", "reservedSystemCPUs: cannot be used with"},
 		{"enforced for nobody", head + "enforceNodeAllocatable: []\n", ""},
 		{"kernel parameters", head + "protectKernelDefaults: true\n", ""},
 		{"enforced for nobody and pods", head + "enforceNodeAllocatable: [none, pods]\n", "may not contain additional enforcements"},
@@ -111,5 +124,83 @@ func TestKubeletFlags(t *testing.T) {
 	} {
 		c := DefaultKubelet()
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) { checkError(t, parse(&c, test.args...), test.want) })
+	}
+}
+
+// A node has its kubelet's directory and logs where other programs expect them, unless its data directory is another one.
+func TestKubeletDir(t *testing.T) {
+	other := t.TempDir()
+	for _, row := range []struct{ rootDir, dataDir, want, logs string }{
+		{"", defaultDataDir, "/var/lib/kubelet", "/var/log/pods"},
+		{"", defaultDataDir + "/", "/var/lib/kubelet", "/var/log/pods"},
+		{"", other, other + "/kubelet", other + "/kubelet/logs"},
+		{"/srv/kubelet", defaultDataDir, "/srv/kubelet", "/srv/kubelet/logs"},
+		{"/var/lib/kubelet", other, "/var/lib/kubelet", "/var/log/pods"},
+	} {
+		n := Node{RootDir: row.rootDir}
+		if got := n.KubeletDir(row.dataDir); got != row.want || PodLogsDir(got) != row.logs {
+			t.Errorf("--root-dir=%s --data-dir=%s: %s and %s, want %s and %s", row.rootDir, row.dataDir, got, PodLogsDir(got), row.want, row.logs)
+		}
+	}
+	kubelet := DefaultKubelet()
+	if kubelet.RootDir != "/var/lib/kubelet" || kubelet.DataDir() != defaultDataDir {
+		t.Errorf("skiff kubelet has %s and %s", kubelet.RootDir, kubelet.DataDir())
+	}
+	if kubelet.RootDir = "/srv/node/kubelet"; kubelet.DataDir() != "/srv/node" {
+		t.Errorf("skiff kubelet has %s and %s", kubelet.RootDir, kubelet.DataDir())
+	}
+	server := DefaultServer()
+	checkError(t, parse(&server, "--root-dir=relative"), "--root-dir")
+}
+
+// The TLS settings of a KubeletConfiguration decide which clients the kubelet's server accepts.
+func TestNodeServerTLS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"node"}, NotAfter: time.Now().Add(time.Hour)}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const aes128, aes256 = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
+	for _, row := range []struct {
+		name     string
+		settings kubeletconfig.KubeletConfiguration
+		version  uint16 // the client's highest
+		suite    uint16 // the client's only one of TLS 1.2
+		accepted bool
+	}{
+		{"default", kubeletconfig.KubeletConfiguration{}, tls.VersionTLS12, aes128, true},
+		{"version 1.1", kubeletconfig.KubeletConfiguration{}, tls.VersionTLS11, aes128, false},
+		{"tlsMinVersion, older client", kubeletconfig.KubeletConfiguration{TLSMinVersion: "VersionTLS13"}, tls.VersionTLS12, aes128, false},
+		{"tlsMinVersion", kubeletconfig.KubeletConfiguration{TLSMinVersion: "VersionTLS13"}, tls.VersionTLS13, aes128, true},
+		{"tlsCipherSuites, other suite", kubeletconfig.KubeletConfiguration{TLSCipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"}}, tls.VersionTLS12, aes128, false},
+		{"tlsCipherSuites", kubeletconfig.KubeletConfiguration{TLSCipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"}}, tls.VersionTLS12, aes256, true},
+	} {
+		server, err := NodeServerTLS(&row.settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.Certificates = []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: key}}
+		ours, theirs := net.Pipe()
+		go func() {
+			defer ours.Close()
+			_ = tls.Server(ours, server).HandshakeContext(t.Context()) // the client reports the failure
+		}()
+		roots := x509.NewCertPool()
+		parsed, err := x509.ParseCertificate(certificate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		roots.AddCert(parsed)
+		client := tls.Client(theirs, &tls.Config{
+			ServerName: "node", RootCAs: roots, MinVersion: tls.VersionTLS10, MaxVersion: row.version, CipherSuites: []uint16{row.suite},
+		})
+		if err := client.HandshakeContext(t.Context()); (err == nil) != row.accepted {
+			t.Errorf("%s: %v", row.name, err)
+		}
+		theirs.Close()
 	}
 }

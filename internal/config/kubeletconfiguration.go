@@ -181,7 +181,7 @@ func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
 	}
 	mergeEvictionHard(s)
 	if s.EnforceNodeAllocatable == nil {
-		s.EnforceNodeAllocatable = []string{"pods"}
+		s.EnforceNodeAllocatable = []string{EnforcePods}
 	}
 }
 
@@ -302,6 +302,14 @@ func validateBounds(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 	return errs
 }
 
+// The values of enforceNodeAllocatable. Those of reserved resources are also there with EnforceOnlyCPU.
+const (
+	EnforcePods           = "pods"
+	EnforceSystemReserved = "system-reserved"
+	EnforceKubeReserved   = "kube-reserved"
+	EnforceOnlyCPU        = "-compressible"
+)
+
 // validateReserved checks the reserved resources, and for whom they are enforced.
 func validateReserved(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 	for name, amounts := range map[string]map[string]string{"systemReserved": s.SystemReserved, "kubeReserved": s.KubeReserved} {
@@ -314,12 +322,26 @@ func validateReserved(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 		}
 	}
 	for _, key := range s.EnforceNodeAllocatable {
-		switch {
-		case key == "none" && len(s.EnforceNodeAllocatable) > 1:
-			errs = append(errs, errors.New("enforceNodeAllocatable: may not contain additional enforcements when \"none\" is specified"))
-		case key != "none" && key != "pods":
-			errs = append(errs, fmt.Errorf("enforceNodeAllocatable: %q is not supported: skiff enforces limits on pods only", key))
+		switch key {
+		case EnforcePods:
+		case EnforceSystemReserved, EnforceSystemReserved + EnforceOnlyCPU:
+			if s.SystemReservedCgroup == "" {
+				errs = append(errs, fmt.Errorf("systemReservedCgroup: must be specified when %q is included in enforceNodeAllocatable", key))
+			}
+		case EnforceKubeReserved, EnforceKubeReserved + EnforceOnlyCPU:
+			if s.KubeReservedCgroup == "" {
+				errs = append(errs, fmt.Errorf("kubeReservedCgroup: must be specified when %q is included in enforceNodeAllocatable", key))
+			}
+		case "none":
+			if len(s.EnforceNodeAllocatable) > 1 {
+				errs = append(errs, errors.New("enforceNodeAllocatable: may not contain additional enforcements when \"none\" is specified"))
+			}
+		default:
+			errs = append(errs, fmt.Errorf("enforceNodeAllocatable: %q is not pods, system-reserved, system-reserved-compressible, kube-reserved, kube-reserved-compressible or none", key))
 		}
+	}
+	if s.ReservedSystemCPUs != "" && (s.SystemReservedCgroup != "" || s.KubeReservedCgroup != "") {
+		errs = append(errs, errors.New("reservedSystemCPUs: cannot be used with systemReservedCgroup or kubeReservedCgroup"))
 	}
 	return errs
 }

@@ -13,8 +13,6 @@ var KubeletUnused = []configfile.Unused{
 
 	{Path: "kubeletCgroups", Reason: "skiff stays in the cgroup in which it is started"},
 	{Path: "systemCgroups", Reason: "skiff does not move other processes between cgroups"},
-	{Path: "systemReservedCgroup", Reason: "skiff enforces limits on pods only"},
-	{Path: "kubeReservedCgroup", Reason: "skiff enforces limits on pods only"},
 	{Path: "cgroupsPerQOS", Accepted: []string{"true"}, Reason: "pods are always in the cgroup of their QoS class"},
 	{Path: "qosReserved", Reason: "skiff does not reserve memory for QoS classes"},
 	{Path: "localStorageCapacityIsolation", Accepted: []string{"true"}, Reason: "limits of ephemeral storage are always enforced"},
@@ -40,7 +38,6 @@ var KubeletUnused = []configfile.Unused{
 	{Path: "enableDebugFlagsHandler", Accepted: []string{"false"}, Harmless: true, Reason: "the log level is set with --log-level"},
 	{Path: "logging", Harmless: true, Reason: "the log level is set with --log-level"},
 	{Path: "showHiddenMetricsForVersion", Harmless: true, Reason: "skiff has no hidden metrics"},
-	{Path: "volumeStatsAggPeriod", Harmless: true, Reason: "the usage of volumes is measured when it is requested"},
 	{Path: "containerLogMaxWorkers", Harmless: true, Reason: "container logs are rotated one after the other"},
 	{Path: "configMapAndSecretChangeDetectionStrategy", Accepted: []string{"Watch"}, Harmless: true, Reason: "ConfigMaps and Secrets are always watched"},
 	{Path: "kernelMemcgNotification", Harmless: true, Reason: "memory is measured in intervals"},

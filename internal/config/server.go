@@ -80,6 +80,7 @@ func (c *Server) Flags(groups *FlagGroups) {
 	c.servingFlags(groups)
 	c.Servers.flags(groups)
 	c.Node.flags(groups, "node-name", "kubelet-config")
+	c.Node.rootDirFlag(groups)
 	c.networkingFlags(groups, "service-cidr")
 	c.PodCIDRs.flags(groups)
 	groups.Common(groupNetworking).StringVar(&c.NetworkBackend, "network-backend", c.NetworkBackend,

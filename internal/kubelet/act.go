@@ -262,6 +262,7 @@ func (w *worker) startContainer(ctx context.Context, s startingPod, start Start)
 	if err := k.Runtime.StartContainer(uncancelled, id); err != nil {
 		return fail("RunContainerError", err)
 	}
+	k.linkLog(pod, c, id, settings.Attempt)
 	k.containerEvent(pod, c, corev1.EventTypeNormal, "Started", "Container started")
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil

@@ -48,7 +48,9 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (
 		return true, nil
 	}
 	if len(runtime.Sandboxes) > 0 || len(runtime.Containers) > 0 {
-		w.allocate(allocationFromStatus(pod))
+		allocated := allocationFromStatus(pod)
+		w.reassign(ctx, allocated.applied(pod))
+		w.allocate(allocated)
 		return true, nil
 	}
 	w.k.admission.Lock()
@@ -72,6 +74,19 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (
 		StartTime: &now, ObservedGeneration: pod.Generation,
 	}, false)
 	return false, nil
+}
+
+// reassign gives a pod that ran before a restart of the kubelet what it is missing in the checkpoints of CPUs, memory and devices. If the node does
+// not have it, the pod goes on as it is.
+func (w *worker) reassign(ctx context.Context, pod *corev1.Pod) {
+	if w.k.Allocator == nil {
+		return
+	}
+	w.k.admission.Lock()
+	defer w.k.admission.Unlock()
+	if err := w.k.Allocator.Allocate(ctx, pod); err != nil {
+		w.k.Log.Warn("failed to assign resources to a running pod", "pod", describe(pod), "error", err)
+	}
 }
 
 func (w *worker) allocate(a *allocation) {

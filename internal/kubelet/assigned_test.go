@@ -3,6 +3,8 @@ package kubelet
 import (
 	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -120,6 +122,30 @@ func TestExclusiveCPUs(t *testing.T) {
 	if cpus, _, _ := b.assigned(next); cpus != "2-3" {
 		t.Errorf("CPUs %s of the next pod", cpus)
 	}
+}
+
+// TestAssignedAfterRestart: containers that run get CPUs and memory again when the checkpoints are lost, and the others leave these.
+func TestAssignedAfterRestart(t *testing.T) {
+	b := newTestKubelet(t)
+	b.assignCPUsAndMemory()
+	shared := b.until(b.create(withEqualResources("100m", "1Gi")), "running", isRunning)
+	exclusive := b.until(b.create(withEqualResources("2", "1Gi")), "running", isRunning)
+	b.stop()
+	for _, name := range []string{"cpu_manager_state", "memory_manager_state"} {
+		if err := os.Remove(filepath.Join(b.root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.assignCPUsAndMemory()
+	b.eventually("the containers have their CPUs", func() bool {
+		return b.config.CPUs.Exclusive(exclusive.UID, "c").String() == "2-3" && b.config.Memory.NUMANodes(exclusive.UID, "c").String() == "1" &&
+			b.config.CPUs.Of(shared.UID, "c").String() == "0-1"
+	})
+	b.eventually("they use no others", func() bool {
+		ofShared, _, _ := b.assigned(shared)
+		ofExclusive, _, _ := b.assigned(exclusive)
+		return ofShared == "0-1" && ofExclusive == "2-3"
+	})
 }
 
 // TestResizeOfAssigned: the requests of guaranteed pods cannot be changed while CPUs and memory are assigned.

@@ -108,6 +108,7 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 	}
 	removing.Wait()
 	k.removeOrphanLogs()
+	k.removeDeadLogLinks(ctx)
 	k.deleteOrphanedMirrors(ctx)
 }
 
@@ -142,6 +143,21 @@ func (k *Kubelet) removeOrphanLogs() {
 		if i := strings.LastIndexByte(dir.Name(), '_'); i >= 0 && !k.has(types.UID(dir.Name()[i+1:])) {
 			_ = os.RemoveAll(filepath.Join(k.LogsDir(), dir.Name())) // retried by the next housekeeping
 		}
+	}
+}
+
+// removeDeadLogLinks removes the links to logs of containers that do not exist any more.
+func (k *Kubelet) removeDeadLogLinks(ctx context.Context) {
+	containers, err := k.Runtime.ListContainers(ctx, "")
+	if err != nil {
+		return // retried by the next housekeeping
+	}
+	exists := make(map[string]bool, len(containers))
+	for _, c := range containers {
+		exists[c.ID] = true
+	}
+	if err := RemoveDeadLogLinks(k.LogsDir(), func(id string) bool { return exists[id] }); err != nil {
+		k.Log.Warn("failed to remove links to logs", "error", err)
 	}
 }
 

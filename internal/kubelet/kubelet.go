@@ -133,10 +133,14 @@ func New(c Config) *Kubelet {
 
 // Run runs the node's pods until ctx is done. Containers keep running; a restarted kubelet finds them in the runtime.
 func (k *Kubelet) Run(ctx context.Context) error {
-	for _, dir := range []string{k.Root, k.podsDir(), k.LogsDir()} {
+	// Programs beside the kubelet expect its directories, and those of logs, before the first pod.
+	for _, dir := range []string{k.Root, k.podsDir(), filepath.Join(k.Root, "plugins"), k.LogsDir()} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return fmt.Errorf("create kubelet directories: %w", err)
 		}
+	}
+	if err := os.MkdirAll(LogLinksDir(k.LogsDir()), 0o755); err != nil {
+		return fmt.Errorf("create kubelet directories: %w", err)
 	}
 	if err := k.waitForRuntime(ctx); err != nil {
 		return nil // ctx is done

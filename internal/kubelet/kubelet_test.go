@@ -47,6 +47,8 @@ type fakeDependencies struct {
 	calls   []string
 	mounts  error
 	orphans []types.UID
+	// holding has a channel for each pod, by name, whose volumes are not mounted before it is closed.
+	holding map[string]chan struct{}
 }
 
 func (f *fakeDependencies) note(format string, args ...any) {
@@ -55,17 +57,46 @@ func (f *fakeDependencies) note(format string, args ...any) {
 	f.calls = append(f.calls, fmt.Sprintf(format, args...))
 }
 
-func (f *fakeDependencies) did(what string) bool {
+func (f *fakeDependencies) did(what string) bool { return f.count(what) > 0 }
+
+// count is how often something was done.
+func (f *fakeDependencies) count(what string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Contains(f.calls, what)
+	for _, call := range f.calls {
+		if call == what {
+			n++
+		}
+	}
+	return n
 }
 
-func (f *fakeDependencies) Mount(_ context.Context, pod *corev1.Pod) error {
-	f.note("mount %s", pod.Name)
+// hold has the syncs of a pod wait until the returned function is called.
+func (f *fakeDependencies) hold(pod *corev1.Pod) (release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.mounts
+	c := make(chan struct{})
+	f.holding = map[string]chan struct{}{pod.Name: c}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.holding, pod.Name)
+		close(c)
+	}
+}
+
+func (f *fakeDependencies) Mount(ctx context.Context, pod *corev1.Pod) error {
+	f.note("mount %s", pod.Name)
+	f.mu.Lock()
+	hold, err := f.holding[pod.Name], f.mounts
+	f.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+		}
+	}
+	return err
 }
 func (f *fakeDependencies) Mounts(*corev1.Pod, *corev1.Container, []corev1.EnvVar) ([]cri.Mount, func(), error) {
 	return nil, nil, nil
@@ -436,6 +467,22 @@ func TestPodLogsDir(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(cri.PodLogDirectory(b.config.PodLogsDir, pod), "a")); err != nil {
 		t.Error(err)
 	}
+	// Log collectors find it by a link whose name says to which container it belongs.
+	link := filepath.Join(filepath.Dir(b.config.PodLogsDir), "containers", fmt.Sprintf("%s_default_a-%s.log", pod.Name, b.id(pod, "a")))
+	if target, err := os.Readlink(link); err != nil || target != filepath.Join(cri.PodLogDirectory(b.config.PodLogsDir, pod), "a/0.log") {
+		t.Errorf("the link leads to %s, %v", target, err)
+	}
+	b.kubelet.removeDeadLogLinks(b.ctx) // the log of a container that exists may just be being rotated
+	if _, err := os.Lstat(link); err != nil {
+		t.Error(err)
+	}
+	b.delete(pod, 1)
+	b.gone(pod)
+	b.eventually("the link is removed", func() bool {
+		b.kubelet.removeDeadLogLinks(b.ctx)
+		_, err := os.Lstat(link)
+		return errors.Is(err, os.ErrNotExist)
+	})
 }
 
 func TestProbes(t *testing.T) {

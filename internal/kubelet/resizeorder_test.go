@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/client"
 	"skiff/internal/kubelet/cri"
 )
 
@@ -97,6 +98,61 @@ func TestResizeOrder(t *testing.T) {
 	if reasons := check("important", append(slices.Clone(pending), huge), node("9")); len(reasons) > 0 {
 		t.Errorf("behind a resize that does not fit: %v", reasons)
 	}
+}
+
+// TestDeferredResizes: of two deferred resizes the one that comes first is done when a pod has released resources for one of them, although the other was
+// requested first and its worker runs first. When that one has released them, the other is retried.
+func TestDeferredResizes(t *testing.T) {
+	b := newTestKubelet(t) // on a node with 4 CPUs
+	filler := b.until(b.create(regular("a", needs("2", "", "", ""))), "running", running)
+	burstable := b.until(b.create(regular("a", needs("1", "", "", ""))), "running", running)
+	guaranteed := b.until(b.create(regular("a", needs("1", "1", "1Gi", "1Gi"))), "running", running)
+	resize := func(pod *corev1.Pod, resources string) {
+		t.Helper()
+		patch := `{"spec":{"containers":[{"name":"a","resources":` + resources + `}]}}`
+		if _, err := b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, []byte(patch)), client.WriteOptions{Subresource: "resize"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	isDeferred := func(p *corev1.Pod) bool {
+		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodResizePending && c.Reason == corev1.PodReasonDeferred
+		})
+	}
+	has := func(milli int64) func(*corev1.Pod) bool {
+		return func(p *corev1.Pod) bool {
+			return !isDeferred(p) && p.Status.ContainerStatuses[0].AllocatedResources.Cpu().MilliValue() == milli
+		}
+	}
+	// synced waits until a sync of a pod that begins now is over.
+	synced := func(pod *corev1.Pod) {
+		t.Helper()
+		for range 2 { // the first may have begun before
+			before := b.fakes.count("mount " + pod.Name)
+			b.kubelet.Changed(pod.UID)
+			b.eventually("synced", func() bool { return b.fakes.count("mount "+pod.Name) > before })
+		}
+	}
+	resize(burstable, `{"requests":{"cpu":"2500m"}}`)
+	b.until(burstable, "deferred", isDeferred)
+	resize(guaranteed, `{"requests":{"cpu":"2500m"},"limits":{"cpu":"2500m"}}`)
+	b.until(guaranteed, "deferred", isDeferred)
+
+	release := b.fakes.hold(guaranteed)
+	syncs := b.fakes.count("mount " + guaranteed.Name)
+	b.kubelet.Changed(guaranteed.UID)
+	b.eventually("its worker waits", func() bool { return b.fakes.count("mount "+guaranteed.Name) > syncs })
+	b.delete(filler, 1)
+	b.gone(filler)
+	synced(burstable)
+	if p, err := b.pods.Get(b.ctx, burstable.Namespace, burstable.Name); err != nil || !isDeferred(p) || p.Status.ContainerStatuses[0].AllocatedResources.Cpu().MilliValue() != 1000 {
+		t.Fatalf("the resize that comes second was done first: %+v, %v", p.Status, err)
+	}
+	release()
+	b.until(guaranteed, "resized", has(2500))
+	b.until(burstable, "deferred", isDeferred)
+	resize(guaranteed, `{"requests":{"cpu":"1"},"limits":{"cpu":"1"}}`)
+	b.until(burstable, "resized", has(2500))
 }
 
 // TestInfeasibleResize: the memory of a container that may swap cannot be resized in place.

@@ -36,8 +36,8 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return err
 	}
 	defer unlock()
-	root := filepath.Join(c.DataDir, "kubelet")
-	pkiDir := filepath.Join(root, "pki")
+	identity := filepath.Join(c.DataDir, "kubelet")
+	pkiDir := filepath.Join(identity, "pki")
 	if err := os.MkdirAll(pkiDir, 0o700); err != nil {
 		return fmt.Errorf("create data directory: %w", err)
 	}
@@ -47,10 +47,10 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	}
 	join := bootstrap.Join{
 		Server: c.Server, Certificate: bootstrap.NodeClient(pkiDir, name, log.With("component", "certificates")),
-		CAFile: filepath.Join(pkiDir, "ca.crt"), Kubeconfig: filepath.Join(root, "kubeconfig"), NewClient: newClient, Log: log,
+		CAFile: filepath.Join(pkiDir, "ca.crt"), Kubeconfig: filepath.Join(identity, "kubeconfig"), NewClient: newClient, Log: log,
 	}
-	record := &clusterRecord{file: filepath.Join(root, "cluster.json"), log: log}
-	servers := &agentBalancer{file: filepath.Join(root, "servers.json"), caFile: join.CAFile, log: log.With("component", "balancer")}
+	record := &clusterRecord{file: filepath.Join(identity, "cluster.json"), log: log}
+	servers := &agentBalancer{file: filepath.Join(identity, "servers.json"), caFile: join.CAFile, log: log.With("component", "balancer")}
 	if err := servers.open(ctx, c.Server); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return err
 	}
 	o := nodeOptions{
-		Node: c.Node, dataDir: c.DataDir, root: root, rootFlag: "data-dir", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
+		Node: c.Node, dataDir: c.DataDir, root: c.Node.KubeletDir(c.DataDir), rootFlag: "root-dir", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
 		localPathDir: localPathDir(c.DataDir),
 	}
 	if c.Runs(config.ComponentProxy) {
@@ -120,7 +120,7 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return runRenewedNode(ctx, remote, certificate, nodeOptions{
-		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, rootFlag: "root-dir", staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
+		Node: c.Node, dataDir: c.DataDir(), root: c.RootDir, rootFlag: "root-dir", staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
 		certificateDir: c.CertificateDir(), localPathDir: filepath.Join(c.RootDir, "volumes"),
 	}, log)
 }

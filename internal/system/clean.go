@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -40,17 +39,18 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if _, err := os.Stat(c.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("--data-dir: %s does not exist", c.DataDir)
 	}
-	unlock, err := lockDirs(c.DataDir, filepath.Join(c.DataDir, "kubelet"))
+	node := config.Node{ConfigFile: c.KubeletConfig, ContainerRuntimeEndpoint: c.ContainerRuntimeEndpoint, RootDir: c.RootDir}
+	kubeletDir := node.KubeletDir(c.DataDir)
+	unlock, err := lockDirs(c.DataDir, kubeletDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	node := config.Node{ConfigFile: c.KubeletConfig, ContainerRuntimeEndpoint: c.ContainerRuntimeEndpoint}
 	settings, err := node.KubeletConfiguration()
 	if err != nil {
 		return err
 	}
-	pods, err := cleanRuntime(ctx, c.DataDir, settings)
+	pods, err := cleanRuntime(ctx, nodeDirs{data: c.DataDir, kubelet: kubeletDir}, settings)
 	if err != nil {
 		return err
 	}
@@ -65,13 +65,16 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err := removeCgroups(settings.CgroupRoot); err != nil {
 		return err
 	}
-	mounts, err := unmountVolumes(c.DataDir)
+	mounts, err := unmountVolumes(nodeDirs{data: c.DataDir, kubelet: kubeletDir})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "removed %d pods, %d mounts, the pod network and the cgroups of %s\n", pods, mounts, c.DataDir)
 	return nil
 }
+
+// nodeDirs are the directories of a node.
+type nodeDirs struct{ data, kubelet string }
 
 // removePodNetwork removes the pod network of this host, and skiff's files from the directories of the container runtime.
 func removePodNetwork(binDir, confDir string) error {
@@ -106,23 +109,23 @@ func removeCgroups(root string) error {
 }
 
 // cleanRuntime removes the pods of the node from its container runtime, and then the pod network. It returns the number of pods.
-func cleanRuntime(ctx context.Context, dataDir string, settings *kubeletconfig.KubeletConfiguration) (int, error) {
+func cleanRuntime(ctx context.Context, dirs nodeDirs, settings *kubeletconfig.KubeletConfiguration) (int, error) {
 	if settings.ContainerRuntimeEndpoint != "" {
-		return cleanForeignRuntime(ctx, dataDir, settings.ContainerRuntimeEndpoint)
+		return cleanForeignRuntime(ctx, dirs.kubelet, settings.ContainerRuntimeEndpoint)
 	}
-	pods, err := removePods(ctx, dataDir, settings)
+	pods, err := removePods(ctx, dirs.data, settings)
 	if err != nil {
 		return 0, fmt.Errorf("remove pods: %w", err)
 	}
-	return pods, removePodNetwork(ownCNIDirs(dataDir))
+	return pods, removePodNetwork(ownCNIDirs(dirs.data))
 }
 
 // cleanForeignRuntime is cleanRuntime for a container runtime that skiff does not run. Others may have sandboxes there too: the pods of this node
 // are those with a directory of the kubelet.
-func cleanForeignRuntime(ctx context.Context, dataDir, endpoint string) (int, error) {
+func cleanForeignRuntime(ctx context.Context, kubeletDir, endpoint string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()
-	uids, err := podDirectories(filepath.Join(dataDir, "kubelet/pods"))
+	uids, err := podDirectories(filepath.Join(kubeletDir, "pods"))
 	if err != nil {
 		return 0, err
 	}
@@ -218,31 +221,41 @@ func removeSandboxes(ctx context.Context, runtime *cri.Runtime, own func(*cri.Sa
 	return removed, nil
 }
 
-// mountsBelow lists the mounts below a directory, in the order in which they were made.
+// mountsBelow lists the mounts below a directory, in the order in which they were made. A directory that does not exist has none.
 func mountsBelow(dir string) ([]*mountinfo.Info, error) {
-	dir, err := filepath.EvalSymlinks(dir)
+	dir, err := resolve(dir)
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Mountpoint, dir+"/"), false })
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !isBelow(m.Mountpoint, dir), false })
 	if err != nil {
 		return nil, fmt.Errorf("list mounts: %w", err)
 	}
 	return mounts, nil
 }
 
-// unmountVolumes unmounts what the node has mounted below its data directory, the innermost mounts first. File systems that an administrator
-// has mounted for the directory or a part of it are left.
-func unmountVolumes(dataDir string) (int, error) {
-	dataDir, err := filepath.EvalSymlinks(dataDir)
-	if err != nil {
-		return 0, err
+// resolve returns the path of a directory without symlinks. One that does not exist is returned as it is.
+func resolve(dir string) (string, error) {
+	path, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return dir, nil
 	}
-	mounts, err := mountsBelow(dataDir)
-	if err != nil {
-		return 0, err
+	return path, err
+}
+
+// unmountVolumes unmounts what the node has mounted in its directories, the innermost mounts first. File systems that an administrator has mounted
+// for a directory or a part of it are left.
+func unmountVolumes(dirs nodeDirs) (int, error) {
+	var err error
+	for _, dir := range []*string{&dirs.data, &dirs.kubelet} {
+		if *dir, err = resolve(*dir); err != nil {
+			return 0, err
+		}
 	}
-	mounts = slices.DeleteFunc(mounts, func(m *mountinfo.Info) bool { return !isNodeMount(m, dataDir) })
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !isNodeMount(m, dirs), false })
+	if err != nil {
+		return 0, fmt.Errorf("list mounts: %w", err)
+	}
 	slices.Reverse(mounts)
 	for _, m := range mounts {
 		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
@@ -254,7 +267,6 @@ func unmountVolumes(dataDir string) (int, error) {
 
 // isNodeMount reports whether a mount is one of the kubelet or of containerd: below their directories, or the kubelet's directory bind-mounted
 // onto itself. The root of a file system of its own is not.
-func isNodeMount(m *mountinfo.Info, dataDir string) bool {
-	kubelet, containerd := filepath.Join(dataDir, "kubelet"), filepath.Join(dataDir, "containerd")
-	return strings.HasPrefix(m.Mountpoint, kubelet+"/") || strings.HasPrefix(m.Mountpoint, containerd+"/") || m.Mountpoint == kubelet && m.Root != "/"
+func isNodeMount(m *mountinfo.Info, dirs nodeDirs) bool {
+	return isBelow(m.Mountpoint, dirs.kubelet) || isBelow(m.Mountpoint, filepath.Join(dirs.data, "containerd")) || m.Mountpoint == dirs.kubelet && m.Root != "/"
 }

@@ -18,6 +18,13 @@ var dataEntries = []string{
 	replacedDir, restoreDir, preparedDir, restoredFiles, snapshotDir, snapshotStagingDir, snapshotPassphrase, tokenFile, "volumes", markerFile,
 }
 
+// kubeletEntries are what skiff makes in a kubelet's directory that is not below its data directory. What others have put into plugins and
+// plugins_registry is removed too: without a kubelet nobody uses it.
+var kubeletEntries = []string{
+	"checkpoints", "containers", "cpu_manager_state", "device-plugins", "dra_manager_state", "graceful_node_shutdown_state", "images.json", lockFile, "logs", "memory_manager_state",
+	"pki", "plugins", "plugins_registry", "pod-resources", "pods", markerFile,
+}
+
 const (
 	// markerFile is the file in a data directory that has the names of entries that were there before skiff. They have names that skiff uses too,
 	// but they are not skiff's, so it does not remove them.
@@ -41,36 +48,57 @@ func claimDataDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("create data directory: %w", err)
 	}
+	return claimDir(dir, dataEntries)
+}
+
+// claimKubeletDir does the same for the kubelet's directory, unless it is below the data directory.
+func claimKubeletDir(dir, dataDir string) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	if isBelow(dir, dataDir) {
+		return nil
+	}
+	return claimDir(dir, kubeletEntries)
+}
+
+// isBelow reports whether a path is below a directory.
+func isBelow(path, dir string) bool {
+	return strings.HasPrefix(filepath.Clean(path), filepath.Clean(dir)+"/")
+}
+
+// claimDir records which of the entries are in a directory when skiff uses it for the first time.
+func claimDir(dir string, names []string) error {
 	path := filepath.Join(dir, markerFile)
 	if _, err := os.Lstat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("read data directory: %w", err)
+		return fmt.Errorf("read directory: %w", err)
 	}
 	lines := []string{markerHeader}
 	for _, entry := range entries {
 		// The lock may be there before: skiff clean locks directories too.
-		if name := entry.Name(); name != lockFile && slices.Contains(dataEntries, name) {
+		if name := entry.Name(); name != lockFile && slices.Contains(names, name) {
 			lines = append(lines, entry.Name())
 		}
 	}
 	if err := atomicfile.Write(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-		return fmt.Errorf("write data directory: %w", err)
+		return fmt.Errorf("write directory: %w", err)
 	}
 	return nil
 }
 
-// ownEntries returns the names of what skiff has made, or would make, in a data directory: nothing in one that it has never used.
-func ownEntries(dir string) ([]string, error) {
+// ownEntries returns those of the names that skiff has made, or would make, in a directory: nothing in one that it has never used.
+func ownEntries(dir string, names []string) ([]string, error) {
 	marker, err := os.ReadFile(filepath.Join(dir, markerFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read data directory: %w", err)
+		return nil, fmt.Errorf("read directory: %w", err)
 	}
 	others := strings.Split(string(marker), "\n")
-	return slices.DeleteFunc(slices.Clone(dataEntries), func(name string) bool { return slices.Contains(others, name) }), nil
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(others, name) }), nil
 }

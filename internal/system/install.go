@@ -15,6 +15,7 @@ import (
 
 	"skiff/internal/atomicfile"
 	"skiff/internal/config"
+	"skiff/internal/kubelet"
 	"skiff/internal/kubelet/runtime"
 	"skiff/internal/systemd"
 )
@@ -253,13 +254,20 @@ func (i *installer) removeNodeAndData(ctx context.Context, service installed, ke
 		return nil
 	}
 	if service.node != nil {
-		c := config.Clean{DataDir: service.dataDir, KubeletConfig: service.node.ConfigFile, ContainerRuntimeEndpoint: service.node.ContainerRuntimeEndpoint}
+		c := config.Clean{
+			DataDir: service.dataDir, RootDir: service.node.RootDir, KubeletConfig: service.node.ConfigFile, ContainerRuntimeEndpoint: service.node.ContainerRuntimeEndpoint,
+		}
 		if err := i.clean(ctx, c, i.out); err != nil {
 			return err
 		}
 	}
 	if keepData {
 		return nil
+	}
+	if service.node != nil {
+		if err := i.removeKubeletDir(service); err != nil {
+			return err
+		}
 	}
 	if service.kubeconfig != "" {
 		if err := os.Remove(service.kubeconfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -269,29 +277,78 @@ func (i *installer) removeNodeAndData(ctx context.Context, service installed, ke
 	return i.removeData(service.dataDir)
 }
 
-// removeData removes a data directory. Files that are not skiff's are kept, and the directory with them: it may be one that others use too.
+// removeKubeletDir removes the kubelet's directory and the logs of its pods, if they are not in the data directory.
+func (i *installer) removeKubeletDir(service installed) error {
+	dir := service.node.KubeletDir(service.dataDir)
+	if isBelow(dir, service.dataDir) {
+		return nil
+	}
+	if err := removePodLogs(dir); err != nil {
+		return fmt.Errorf("remove logs: %w", err)
+	}
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return i.removeOwn(dir, kubeletEntries)
+}
+
+// removePodLogs removes the logs of the pods that have a directory in the kubelet's, and the links to them.
+func removePodLogs(kubeletDir string) error {
+	uids, err := podDirectories(filepath.Join(kubeletDir, "pods"))
+	if err != nil {
+		return err
+	}
+	logs := config.PodLogsDir(kubeletDir)
+	entries, err := os.ReadDir(logs)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if uids[name[strings.LastIndexByte(name, '_')+1:]] {
+			if err := os.RemoveAll(filepath.Join(logs, name)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := kubelet.RemoveDeadLogLinks(logs, func(string) bool { return false }); err != nil {
+		return err
+	}
+	// These succeed if nobody else has logs there.
+	_ = os.Remove(kubelet.LogLinksDir(logs))
+	_ = os.Remove(logs)
+	return nil
+}
+
+// removeData removes a data directory.
 func (i *installer) removeData(dir string) error {
+	if err := runtime.RemoveSockets(dir); err != nil {
+		return err
+	}
+	return i.removeOwn(dir, dataEntries)
+}
+
+// removeOwn removes a directory with what is skiff's of the entries. Files that are not skiff's are kept, and the directory with them: it may be one
+// that others use too.
+func (i *installer) removeOwn(dir string, names []string) error {
 	// A directory that is still mounted belongs to a volume; removing its files would remove the volume's data.
 	if mounts, err := mountsBelow(dir); err != nil {
 		return err
 	} else if len(mounts) > 0 {
-		return fmt.Errorf("data directory %s is not removed, because %s is mounted: unmount it, or use --keep-data", dir, mounts[0].Mountpoint)
+		return fmt.Errorf("directory %s is not removed, because %s is mounted: unmount it, or use --keep-data", dir, mounts[0].Mountpoint)
 	}
-	if err := runtime.RemoveSockets(dir); err != nil {
-		return err
-	}
-	own, err := ownEntries(dir)
+	own, err := ownEntries(dir, names)
 	if err != nil {
 		return err
 	}
 	for _, entry := range own {
 		if err := os.RemoveAll(filepath.Join(dir, entry)); err != nil {
-			return fmt.Errorf("remove data directory: %w", err)
+			return fmt.Errorf("remove directory: %w", err)
 		}
 	}
 	others, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("remove data directory: %w", err)
+		return fmt.Errorf("remove directory: %w", err)
 	}
 	if len(others) > 0 {
 		fmt.Fprintf(i.out, "kept %s: %s is not of skiff\n", dir, others[0].Name())
@@ -299,7 +356,7 @@ func (i *installer) removeData(dir string) error {
 	}
 	// The directory may be the mount point of a file system of its own.
 	if err := os.Remove(dir); err != nil && !errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("remove data directory: %w", err)
+		return fmt.Errorf("remove directory: %w", err)
 	}
 	fmt.Fprintf(i.out, "removed %s\n", dir)
 	return nil

@@ -312,3 +312,67 @@ func TestLockNamesTheFlag(t *testing.T) {
 	}
 	unlock()
 }
+
+// A kubelet's directory beside the data directory is removed with what skiff has made in it, and the logs of its pods.
+func TestRemoveKubeletDir(t *testing.T) {
+	i, _, out, _ := newTestInstaller(t)
+	root, data := filepath.Join(t.TempDir(), "kubelet"), t.TempDir()
+	service := installed{node: &config.Node{RootDir: root}, dataDir: data}
+	if err := os.MkdirAll(filepath.Join(root, "plugins/other"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := claimKubeletDir(root, data); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"pods/uid", "device-plugins", "logs/ns_pod_uid", "logs/ns_pod_other", "containers"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := i.removeKubeletDir(service); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "plugins" {
+		t.Errorf("left %v, %v", entries, err)
+	}
+	if want := "kept " + root + ": plugins is not of skiff"; !strings.Contains(out.String(), want) {
+		t.Errorf("said %q, want %q", out, want)
+	}
+	// One in the data directory is removed with that.
+	service.node.RootDir = filepath.Join(data, "kubelet")
+	if err := errors.Join(os.Mkdir(service.node.RootDir, 0o750), i.removeKubeletDir(service)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(service.node.RootDir); err != nil {
+		t.Error(err)
+	}
+}
+
+// The logs of this node's pods are removed, and links that lead nowhere; those of others stay.
+func TestRemovePodLogs(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "kubelet")
+	for _, dir := range []string{"pods/uid", "logs/ns_pod_uid", "logs/ns_pod_other", "containers"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"pod_ns_c-1.log": "logs/ns_pod_uid", "pod_ns_c-2.log": "logs/ns_pod_other", "other": "nowhere"} {
+		if err := os.Symlink(filepath.Join(root, target), filepath.Join(root, "containers", link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := removePodLogs(root); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string][]string{"logs": {"ns_pod_other"}, "containers": {"other", "pod_ns_c-2.log"}} {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		var names []string
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
+		if err != nil || !slices.Equal(names, want) {
+			t.Errorf("%s has %q, %v, want %q", dir, names, err, want)
+		}
+	}
+}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver/authn"
@@ -121,7 +122,7 @@ func (s *server) runNode(ctx context.Context) error {
 // nodeOptions are the options of the node inside `skiff server`.
 func (s *server) nodeOptions() (o nodeOptions, err error) {
 	c := s.config
-	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), rootFlag: "data-dir", clusterDomain: c.ClusterDomain,
+	o = nodeOptions{Node: c.Node, dataDir: c.DataDir, root: c.Node.KubeletDir(c.DataDir), rootFlag: "root-dir", clusterDomain: c.ClusterDomain,
 		localPathDir: localPathDir(c.DataDir)}
 	o.identity = func(name string, addresses []string) (*nodeIdentity, error) {
 		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
@@ -286,7 +287,7 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	if n.addresses, err = node.Addresses(configured); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(n.root, 0o750); err != nil {
+	if err := claimKubeletDir(n.root, n.dataDir); err != nil {
 		return nil, fmt.Errorf("create the kubelet's directory: %w", err)
 	}
 	return n, nil
@@ -350,6 +351,9 @@ func (n *nodeComponents) buildCgroups() (err error) {
 	}
 	n.usage = &usage.Usage{
 		NodeName: n.name, Cgroups: n.cgroups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
+		Volumes: func(ctx context.Context, pods []*corev1.Pod) map[types.UID][]statsapi.VolumeStats {
+			return n.volumes.Stats(ctx, pods)
+		},
 	}
 	n.runs["usage"] = n.usage.Run
 	n.runs["QoS cgroups"] = func(ctx context.Context) error { return n.cgroups.RunClasses(ctx, n.kubelet.Active, n.log) }
@@ -385,7 +389,7 @@ func (n *nodeComponents) setMemoryQoS() {
 func (n *nodeComponents) buildVolumes() error {
 	n.volumes = volume.New(volume.Options{
 		Root: n.root, LocalPathDir: n.localPathDir, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
-		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
+		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, InUseChanged: n.node.Changed, StatsPeriod: n.settings.VolumeStatsAggPeriod.Duration, Metrics: n.metrics, Log: n.log.With("component", "volumes"),
 	})
 	n.runs["volumes"] = n.volumes.Run
 	registry := &pluginregistry.Registry{
@@ -425,14 +429,22 @@ func (n *nodeComponents) buildKubelet() error {
 		Log: n.log.With("component", "kubelet"),
 	})
 	n.metrics.All.MustRegister(metrics.NodeCollector{
-		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, Claims: n.volumes.Claims, Shutdown: n.shutdown.Times,
+		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, VolumeStats: n.volumes.Stats, Shutdown: n.shutdown.Times,
 	})
 	return nil
 }
 
 // podLogsDir is the directory of the logs of all pods.
 func (n *nodeComponents) podLogsDir() string {
-	return cmp.Or(n.settings.PodLogsDir, filepath.Join(n.root, "logs"))
+	return cmp.Or(n.settings.PodLogsDir, config.PodLogsDir(n.root))
+}
+
+// checkSwap returns an error if the node must not start on a host with swap.
+func checkSwap(s *kubeletconfig.KubeletConfiguration, host node.Host) error {
+	if *s.FailSwapOn && host.Swap > 0 {
+		return errors.New("failSwapOn: swap is enabled on this host")
+	}
+	return nil
 }
 
 // buildNode makes what registers the node and reports its status.
@@ -445,8 +457,8 @@ func (n *nodeComponents) buildNode() error {
 	if err != nil {
 		return err
 	}
-	if *n.settings.FailSwapOn && host.Swap > 0 {
-		return errors.New("failSwapOn: swap is enabled on this host")
+	if err := checkSwap(n.settings, host); err != nil {
+		return err
 	}
 	n.evictionReserved = evict.Reserved(thresholds, node.Capacity(host, node.Settings{}))
 	labels := map[string]string{}
@@ -561,19 +573,22 @@ func (n *nodeComponents) resolver() (environment.DNSSettings, error) {
 	return s, nil
 }
 
+// podLimits are the limits of all pods together: what the host has, without what is reserved if that is enforced.
+func podLimits(s *kubeletconfig.KubeletConfiguration, host node.Host) corev1.ResourceList {
+	limits := node.Capacity(host, node.Settings{MaxPods: int64(s.MaxPods), PodsPerCore: int64(s.PodsPerCore)})
+	if slices.Contains(s.EnforceNodeAllocatable, config.EnforcePods) {
+		limits = node.EnforcedAllocatable(limits, node.Settings{SystemReserved: reserved(s.SystemReserved), KubeReserved: reserved(s.KubeReserved)})
+	}
+	return limits
+}
+
 // setUpCgroups makes the cgroups that all pods are in.
 func (n *nodeComponents) setUpCgroups() error {
 	host, err := node.ReadHost(n.root)
 	if err != nil {
 		return err
 	}
-	limits := node.Capacity(host, node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)})
-	if slices.Contains(n.settings.EnforceNodeAllocatable, "pods") {
-		limits = node.EnforcedAllocatable(limits, node.Settings{
-			SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
-		})
-	}
-	if err := n.cgroups.Setup(limits); err != nil {
+	if err := n.cgroups.Setup(podLimits(n.settings, host)); err != nil {
 		n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", fmt.Sprintf("Failed to update Node Allocatable Limits %q: %v", n.settings.CgroupRoot, err))
 		return err
 	}
@@ -582,5 +597,29 @@ func (n *nodeComponents) setUpCgroups() error {
 		n.log.Warn("cgroup controllers are missing on this host, their limits are not enforced", "missing", missing)
 	}
 	n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+	return n.enforceReserved()
+}
+
+// enforceReserved limits the cgroups of the system and of Kubernetes' daemons to what is reserved for them, if that is configured.
+func (n *nodeComponents) enforceReserved() error {
+	s := n.settings
+	for _, r := range []struct {
+		key, title, group string
+		amounts           map[string]string
+	}{
+		{config.EnforceSystemReserved, "System Reserved", s.SystemReservedCgroup, s.SystemReserved},
+		{config.EnforceKubeReserved, "Kube Reserved", s.KubeReservedCgroup, s.KubeReserved},
+	} {
+		all := slices.Contains(s.EnforceNodeAllocatable, r.key)
+		if !all && !slices.Contains(s.EnforceNodeAllocatable, r.key+config.EnforceOnlyCPU) {
+			continue
+		}
+		if err := n.cgroups.Reserve(r.group, reserved(r.amounts), !all); err != nil {
+			message := fmt.Sprintf("Failed to enforce %s Cgroup Limits on %q: %v", r.title, r.group, err)
+			n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", message)
+			return errors.New(message)
+		}
+		n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", fmt.Sprintf("Updated limits on %s cgroup %s", strings.ToLower(r.title), r.group))
+	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/config"
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/shutdown"
@@ -20,7 +21,7 @@ import (
 // thresholds are the eviction thresholds of the configuration.
 func (n *nodeComponents) thresholds() ([]evict.Threshold, error) {
 	s := n.settings
-	return evict.Parse(s.EvictionHard, s.EvictionSoft, s.EvictionSoftGracePeriod, s.EvictionMinimumReclaim, slices.Contains(s.EnforceNodeAllocatable, "pods"))
+	return evict.Parse(s.EvictionHard, s.EvictionSoft, s.EvictionSoftGracePeriod, s.EvictionMinimumReclaim, slices.Contains(s.EnforceNodeAllocatable, config.EnforcePods))
 }
 
 // buildEviction makes what evicts pods under memory, disk and PID pressure.

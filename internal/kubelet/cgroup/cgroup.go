@@ -308,13 +308,16 @@ func (g *Groups) apply(group string, l Limits) error {
 }
 
 // writeLimits writes the limits of a cgroup to its files.
-func (g *Groups) writeLimits(group string, l Limits) error {
+func (g *Groups) writeLimits(group string, l Limits) error { return g.writeLimitsAt(g.path(group), l) }
+
+// writeLimitsAt writes the limits of the cgroup at a path below the mount points.
+func (g *Groups) writeLimitsAt(group string, l Limits) error {
 	for _, s := range l.settings(g.version) {
 		hierarchy, ok := g.hierarchies[s.controller]
 		if !ok {
 			continue
 		}
-		path := filepath.Join(hierarchy, g.path(group), s.file)
+		path := filepath.Join(hierarchy, group, s.file)
 		if err := g.write(path, s.value); err != nil {
 			if s.optional && errors.Is(err, fs.ErrNotExist) {
 				continue

@@ -420,3 +420,28 @@ func TestMissingControllers(t *testing.T) {
 		t.Error("a host without cgroups was accepted")
 	}
 }
+
+// TestReserve: an existing cgroup of the host gets the limits of what is reserved for it, wherever the cgroups of pods are.
+func TestReserve(t *testing.T) {
+	cpu, memory := t.TempDir(), t.TempDir()
+	for _, dir := range []string{cpu, memory} {
+		if err := os.Mkdir(filepath.Join(dir, "system"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	written := map[string]string{}
+	g := &Groups{
+		version: 1, settings: Settings{Root: "/nodes"}, hierarchies: map[string]string{"cpu": cpu, "memory": memory},
+		write: func(path, value string) error { written[path] = value; return nil },
+	}
+	reserved := list("cpu=500m memory=1Gi")
+	if err := g.Reserve("/absent", reserved, false); err == nil || err.Error() != `cgroup "/absent" does not exist` || len(written) > 0 {
+		t.Errorf("error %v, wrote %v", err, written)
+	}
+	if err := g.Reserve("system", reserved, true); err != nil || len(written) != 1 || written[cpu+"/system/cpu.shares"] != "512" {
+		t.Errorf("error %v, wrote %v", err, written)
+	}
+	if err := g.Reserve("/system", reserved, false); err != nil || written[memory+"/system/memory.limit_in_bytes"] != "1073741824" {
+		t.Errorf("error %v, wrote %v", err, written)
+	}
+}

@@ -18,19 +18,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/cpuset"
 
 	"skiff/internal/kubelet/alignment"
+	"skiff/internal/kubelet/alignment/alignmenttest"
 )
 
 // node is a node whose pods and containers a test sets.
 type node struct {
 	*CPUs
+	alignmenttest.Pods
 	mu      sync.Mutex
-	pods    []*corev1.Pod
-	some    bool // not all pods are known
 	running []Container
 	cpus    map[string]string // of running containers, as set by updates
 	updates []string
@@ -56,11 +55,7 @@ func start(t *testing.T, o Options) *node {
 
 func tryStart(o Options) (*node, error) {
 	n := &node{cpus: map[string]string{}}
-	o.ActivePods = func() ([]*corev1.Pod, bool) {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.pods, !n.some
-	}
+	o.ActivePods = n.Active
 	o.Running = func(context.Context) ([]Container, error) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -78,12 +73,6 @@ func tryStart(o Options) (*node, error) {
 	return n, err
 }
 
-func (n *node) setPods(pods ...*corev1.Pod) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.pods = pods
-}
-
 // takeUpdates returns the updates since the last call.
 func (n *node) takeUpdates() string {
 	n.mu.Lock()
@@ -94,37 +83,14 @@ func (n *node) takeUpdates() string {
 }
 
 // admit allocates the CPUs of a pod without alignment.
-func (n *node) admit(pod *corev1.Pod) error {
-	n.setPods(append(slices.Clone(n.pods), pod)...)
-	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			if err := n.Allocate(context.Background(), pod, &list[i], alignment.Hint{}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
+func (n *node) admit(pod *corev1.Pod) error { return n.Admit(n, pod, alignment.Hint{}) }
 
 func requesting(name, cpu string) corev1.Container {
-	list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("1Mi")}
-	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Requests: list, Limits: list.DeepCopy()}}
+	return alignmenttest.Container(name, corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("1Mi")})
 }
 
-func sidecar(c corev1.Container) corev1.Container {
-	always := corev1.ContainerRestartPolicyAlways
-	c.RestartPolicy = &always
-	return c
-}
-
-func pod(name string, containers ...corev1.Container) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{Containers: containers}}
-}
-
-func withInit(p *corev1.Pod, containers ...corev1.Container) *corev1.Pod {
-	p.Spec.InitContainers = containers
-	return p
-}
+// The builders of pods.
+var sidecar, pod, withInit = alignmenttest.Sidecar, alignmenttest.Pod, alignmenttest.WithInit
 
 // describe formats the CPUs of a pod's containers.
 func (n *node) describe(p *corev1.Pod) string {
@@ -195,7 +161,7 @@ func TestAllocateFromHint(t *testing.T) {
 	o.Topology = host(2, 1, 2, 2)
 	n := start(t, o)
 	p := pod("p", requesting("c", "2"), requesting("d", "4"))
-	n.setPods(p)
+	n.Set(p)
 	for i := range p.Spec.Containers {
 		if err := n.Allocate(t.Context(), p, &p.Spec.Containers[i], alignment.Hint{Nodes: alignment.NewMask(1)}); err != nil {
 			t.Fatal(err)
@@ -259,27 +225,27 @@ func TestAllocateAndRelease(t *testing.T) {
 		o.StaticOptions = []StaticOptions{{}, {StrictReservation: true}, {DistributeAcrossNUMA: true}, {PreferAlignByUncoreCache: true}}[round%4]
 		n := start(t, o)
 		for i := range 30 {
-			if r.IntN(3) == 0 && len(n.pods) > 0 {
-				gone := r.IntN(len(n.pods))
-				n.setPods(slices.Delete(slices.Clone(n.pods), gone, gone+1)...)
+			if r.IntN(3) == 0 && len(n.List()) > 0 {
+				gone := r.IntN(len(n.List()))
+				n.Set(slices.Delete(slices.Clone(n.List()), gone, gone+1)...)
 			}
 			p := pod(fmt.Sprint("p", i), requesting("a", fmt.Sprint(1+r.IntN(4))), requesting("b", "500m"))
 			if r.IntN(2) == 0 {
 				withInit(p, requesting("i", fmt.Sprint(1+r.IntN(5))), sidecar(requesting("s", "1")))
 			}
 			if err := n.admit(p); err != nil {
-				n.setPods(n.pods[:len(n.pods)-1]...)
+				n.Set(n.List()[:len(n.List())-1]...)
 			}
 			n.checkInvariants(t)
 		}
-		before, want := n.pods, maps.Collect(func(yield func(string, string) bool) {
-			for _, p := range n.pods {
+		before, want := n.List(), maps.Collect(func(yield func(string, string) bool) {
+			for _, p := range n.List() {
 				yield(p.Name, n.describe(p))
 			}
 		})
 		n = start(t, o)
-		n.setPods(before...)
-		for _, p := range n.pods {
+		n.Set(before...)
+		for _, p := range n.List() {
 			if got := n.describe(p); got != want[p.Name] {
 				t.Errorf("%s has %s after a restart, want %s", p.Name, got, want[p.Name])
 			}
@@ -314,13 +280,13 @@ func TestRemovedPodsAreReleased(t *testing.T) {
 	if err := n.admit(gone); err != nil {
 		t.Fatal(err)
 	}
-	n.some = true
+	n.SetIncomplete(true)
 	next := pod("next", requesting("c", "6"))
-	n.setPods()
+	n.Set()
 	if err := n.admit(next); err == nil {
 		t.Error("CPUs were taken from a pod that may still be there")
 	}
-	n.some = false
+	n.SetIncomplete(false)
 	if err := n.admit(next); err != nil || n.describe(next) != "c=2-7" || n.describe(gone) != "c=0-1" {
 		t.Errorf("error %v, CPUs %s and %s", err, n.describe(next), n.describe(gone))
 	}
@@ -462,7 +428,7 @@ func TestReconcile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := start(t, options(t.TempDir()))
 		shared, exclusive := pod("shared", requesting("c", "500m")), pod("exclusive", requesting("c", "2"))
-		n.setPods(shared)
+		n.Set(shared)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- n.Run(ctx) }()
@@ -497,7 +463,7 @@ func TestReconcile(t *testing.T) {
 		n.Applied(Container{"shared", "c", "late"}, cpuset.New(0, 1, 2, 3))
 		expect("created with old CPUs", "late=0-1,4-7")
 
-		n.setPods(shared)
+		n.Set(shared)
 		n.mu.Lock()
 		n.fail = errors.New("the runtime is down")
 		n.mu.Unlock()

@@ -280,6 +280,8 @@ func TestContainerResources(t *testing.T) {
 	v2.CgroupV2 = true
 	limited := v2
 	limited.LimitedSwap = true
+	single := v2
+	single.SingleProcessOOMKill = true
 	bare, tiered := v2, v2
 	bare.MissingControllers = []string{"cpu", "memory"}
 	tiered.TieredReservation, tiered.MemoryThrottlingFactor, tiered.AllocatableMemory = true, 0.9, func() int64 { return 1000 << 20 }
@@ -309,6 +311,8 @@ func TestContainerResources(t *testing.T) {
 		}, v1, &runtimeapi.LinuxContainerResources{CpuShares: 1024, CpuPeriod: 100000, CpuQuota: 100000, MemoryLimitInBytes: 300 << 20, MemorySwapLimitInBytes: 300 << 20, OomScoreAdj: 900}},
 		"cgroup v2": {needs(list("memory", "100Mi"), list("memory", "200Mi")), v2,
 			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 200 << 20, OomScoreAdj: 900, Unified: map[string]string{"memory.oom.group": "1", "memory.swap.max": "0", "memory.high": "max"}}},
+		"only one process is killed": {needs(list("memory", "100Mi"), list("memory", "200Mi")), single,
+			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 200 << 20, OomScoreAdj: 900, Unified: map[string]string{"memory.swap.max": "0", "memory.high": "max"}}},
 		"cgroup v2 without controllers": {needs(list("cpu", "1", "memory", "100Mi"), list("cpu", "1", "memory", "200Mi")), bare,
 			&runtimeapi.LinuxContainerResources{OomScoreAdj: 900}},
 		"memory that is protected and throttled": {needs(list("memory", "100Mi"), list("memory", "200Mi")), tiered,

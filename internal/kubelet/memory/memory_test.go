@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -14,11 +13,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/kubelet/alignment"
+	"skiff/internal/kubelet/alignment/alignmenttest"
 	"skiff/internal/kubelet/topology"
 )
 
@@ -30,8 +28,7 @@ const (
 // node is a node whose pods a test sets.
 type node struct {
 	*Memory
-	pods []*corev1.Pod
-	some bool // not all pods are known
+	alignmenttest.Pods
 }
 
 func list(memory, hugePages string) corev1.ResourceList {
@@ -54,7 +51,7 @@ func options(dir string, nodes int) Options {
 
 func tryStart(o Options) (*node, error) {
 	n := &node{}
-	o.ActivePods = func() ([]*corev1.Pod, bool) { return n.pods, !n.some }
+	o.ActivePods = n.Active
 	var err error
 	n.Memory, err = New(o)
 	return n, err
@@ -69,38 +66,16 @@ func start(t *testing.T, o Options) *node {
 	return n
 }
 
-func (n *node) admit(p *corev1.Pod, hint alignment.Hint) error {
-	n.pods = append(slices.Clone(n.pods), p)
-	for _, containers := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
-		for i := range containers {
-			if err := n.Allocate(context.Background(), p, &containers[i], hint); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
+func (n *node) admit(p *corev1.Pod, hint alignment.Hint) error { return n.Admit(n, p, hint) }
 
 func requesting(name, memory, hugePages string) corev1.Container {
 	l := list(memory, hugePages)
 	l[corev1.ResourceCPU] = resource.MustParse("1")
-	return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Requests: l, Limits: l.DeepCopy()}}
+	return alignmenttest.Container(name, l)
 }
 
-func sidecar(c corev1.Container) corev1.Container {
-	always := corev1.ContainerRestartPolicyAlways
-	c.RestartPolicy = &always
-	return c
-}
-
-func pod(name string, containers ...corev1.Container) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{Containers: containers}}
-}
-
-func withInit(p *corev1.Pod, containers ...corev1.Container) *corev1.Pod {
-	p.Spec.InitContainers = containers
-	return p
-}
+// The builders of pods.
+var sidecar, pod, withInit = alignmenttest.Sidecar, alignmenttest.Pod, alignmenttest.WithInit
 
 // describe formats the memory of a pod's containers in Mi.
 func (n *node) describe(p *corev1.Pod) string {
@@ -235,27 +210,27 @@ func TestAllocateAndRelease(t *testing.T) {
 		n := start(t, o)
 		initial := n.Allocatable()
 		for i := range 20 {
-			if r.IntN(3) == 0 && len(n.pods) > 0 {
-				gone := r.IntN(len(n.pods))
-				n.pods = slices.Delete(slices.Clone(n.pods), gone, gone+1)
+			if r.IntN(3) == 0 && len(n.List()) > 0 {
+				gone := r.IntN(len(n.List()))
+				n.Set(slices.Delete(slices.Clone(n.List()), gone, gone+1)...)
 			}
 			p := pod(fmt.Sprint("p", i), requesting("a", fmt.Sprintf("%dMi", 1+r.IntN(1500)), ""), requesting("b", "10Mi", fmt.Sprintf("%dMi", 2+2*r.IntN(40))))
 			if r.IntN(2) == 0 {
 				withInit(p, requesting("i", fmt.Sprintf("%dMi", 1+r.IntN(900)), ""), sidecar(requesting("s", "20Mi", "")))
 			}
 			if err := n.admit(p, alignment.Hint{}); err != nil {
-				n.pods = n.pods[:len(n.pods)-1]
+				n.Set(n.List()[:len(n.List())-1]...)
 				n.releaseRemoved()
 			}
-			if r.IntN(3) == 0 && len(n.pods) > 0 {
-				started := n.pods[r.IntN(len(n.pods))]
+			if r.IntN(3) == 0 && len(n.List()) > 0 {
+				started := n.List()[r.IntN(len(n.List()))]
 				n.Starting(started, &started.Spec.Containers[0])
 			}
 			if _, err := tryStart(o); err != nil {
 				t.Fatalf("restart after pod %d: %v", i, err)
 			}
 		}
-		n.pods = nil
+		n.Set()
 		n.releaseRemoved()
 		if n.free() != "1000 1000 1000" || !reflect.DeepEqual(n.Allocatable(), initial) || len(n.assigned) != 0 {
 			t.Fatalf("free %s after all pods are removed", n.free())
@@ -292,11 +267,12 @@ func TestRemovedPodsAreReleased(t *testing.T) {
 	if err := n.admit(pod("gone", requesting("c", "800Mi", "")), alignment.Hint{}); err != nil {
 		t.Fatal(err)
 	}
-	n.pods, n.some = nil, true
+	n.Set()
+	n.SetIncomplete(true)
 	if err := n.admit(pod("next", requesting("c", "800Mi", "")), alignment.Hint{}); err == nil {
 		t.Error("memory was taken from a pod that may still be there")
 	}
-	n.some = false
+	n.SetIncomplete(false)
 	if err := n.admit(pod("next", requesting("c", "800Mi", "")), alignment.Hint{}); err != nil {
 		t.Error(err)
 	}

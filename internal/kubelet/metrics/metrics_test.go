@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
@@ -230,7 +230,13 @@ func TestNodeCollector(t *testing.T) {
 		Volumes: func(pods []*corev1.Pod) (map[string]int, map[string]int) {
 			return map[string]int{"kubernetes.io/secret": len(pods)}, map[string]int{"kubernetes.io/secret": 1}
 		},
-		Claims:   func([]*corev1.Pod) map[types.NamespacedName]string { return nil },
+		VolumeStats: func(_ context.Context, pods []*corev1.Pod) map[types.UID][]statsapi.VolumeStats {
+			used, capacity := uint64(len(pods)), uint64(100)
+			volume := statsapi.VolumeStats{FsStats: statsapi.FsStats{UsedBytes: &used, CapacityBytes: &capacity}}
+			claim := volume
+			claim.PVCRef = &statsapi.PVCReference{Namespace: "ns", Name: "data"}
+			return map[types.UID][]statsapi.VolumeStats{"a": {volume, claim}, "b": {claim}} // a shared claim, and a volume without one
+		},
 		Shutdown: func() (time.Time, time.Time) { return time.Unix(100, 0), time.Time{} },
 	}
 	registry := prometheus.NewRegistry()
@@ -240,6 +246,7 @@ func TestNodeCollector(t *testing.T) {
 		"kubelet_mirror_pods{} 1", "kubelet_managed_ephemeral_containers{} 2", "kubelet_graceful_shutdown_start_time_seconds{} 100", "kubelet_graceful_shutdown_end_time_seconds{} 0",
 		"volume_manager_total_volumes{plugin_name=kubernetes.io/secret,state=desired_state_of_world} 2",
 		"volume_manager_total_volumes{plugin_name=kubernetes.io/secret,state=actual_state_of_world} 1",
+		"kubelet_volume_stats_used_bytes{namespace=ns,persistentvolumeclaim=data} 2", "kubelet_volume_stats_capacity_bytes{namespace=ns,persistentvolumeclaim=data} 100",
 	}
 	shows(t, registry, nil, append([]string{
 		"kubelet_running_pods{} 1", "kubelet_running_containers{container_state=running} 1", "kubelet_running_containers{container_state=created} 1",
@@ -259,30 +266,4 @@ func (unresponsive) ListPodSandboxes(context.Context, types.UID) ([]*cri.Sandbox
 }
 func (unresponsive) ListContainers(context.Context, types.UID) ([]*cri.Container, error) {
 	return nil, errors.New("unresponsive")
-}
-
-func TestClaims(t *testing.T) {
-	dir := t.TempDir()
-	var disk syscall.Statfs_t
-	if err := syscall.Statfs(dir, &disk); err != nil {
-		t.Fatal(err)
-	}
-	values := map[string]float64{}
-	collectClaims(map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: dir, {Namespace: "ns", Name: "gone"}: dir + "/gone"}, func(d *prometheus.Desc, value float64, labels ...string) {
-		if strings.Join(labels, "/") != "ns/data" {
-			t.Errorf("%s is shown of %q", d, labels)
-		}
-		for _, v := range volumeStats {
-			if v.desc == d {
-				values[v.name] = value
-			}
-		}
-	})
-	block := float64(disk.Bsize)
-	if values["capacity_bytes"] != float64(disk.Blocks)*block || values["inodes"] != float64(disk.Files) {
-		t.Errorf("capacity %g and %g inodes, want %g and %d", values["capacity_bytes"], values["inodes"], float64(disk.Blocks)*block, disk.Files)
-	}
-	if len(values) != 6 || values["inodes_used"]+values["inodes_free"] != values["inodes"] || values["used_bytes"]+values["available_bytes"] > values["capacity_bytes"] {
-		t.Errorf("values %v", values)
-	}
 }

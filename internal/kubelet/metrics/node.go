@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/podstate"
@@ -43,8 +44,8 @@ type NodeCollector struct {
 	}
 	// Volumes counts desired and mounted volumes by plugin.
 	Volumes func(pods []*corev1.Pod) (desired, mounted map[string]int)
-	// Claims returns the mount paths of claims whose volumes have a file system of their own.
-	Claims func(pods []*corev1.Pod) map[types.NamespacedName]string
+	// VolumeStats returns the usage of the volumes of pods, by UID.
+	VolumeStats func(ctx context.Context, pods []*corev1.Pod) map[types.UID][]statsapi.VolumeStats
 	// Shutdown returns the start and end of the last graceful shutdown.
 	Shutdown func() (start, end time.Time)
 }
@@ -93,7 +94,7 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 	for plugin, number := range mounted {
 		emit(totalVolumes, float64(number), plugin, "actual_state_of_world")
 	}
-	collectClaims(n.Claims(active), emit)
+	collectClaims(n.VolumeStats(context.Background(), active), emit)
 	start, end := n.Shutdown()
 	emit(shutdownStart, seconds(start))
 	emit(shutdownEnd, seconds(end))

@@ -38,20 +38,21 @@ func newDirectories(dataDir string) directories {
 	return f
 }
 
-func (d directories) root() string       { return filepath.Join(d.dir, "root") }
-func (d directories) state() string      { return filepath.Join(d.dir, "state") }
-func (d directories) configFile() string { return filepath.Join(d.dir, "config.toml") }
-func (d directories) logFile() string    { return filepath.Join(d.dir, "containerd.log") }
-func (d directories) pidFile() string    { return filepath.Join(d.dir, "pid") }
-func (d directories) profile() string    { return filepath.Join(d.dir, "sandbox.json") }
-func (d directories) socket() string     { return filepath.Join(d.sockets, "containerd.sock") }
+func (d directories) root() string        { return filepath.Join(d.dir, "root") }
+func (d directories) state() string       { return filepath.Join(d.dir, "state") }
+func (d directories) configFile() string  { return filepath.Join(d.dir, "config.toml") }
+func (d directories) logFile() string     { return filepath.Join(d.dir, "containerd.log") }
+func (d directories) pidFile() string     { return filepath.Join(d.dir, "pid") }
+func (d directories) profile() string     { return filepath.Join(d.dir, "sandbox.json") }
+func (d directories) imageRecord() string { return filepath.Join(d.dir, "images.json") }
+func (d directories) socket() string      { return filepath.Join(d.sockets, "containerd.sock") }
 
 // registries is the directory with a hosts.toml for each registry with special settings.
 func (d directories) registries() string { return filepath.Join(d.data, "registries") }
 
 // removeStateOfEarlierBoot removes the state of containers that ran before the host was rebooted, as it would be in /run. Images are kept.
 func (d directories) removeStateOfEarlierBoot() error {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func (d directories) removeStateOfEarlierBoot() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if string(recorded) == string(boot) {
+	if string(recorded) == boot {
 		return nil
 	}
 	if err := os.RemoveAll(d.state()); err != nil {
@@ -69,7 +70,13 @@ func (d directories) removeStateOfEarlierBoot() error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	return atomicfile.Write(bootFile, boot, 0o600)
+	return atomicfile.Write(bootFile, []byte(boot), 0o600)
+}
+
+// bootID identifies the boot of the host.
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(id), err
 }
 
 // RemoveSockets removes the directory of sockets if it is not below the data directory.

@@ -207,18 +207,19 @@ func (c *Containerd) runOnce(ctx context.Context) error {
 	}()
 	select {
 	case <-within.Done():
+		<-served
 		child.stop()
 	case <-child.exited:
 		cancel(nil)
+		<-served
 	}
-	<-served
 	if cause := context.Cause(within); cause != nil && !errors.Is(cause, context.Canceled) {
 		return fmt.Errorf("%w; end of its log:\n%s", cause, tail(c.directories.logFile()))
 	}
 	return fmt.Errorf("containerd exited: %v; end of its log:\n%s", child.err, tail(c.directories.logFile()))
 }
 
-// serve waits until a started containerd is ready and imports images.
+// serve waits until a started containerd is ready, imports images, and records those that are on disk until ctx is done.
 func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	connection, err := dial(c.Endpoint())
 	if err != nil {
@@ -231,6 +232,14 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	}
 	c.log.Info("containerd is ready", "version", version, "took", time.Since(began).Round(time.Millisecond))
 	importer := Importer{connection: connection}
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	recorder := &imageRecorder{importer: importer, dir: c.directories.root(), file: c.directories.imageRecord(), boot: boot, log: c.log}
+	if err := recorder.recheck(ctx); err != nil {
+		return ignoreCancelled(ctx, err)
+	}
 	if err := importer.ensure(ctx, c.pause, true); err != nil {
 		return ignoreCancelled(ctx, fmt.Errorf("import pause image: %w", err))
 	}
@@ -238,6 +247,7 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	if ctx.Err() == nil {
 		c.readyOnce.Do(func() { close(c.ready) })
 	}
+	recorder.run(ctx)
 	return nil
 }
 

@@ -58,21 +58,14 @@ func (i Importer) unpack(ctx context.Context, target descriptor) error {
 	if err != nil || manifest == nil {
 		return err
 	}
-	var config struct {
-		RootFS struct {
-			DiffIDs []string `json:"diff_ids"`
-		}
-	}
-	if err := i.readDocument(ctx, manifest.Config, &config); err != nil {
+	diffIDs, err := i.diffIDs(ctx, manifest)
+	if err != nil {
 		return err
-	}
-	if len(config.RootFS.DiffIDs) != len(manifest.Layers) {
-		return fmt.Errorf("manifest has %d layers, its configuration %d", len(manifest.Layers), len(config.RootFS.DiffIDs))
 	}
 	parent := ""
 	for n, layer := range manifest.Layers {
-		name := chainID(parent, config.RootFS.DiffIDs[n])
-		if err := i.unpackLayer(ctx, layer, config.RootFS.DiffIDs[n], snapshot{name: name, parent: parent}); err != nil {
+		name := chainID(parent, diffIDs[n])
+		if err := i.unpackLayer(ctx, layer, diffIDs[n], snapshot{name: name, parent: parent}); err != nil {
 			return fmt.Errorf("layer %s: %w", layer.Digest, err)
 		}
 		parent = name
@@ -85,6 +78,32 @@ func (i Importer) unpack(ctx context.Context, target descriptor) error {
 		UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels." + snapshotLabel}},
 	})
 	return err
+}
+
+// unpackWithLease unpacks an image while a lease protects its layers from garbage collection.
+func (i Importer) unpackWithLease(ctx context.Context, target descriptor) error {
+	ctx, release, err := i.lease(ctx, "unpack-"+rand.Text())
+	if err != nil {
+		return fmt.Errorf("create containerd lease: %w", err)
+	}
+	defer release()
+	return i.unpack(ctx, target)
+}
+
+// diffIDs are the digests of the uncompressed layers of an image.
+func (i Importer) diffIDs(ctx context.Context, manifest *imageManifest) ([]string, error) {
+	var config struct {
+		RootFS struct {
+			DiffIDs []string `json:"diff_ids"`
+		}
+	}
+	if err := i.readDocument(ctx, manifest.Config, &config); err != nil {
+		return nil, err
+	}
+	if len(config.RootFS.DiffIDs) != len(manifest.Layers) {
+		return nil, fmt.Errorf("manifest has %d layers, its configuration %d", len(manifest.Layers), len(config.RootFS.DiffIDs))
+	}
+	return config.RootFS.DiffIDs, nil
 }
 
 // imageManifest is an OCI manifest, or docker's, which has the same fields.

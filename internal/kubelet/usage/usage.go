@@ -39,6 +39,8 @@ type Usage struct {
 	}
 	// Pods returns the pods of the node.
 	Pods func() []*corev1.Pod
+	// Volumes returns the usage of the volumes of pods, by UID; nil: volumes are not measured.
+	Volumes func(ctx context.Context, pods []*corev1.Pod) map[types.UID][]statsapi.VolumeStats
 	// Root is a directory on the node's root file system.
 	Root string
 	// Started is when the node started.
@@ -164,8 +166,14 @@ func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summ
 			return nil, err
 		}
 	}
-	for _, pod := range u.Pods() {
+	pods := u.Pods()
+	var volumes map[types.UID][]statsapi.VolumeStats
+	if !onlyCPUAndMemory && u.Volumes != nil {
+		volumes = u.Volumes(ctx, pods)
+	}
+	for _, pod := range pods {
 		if stats, ok := u.pod(pod, layers); ok {
+			stats.VolumeStats = volumes[pod.UID]
 			summary.Pods = append(summary.Pods, stats)
 		}
 	}

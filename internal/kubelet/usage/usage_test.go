@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
@@ -81,6 +82,9 @@ func newUsage(t *testing.T) (*Usage, *fakeCgroups) {
 	return &Usage{
 		NodeName: "n", Cgroups: g, Runtime: fakeRuntime{}, Root: t.TempDir(),
 		Pods: func() []*corev1.Pod { return []*corev1.Pod{pod("p"), pod("pending")} },
+		Volumes: func(context.Context, []*corev1.Pod) map[types.UID][]statsapi.VolumeStats {
+			return map[types.UID][]statsapi.VolumeStats{"p": {{Name: "data"}}}
+		},
 	}, g
 }
 
@@ -104,7 +108,10 @@ func TestSummary(t *testing.T) {
 	if s.Node.Fs == nil || *s.Node.Fs.CapacityBytes == 0 || s.Node.NodeName != "n" || *s.Pods[0].ProcessStats.ProcessCount != 4 {
 		t.Errorf("node: %+v", s.Node)
 	}
-	if s, err = u.Summary(t.Context(), true); err != nil || s.Node.Fs != nil || s.Pods[0].Containers[0].Rootfs != nil {
+	if len(s.Pods[0].VolumeStats) != 1 || s.Pods[0].VolumeStats[0].Name != "data" {
+		t.Errorf("volumes: %+v", s.Pods[0].VolumeStats)
+	}
+	if s, err = u.Summary(t.Context(), true); err != nil || s.Node.Fs != nil || s.Pods[0].Containers[0].Rootfs != nil || s.Pods[0].VolumeStats != nil {
 		t.Errorf("disks were not lastQuery for: %v", err)
 	}
 }

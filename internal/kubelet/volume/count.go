@@ -2,7 +2,6 @@ package volume
 
 import (
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Count counts volumes by plugin: those that pods use, and those that are set up. A claim that is not set up yet is not
@@ -44,35 +43,10 @@ func pluginOf(volume *corev1.Volume) string {
 		return imagePlugin
 	case volume.CSI != nil:
 		return csiPlugin
+	case volume.NFS != nil:
+		return nfsPlugin
 	case volume.EmptyDir != nil, volume.VolumeSource == corev1.VolumeSource{}:
 		return emptyDirPlugin
 	}
 	return ""
-}
-
-// Claims returns the mount paths of claims whose volumes have a file system of their own.
-func (v *Volumes) Claims(pods []*corev1.Pod) map[types.NamespacedName]string {
-	claims := map[types.NamespacedName]string{}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, pod := range pods {
-		for i := range pod.Spec.Volumes {
-			volume := &pod.Spec.Volumes[i]
-			name := ""
-			switch {
-			case volume.PersistentVolumeClaim != nil:
-				name = volume.PersistentVolumeClaim.ClaimName
-			case volume.Ephemeral != nil:
-				name = pod.Name + "-" + volume.Name
-			}
-			state := v.pods[pod.UID]
-			if name == "" || state == nil || state.byName[volume.Name] == nil {
-				continue
-			}
-			if m := state.byName[volume.Name]; !m.block && (m.plugin == csiPlugin || m.plugin == localPlugin) {
-				claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}] = m.path
-			}
-		}
-	}
-	return claims
 }

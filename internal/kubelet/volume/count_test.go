@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -47,36 +46,6 @@ func TestCount(t *testing.T) {
 		wanted, there := v.Count(row.pods)
 		if !maps.Equal(wanted, row.want) || !maps.Equal(there, map[string]int{"kubernetes.io/csi": 2, "kubernetes.io/secret": 1}) {
 			t.Errorf("%s: wanted %v, there %v; want %v", row.name, wanted, there, row.want)
-		}
-	}
-}
-
-func TestClaimPaths(t *testing.T) {
-	claim := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}
-	for _, row := range []struct {
-		name   string
-		volume corev1.VolumeSource
-		there  *mounted
-		want   map[types.NamespacedName]string
-	}{
-		{"of a driver", claim, &mounted{plugin: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
-		{"a local disk", claim, &mounted{plugin: localPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
-		{"made for the pod", corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}, &mounted{plugin: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "p-v"}: "/m"}},
-		{"a directory of the host is not its own file system", claim, &mounted{plugin: hostPathPlugin, path: "/m"}, map[types.NamespacedName]string{}},
-		{"a device", claim, &mounted{plugin: csiPlugin, path: "/m", block: true}, map[types.NamespacedName]string{}},
-		{"not set up yet", claim, nil, map[types.NamespacedName]string{}},
-		{"no claim", corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}}, &mounted{plugin: csiPlugin, path: "/m"}, map[types.NamespacedName]string{}},
-	} {
-		state := &podVolumes{byName: map[string]*mounted{}}
-		if row.there != nil {
-			state.byName["v"] = row.there
-		}
-		v := &Volumes{pods: map[types.UID]*podVolumes{"u": state}}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v", VolumeSource: row.volume}}}}
-		otherPod := pod.DeepCopy()
-		otherPod.UID = "other"
-		if got := v.Claims([]*corev1.Pod{otherPod, pod}); !maps.Equal(got, row.want) {
-			t.Errorf("%s: %v, want %v", row.name, got, row.want)
 		}
 	}
 }

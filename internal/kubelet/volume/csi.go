@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -50,10 +51,11 @@ type csiVolume struct {
 	attributes     map[string]string
 	publishSecret  *corev1.SecretReference
 	stageSecret    *corev1.SecretReference
-	capability     *csi.VolumeCapability
 	publishContext map[string]string
 	readOnly       bool
+	block          bool
 	fsType         string
+	mountOptions   []string
 	accessModes    []corev1.PersistentVolumeAccessMode
 	dir            string // the volume's directory in the pod's directory
 	target         string // the target path of NodePublishVolume
@@ -73,27 +75,25 @@ func (v *Volumes) setUpInlineCSI(ctx context.Context, pod *corev1.Pod, volume *c
 		vol.publishSecret = &corev1.SecretReference{Namespace: pod.Namespace, Name: source.NodePublishSecretRef.Name}
 	}
 	vol.accessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	vol.capability = capabilityOf(vol.fsType, nil, vol.accessModes, false)
-	return v.publish(ctx, vol, false)
+	return v.publish(ctx, vol)
 }
 
-// setUpCSI sets up a persistent volume: it waits until it is attached, then stages and publishes it.
-func (v *Volumes) setUpCSI(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
+// persistentCSI is the CSI volume of a persistent volume.
+func (v *Volumes) persistentCSI(pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) *csiVolume {
 	source := pv.Spec.CSI
-	vol := &csiVolume{
-		pod: pod, attributes: source.VolumeAttributes, readOnly: readOnly, fsType: source.FSType, accessModes: pv.Spec.AccessModes,
-		publishSecret: source.NodePublishSecretRef, stageSecret: source.NodeStageSecretRef,
-		capability: capabilityOf(source.FSType, pv.Spec.MountOptions, pv.Spec.AccessModes, block),
-		dir:        v.dir(pod.UID, csiPlugin, pv.Name),
+	dir := v.dir(pod.UID, csiPlugin, pv.Name)
+	return &csiVolume{
+		pod: pod, attributes: source.VolumeAttributes, readOnly: readOnly || source.ReadOnly, block: block, fsType: source.FSType, mountOptions: pv.Spec.MountOptions,
+		accessModes: pv.Spec.AccessModes, publishSecret: source.NodePublishSecretRef, stageSecret: source.NodeStageSecretRef, dir: dir,
 		volumeData: volumeData{Driver: source.Driver, Name: pv.Name, Handle: source.VolumeHandle, Lifecycle: string(storagev1.VolumeLifecyclePersistent)},
 	}
-	return v.publish(ctx, vol, block)
 }
 
-func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mounted, error) {
+// publish sets up a volume: it waits until it is attached, then stages and publishes it.
+func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error) {
 	vol.NodeName, vol.Attachment = v.NodeName, "csi-"+hexSum(vol.Handle+vol.Driver+v.NodeName)
-	vol.target = filepath.Join(vol.dir, "mount")
-	m := &mounted{plugin: csiPlugin, path: vol.target, readOnly: vol.readOnly, managed: !vol.readOnly, block: block}
+	vol.target = vol.publishPath()
+	m := &mounted{plugin: csiPlugin, path: vol.target, readOnly: vol.readOnly, managed: !vol.readOnly, block: vol.block}
 	driver, err := v.csi.registered(vol.Driver)
 	if err != nil {
 		return nil, err
@@ -117,9 +117,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	if err := os.MkdirAll(vol.dir, 0o750); err != nil {
 		return nil, err
 	}
-	if driver.supportsStaging && vol.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
-		vol.Staged = filepath.Join(v.Root, "plugins", csiPlugin, vol.Driver, hexSum(vol.Handle), "globalmount")
-	}
+	vol.Staged = v.stagingPath(driver, vol)
 	if before, err := load(vol.dir); err == nil {
 		vol.FSGroupApplied = before.FSGroupApplied
 	}
@@ -135,9 +133,9 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	if err := v.nodePublish(ctx, driver, vol); err != nil {
 		return nil, err
 	}
-	m.republish = ptr.Deref(vol.spec.RequiresRepublish, false)
+	m.republish, m.csi = ptr.Deref(vol.spec.RequiresRepublish, false), vol.volumeData
 	group := fsGroup(vol.pod)
-	if group == nil || block || driver.appliesFSGroup || !vol.needsFSGroup() || vol.FSGroupApplied {
+	if group == nil || vol.block || driver.appliesFSGroup || !vol.needsFSGroup() || vol.FSGroupApplied {
 		return m, nil
 	}
 	if err := setGroup(vol.target, *group, false, vol.pod.Spec.SecurityContext.FSGroupChangePolicy); err != nil {
@@ -145,6 +143,17 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	}
 	vol.FSGroupApplied = true
 	return m, save(vol.dir, vol.volumeData)
+}
+
+// publishPath is the target path of NodePublishVolume.
+func (vol *csiVolume) publishPath() string { return filepath.Join(vol.dir, "mount") }
+
+// stagingPath is the staging directory of a volume, empty if it is not staged.
+func (v *Volumes) stagingPath(driver *driver, vol *csiVolume) string {
+	if !driver.supportsStaging || vol.Lifecycle != string(storagev1.VolumeLifecyclePersistent) {
+		return ""
+	}
+	return filepath.Join(v.Root, "plugins", csiPlugin, vol.Driver, hexSum(vol.Handle), "globalmount")
 }
 
 // readDriver reads the driver's CSIDriver object. Without one the defaults apply.
@@ -174,10 +183,9 @@ func (v *Volumes) nodeStage(ctx context.Context, driver *driver, vol *csiVolume)
 	if err := os.MkdirAll(vol.Staged, 0o750); err != nil {
 		return err
 	}
-	capability := vol.capabilityWithGroup(driver)
 	_, err = driver.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: vol.Handle, PublishContext: vol.publishContext, StagingTargetPath: vol.Staged,
-		VolumeCapability: capability, Secrets: secrets, VolumeContext: vol.attributes,
+		VolumeCapability: vol.capability(driver), Secrets: secrets, VolumeContext: vol.attributes,
 	})
 	if err != nil {
 		return &MountError{Volume: vol.Name, Step: "MountVolume.MountDevice", Err: err}
@@ -214,7 +222,7 @@ func (v *Volumes) nodePublish(ctx context.Context, driver *driver, vol *csiVolum
 	}
 	_, err = driver.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: vol.Handle, PublishContext: vol.publishContext, StagingTargetPath: vol.Staged, TargetPath: vol.target,
-		VolumeCapability: vol.capabilityWithGroup(driver), Readonly: vol.readOnly, Secrets: secrets, VolumeContext: attributes,
+		VolumeCapability: vol.capability(driver), Readonly: vol.readOnly, Secrets: secrets, VolumeContext: attributes,
 	})
 	return err
 }
@@ -227,7 +235,7 @@ func (v *Volumes) csiTokens(ctx context.Context, vol *csiVolume) (string, error)
 		if err != nil {
 			return "", err
 		}
-		tokens[request.Audience] = authenticationv1.TokenRequestStatus{Token: token}
+		tokens[request.Audience] = authenticationv1.TokenRequestStatus{Token: token.text, ExpirationTimestamp: metav1.NewTime(token.expires)}
 	}
 	text, err := json.Marshal(tokens)
 	return string(text), err
@@ -248,15 +256,6 @@ func (v *Volumes) csiSecrets(ctx context.Context, ref *corev1.SecretReference) (
 	return secrets, nil
 }
 
-// capabilityWithGroup returns the capability with the pod's fsGroup, for drivers that apply it themselves.
-func (vol *csiVolume) capabilityWithGroup(driver *driver) *csi.VolumeCapability {
-	mount := vol.capability.GetMount()
-	if group := fsGroup(vol.pod); group != nil && mount != nil && driver.appliesFSGroup {
-		mount.VolumeMountGroup = strconv.FormatInt(*group, 10)
-	}
-	return vol.capability
-}
-
 // needsFSGroup reports whether the kubelet applies the fsGroup: according to the driver's fsGroupPolicy, by default for
 // volumes with a file system type that only this node writes.
 func (vol *csiVolume) needsFSGroup() bool {
@@ -274,25 +273,39 @@ func (vol *csiVolume) needsFSGroup() bool {
 	return vol.fsType != "" && once && !vol.readOnly
 }
 
-func capabilityOf(fsType string, options []string, modes []corev1.PersistentVolumeAccessMode, block bool) *csi.VolumeCapability {
-	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
-	if len(modes) > 0 {
-		switch modes[0] {
-		case corev1.ReadOnlyMany:
-			mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		case corev1.ReadWriteMany:
-			mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-		case corev1.ReadWriteOncePod:
-			mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-		}
-	}
-	capability := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-	if block {
+// capability describes how the volume is used: as a device, or as a file system with the pod's fsGroup for drivers that apply it themselves.
+func (vol *csiVolume) capability(driver *driver) *csi.VolumeCapability {
+	capability := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: accessMode(vol.accessModes, driver)}}
+	if vol.block {
 		capability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		capability.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: options}}
+		return capability
 	}
+	mount := &csi.VolumeCapability_MountVolume{FsType: vol.fsType, MountFlags: vol.mountOptions}
+	if group := fsGroup(vol.pod); group != nil && driver.appliesFSGroup {
+		mount.VolumeMountGroup = strconv.FormatInt(*group, 10)
+	}
+	capability.AccessType = &csi.VolumeCapability_Mount{Mount: mount}
 	return capability
+}
+
+// accessMode is CSI's name of a volume's first access mode. Drivers without the capability SINGLE_NODE_MULTI_WRITER have one mode for ReadWriteOnce
+// and ReadWriteOncePod.
+func accessMode(modes []corev1.PersistentVolumeAccessMode, driver *driver) csi.VolumeCapability_AccessMode_Mode {
+	mode := corev1.ReadWriteOnce
+	if len(modes) > 0 {
+		mode = modes[0]
+	}
+	switch {
+	case mode == corev1.ReadOnlyMany:
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	case mode == corev1.ReadWriteMany:
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	case !driver.distinguishesWriters:
+		return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	case mode == corev1.ReadWriteOncePod:
+		return csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	}
+	return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 }
 
 const dataFile = "vol_data.json"

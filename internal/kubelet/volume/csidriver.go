@@ -40,7 +40,14 @@ type driver struct {
 	node            csi.NodeClient
 	supportsStaging bool // has the STAGE_UNSTAGE_VOLUME capability
 	appliesFSGroup  bool // has the VOLUME_MOUNT_GROUP capability
+	expands         bool // has the EXPAND_VOLUME capability
+	measures        bool // has the GET_VOLUME_STATS capability
+	// distinguishesWriters is set if the driver has the SINGLE_NODE_MULTI_WRITER capability.
+	distinguishesWriters bool
 }
+
+// callTimeout is a gRPC service configuration that bounds each call of a driver by two minutes, as upstream does. The pod's worker retries after it.
+const callTimeout = `{"methodConfig":[{"name":[{}],"timeout":"120s"}]}`
 
 func newDrivers(o Options) *drivers {
 	return &drivers{
@@ -88,7 +95,7 @@ func (d *drivers) Register(ctx context.Context, p pluginregistry.Plugin) error {
 	if !slices.ContainsFunc(p.Versions, func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") }) {
 		return fmt.Errorf("versions %v are not supported, only 1.x is", p.Versions)
 	}
-	connection, err := pluginregistry.Dial(p.Endpoint)
+	connection, err := pluginregistry.Dial(p.Endpoint, grpc.WithDefaultServiceConfig(callTimeout))
 	if err != nil {
 		return err
 	}
@@ -118,6 +125,12 @@ func (d *drivers) queryDriver(ctx context.Context, name string, added *driver) e
 			added.supportsStaging = true
 		case csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP:
 			added.appliesFSGroup = true
+		case csi.NodeServiceCapability_RPC_EXPAND_VOLUME:
+			added.expands = true
+		case csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:
+			added.measures = true
+		case csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:
+			added.distinguishesWriters = true
 		}
 	}
 	info, err := added.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})

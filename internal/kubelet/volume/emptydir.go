@@ -173,34 +173,6 @@ func hugePageSize(pod *corev1.Pod, medium corev1.StorageMedium) (string, error) 
 	return found, nil
 }
 
-// Usage is the usage of a volume, in bytes and inodes.
-type Usage struct {
-	Used, Available, Capacity      int64
-	InodesUsed, InodesFree, Inodes int64
-}
-
-// Usage measures a volume that is set up: with statfs if it has a file system of its own, else by walking it.
-func (v *Volumes) Usage(uid types.UID, volume string) (Usage, error) {
-	m := v.mounted(uid, volume)
-	if m == nil || m.path == "" || m.block {
-		return Usage{}, fmt.Errorf("volume %q is not set up or has no files", volume)
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(m.path, &fs); err != nil {
-		return Usage{}, fmt.Errorf("measure volume %q: %w", volume, err)
-	}
-	usage := Usage{
-		Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize, Capacity: int64(fs.Blocks) * fs.Bsize,
-		InodesUsed: int64(fs.Files - fs.Ffree), InodesFree: int64(fs.Ffree), Inodes: int64(fs.Files),
-	}
-	separate, err := isMounted(m.path)
-	if err != nil || separate {
-		return usage, err
-	}
-	usage.Used, usage.InodesUsed, err = diskUsage(m.path)
-	return usage, err
-}
-
 // diskUsage sums up the files of a directory on the same file system. Hard links are counted once.
 func diskUsage(dir string) (used, inodes int64, err error) {
 	root, err := openDir(dir)

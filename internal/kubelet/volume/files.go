@@ -260,7 +260,7 @@ func (v *Volumes) sourceFiles(ctx context.Context, pod *corev1.Pod, volume *core
 		return v.downwardFiles(pod, source.DownwardAPI.Items, projected.DefaultMode)
 	case source.ServiceAccountToken != nil:
 		token, err := v.tokens.get(ctx, pod, source.ServiceAccountToken)
-		return payload{source.ServiceAccountToken.Path: credential(pod, []byte(token), *projected.DefaultMode)}, err
+		return payload{source.ServiceAccountToken.Path: credential(pod, []byte(token.text), *projected.DefaultMode)}, err
 	case source.ClusterTrustBundle != nil:
 		anchors, err := v.trustAnchors(source.ClusterTrustBundle)
 		return payload{source.ClusterTrustBundle.Path: credential(pod, anchors, *projected.DefaultMode)}, err

@@ -79,31 +79,24 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
-// unmount detaches a mount. The path is resolved without symlinks: one that was added meanwhile could lead to another
-// mount of the host.
+// unmount detaches a mount. The path is resolved without symlinks: one that was added meanwhile could lead to another mount of the host. The mount
+// itself is not looked at: the server of a network file system may not respond.
 func unmount(path string) error {
 	root, err := openDir("/")
 	if err != nil {
 		return err
 	}
 	defer unix.Close(root)
-	fd, err := openNoSymlinks(root, strings.TrimPrefix(path, "/"), unix.O_PATH)
+	parent, err := openNoSymlinks(root, "."+filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
-	defer unix.Close(fd)
-	var stat unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &stat); err != nil {
-		return fmt.Errorf("unmount %s: %w", path, err)
-	}
-	if stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return nil // not mounted any more
-	}
-	// The open descriptor keeps the mount busy, so detach it lazily; it ends when the descriptor is closed.
-	if err := unix.Unmount(descriptorPath(fd), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+	defer unix.Close(parent)
+	err = unix.Unmount(filepath.Join(descriptorPath(parent), filepath.Base(path)), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // these: it is not mounted any more
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
 	return nil

@@ -30,6 +30,22 @@ type claimVolume struct {
 	ephemeral   bool // a generic ephemeral volume, whose claim the pod owns
 }
 
+// claimOf returns the claim of a volume, if it has one.
+func claimOf(pod *corev1.Pod, volume *corev1.Volume) (claimVolume, bool) {
+	switch {
+	case volume.PersistentVolumeClaim != nil:
+		return claimVolume{name: volume.Name, claim: volume.PersistentVolumeClaim.ClaimName, readOnly: volume.PersistentVolumeClaim.ReadOnly}, true
+	case volume.Ephemeral != nil:
+		return claimVolume{name: volume.Name, claim: pod.Name + "-" + volume.Name, ephemeral: true}, true
+	}
+	return claimVolume{}, false
+}
+
+// isBlock reports whether a claim is for a device instead of a file system.
+func isBlock(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == corev1.PersistentVolumeBlock
+}
+
 // setUpClaim sets up the persistent volume that a claim is bound to.
 func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume claimVolume) (*mounted, error) {
 	claim, pv, err := v.boundVolume(ctx, pod, volume)
@@ -41,13 +57,18 @@ func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume claimV
 			return nil, &MountError{Volume: pv.Name, Step: "MountVolume.NodeAffinity check", Err: err}
 		}
 	}
-	block := claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == corev1.PersistentVolumeBlock
+	block := isBlock(claim)
 	if err := checkVolumeMode(pod, volume.name, block); err != nil {
 		return nil, err
 	}
 	m, err := v.setUpPersistent(ctx, pod, pv, volume.readOnly, block)
 	if err != nil {
 		return nil, &MountError{Volume: pv.Name, Step: "MountVolume.SetUp", Err: err}
+	}
+	if pv.Spec.CSI != nil {
+		if err := v.expandClaim(ctx, pod, volume, claim, pv); err != nil {
+			return nil, &MountError{Volume: pv.Name, Step: "MountVolume.Setup", Err: fmt.Errorf("failed while expanding volume: %w", err)}
+		}
 	}
 	if group, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 10, 64); err == nil {
 		m.groups = append(m.groups, group)
@@ -113,7 +134,9 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 	case pv.Spec.Local != nil:
 		return v.setUpLocal(pod, pv, readOnly, block)
 	case pv.Spec.CSI != nil:
-		return v.setUpCSI(ctx, pod, pv, readOnly || pv.Spec.CSI.ReadOnly, block)
+		return v.publish(ctx, v.persistentCSI(pod, pv, readOnly, block))
+	case pv.Spec.NFS != nil && !block:
+		return v.setUpNFS(ctx, pod, nfsVolume{name: pv.Name, source: pv.Spec.NFS, options: pv.Spec.MountOptions, readOnly: readOnly || pv.Spec.NFS.ReadOnly})
 	}
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }

@@ -42,6 +42,7 @@ func bound(t *testing.T, v *Volumes, name string, source corev1.PersistentVolume
 		pv.Spec.ClaimRef = &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "default", Name: name, UID: claim.UID}
 	}
 	put(t, v, pv)
+	claim.Status.Capacity = size
 	if claim.Status.Phase = corev1.ClaimBound; phase != "" {
 		claim.Status.Phase = phase
 	}

@@ -9,8 +9,29 @@ import (
 // refreshRetryDelay is the wait after a refresh that failed or is in progress.
 const refreshRetryDelay = 10 * time.Second
 
-// RefreshAt returns when Mount has to update the volumes of a pod although no object has changed, because tokens and
-// certificates expire. Zero means never.
+// republishPeriod is how often drivers with requiresRepublish are called. Upstream's kubelet does that when it syncs the pod.
+const republishPeriod = time.Minute
+
+// setRefresh records when a volume that is mounted has to be mounted again, or compared with the size of its claim.
+func (v *Volumes) setRefresh(state *podVolumes, volume string, m *mounted) {
+	at := time.Time{}
+	if e := state.expansions[volume]; e != nil {
+		at = e.checkAt
+	}
+	if next := time.Now().Add(republishPeriod); m.republish && (at.IsZero() || next.Before(at)) {
+		at = next
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if at.IsZero() {
+		delete(state.refreshAt, volume)
+	} else {
+		state.refreshAt[volume] = at
+	}
+}
+
+// RefreshAt returns when Mount has to update the volumes of a pod although no object has changed: tokens and certificates expire, drivers want to be
+// called again, claims may have been enlarged. Zero means never.
 func (v *Volumes) RefreshAt(uid types.UID) time.Time {
 	var earliest time.Time
 	now := time.Now()
@@ -22,6 +43,13 @@ func (v *Volumes) RefreshAt(uid types.UID) time.Time {
 			earliest = at
 		}
 	}
+	v.mu.Lock()
+	if state := v.pods[uid]; state != nil {
+		for _, at := range state.refreshAt {
+			add(at)
+		}
+	}
+	v.mu.Unlock()
 	v.tokens.mu.Lock()
 	for key, token := range v.tokens.cached {
 		if key.pod == uid {

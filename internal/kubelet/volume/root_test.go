@@ -3,35 +3,26 @@
 package volume
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"skiff/internal/client"
-	"skiff/internal/kubelet/pluginregistry"
-	"skiff/test/inprocess"
 )
 
 func TestTokenFile(t *testing.T) {
@@ -148,8 +139,20 @@ func TestUnmountFollowsNoLinks(t *testing.T) {
 	if err := os.Symlink(target, link); err != nil {
 		t.Fatal(err)
 	}
-	if err := unmount(link); err == nil {
-		t.Error("a link was unmounted")
+	if err := unmount(link); err != nil {
+		t.Error(err) // nothing is mounted on the link itself
+	}
+	if err := os.Mkdir(filepath.Join(target, "inner"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := mountTmpfs(filepath.Join(target, "inner"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unmount(filepath.Join(link, "inner")); err == nil {
+		t.Error("a link was followed")
+	}
+	if mounted, err := isMounted(filepath.Join(target, "inner")); err != nil || !mounted {
+		t.Errorf("the inner mount is gone, %v", err)
 	}
 	if mounted, err := isMounted(target); err != nil || !mounted {
 		t.Errorf("the mount is gone, %v", err)
@@ -268,18 +271,10 @@ func privateMounts(t *testing.T) string {
 	return dir
 }
 
-// clusterVolumes are the volumes of a node of an in-process API server.
-func clusterVolumes(t *testing.T, root string) *Volumes {
-	t.Helper()
-	v := testVolumes(root, &fakeObjects{})
-	o := v.Options
-	o.Client = inprocess.Start(t, t.Context())
-	return New(o)
-}
-
 func TestClaims(t *testing.T) {
 	root := privateMounts(t)
 	v := clusterVolumes(t, root)
+	v.helperDirs = nil
 	local := filepath.Join(root, "disk")
 	if err := os.Mkdir(local, 0o755); err != nil {
 		t.Fatal(err)
@@ -307,7 +302,7 @@ func TestClaims(t *testing.T) {
 			pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Operator = corev1.NodeSelectorOpExists
 		}, nil, `MountVolume.NodeAffinity check failed for volume "pv-elsewhere" : no matching NodeSelectorTerms`},
 		"missing": {corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: local + "/no"}}, nil, nil, `MountVolume.SetUp failed for volume "pv-missing" : path "` + local + `/no" does not exist`},
-		"nfs":     {corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}, nil, nil, `MountVolume.SetUp failed for volume "pv-nfs" : no volume plugin matched`},
+		"nfs":     {corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}, nil, nil, `MountVolume.SetUp failed for volume "pv-nfs" : the host has no mount.nfs`},
 		"noclaim": {onDisk, nil, func(p *corev1.Pod) { p.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = "absent" },
 			`error processing PVC default/absent: failed to fetch PVC from API server: persistentvolumeclaims "absent" not found`},
 		"device": {onDisk, nil, func(p *corev1.Pod) {
@@ -352,99 +347,6 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// fakeDriver is a CSI driver that creates directories, and its registrar.
-type fakeDriver struct {
-	csi.UnimplementedNodeServer
-	registration.UnimplementedRegistrationServer
-	socket string
-
-	mu         sync.Mutex
-	calls      []string
-	published  *csi.NodePublishVolumeRequest
-	registered *registration.RegistrationStatus
-}
-
-func (s *fakeDriver) called(what string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls = append(s.calls, what)
-}
-
-func (s *fakeDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
-	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: "disk.example.com", Endpoint: s.socket, SupportedVersions: []string{"1.0.0"}}, nil
-}
-
-func (s *fakeDriver) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.registered = status
-	return &registration.RegistrationStatusResponse{}, nil
-}
-
-func (s *fakeDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: "id", MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"example.com/zone": "z"}}}, nil
-}
-
-func (s *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
-}
-
-func (s *fakeDriver) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	s.called("stage " + r.VolumeId + " " + r.PublishContext["where"])
-	return &csi.NodeStageVolumeResponse{}, nil
-}
-
-func (s *fakeDriver) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	s.called("unstage " + r.VolumeId)
-	return &csi.NodeUnstageVolumeResponse{}, nil
-}
-
-func (s *fakeDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	s.called("publish " + r.VolumeId)
-	s.mu.Lock()
-	s.published = r
-	s.mu.Unlock()
-	return &csi.NodePublishVolumeResponse{}, os.MkdirAll(r.TargetPath, 0o755)
-}
-
-func (s *fakeDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	s.called("unpublish " + r.VolumeId)
-	return &csi.NodeUnpublishVolumeResponse{}, os.RemoveAll(r.TargetPath)
-}
-
-// startDriver starts the driver and registers its socket with the kubelet.
-func startDriver(t *testing.T, root string) *fakeDriver {
-	t.Helper()
-	registry := filepath.Join(root, "plugins_registry")
-	if err := os.MkdirAll(registry, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	s := &fakeDriver{socket: filepath.Join(root, "disk.sock")}
-	for _, path := range []string{s.socket, filepath.Join(registry, "disk-reg.sock")} {
-		listener, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := grpc.NewServer()
-		csi.RegisterNodeServer(server, s)
-		registration.RegisterRegistrationServer(server, s)
-		go func() { _ = server.Serve(listener) }()
-		t.Cleanup(server.Stop)
-	}
-	return s
-}
-
-// runWithRegistry runs the volumes and the registry of their drivers.
-func runWithRegistry(ctx context.Context, v *Volumes) error {
-	group, ctx := errgroup.WithContext(ctx)
-	registry := &pluginregistry.Registry{
-		Dir: filepath.Join(v.Root, "plugins_registry"), Handlers: map[string]pluginregistry.Handler{pluginregistry.CSIDriver: v.CSIDrivers()}, Log: v.Log,
-	}
-	group.Go(func() error { return registry.Run(ctx) })
-	group.Go(func() error { return v.Run(ctx) })
-	return group.Wait()
-}
-
 func TestCSI(t *testing.T) {
 	root := privateMounts(t)
 	v := clusterVolumes(t, root)
@@ -455,22 +357,8 @@ func TestCSI(t *testing.T) {
 	}})
 	v.tokens.request = (&issuer{}).request
 	driver := startDriver(t, root)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- runWithRegistry(ctx, v) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := v.csi.registered("disk.example.com"); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	runWithRegistry(t, v)
+	ctx := t.Context()
 	csiNode, err := client.For[*storagev1.CSINode](v.Client).Get(ctx, "", "node")
 	if err != nil || len(csiNode.Spec.Drivers) != 1 || csiNode.Spec.Drivers[0].NodeID != "id" || *csiNode.Spec.Drivers[0].Allocatable.Count != 7 || csiNode.Spec.Drivers[0].TopologyKeys[0] != "example.com/zone" {
 		t.Errorf("the node says %v, %v", csiNode, err)
@@ -484,14 +372,7 @@ func TestCSI(t *testing.T) {
 	if err := v.Mount(ctx, first); err == nil || !strings.Contains(err.Error(), `MountVolume.WaitForAttach failed for volume "pv-disk"`) {
 		t.Errorf("not attached: %v", err)
 	}
-	attachment := put(t, v, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + hexSum("hdisk.example.comnode")},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "disk.example.com", NodeName: "node", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: pointer("pv-disk")}},
-	}).DeepCopy()
-	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"where": "slot"}}
-	if _, err := client.For[*storagev1.VolumeAttachment](v.Client).UpdateStatus(ctx, attachment); err != nil {
-		t.Fatal(err)
-	}
+	attachment := attach(t, v, "h")
 	const name = "kubernetes.io/csi/disk.example.com^h"
 	// The controller is about to detach it.
 	if err := v.Mount(ctx, first); err == nil || !strings.Contains(err.Error(), "Volume not attached according to node status") || len(driver.calls) > 0 {
@@ -513,7 +394,10 @@ func TestCSI(t *testing.T) {
 	if err := v.Mount(ctx, inline); err != nil { // the driver wants to be called again
 		t.Fatal(err)
 	}
-	if r := driver.published; r.VolumeContext["csi.storage.k8s.io/pod.name"] != "pod" || r.VolumeContext["csi.storage.k8s.io/ephemeral"] != "true" || !strings.Contains(r.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], `"token":"t`) {
+	if at := v.RefreshAt(inline.UID); at.IsZero() || at.After(time.Now().Add(republishPeriod)) {
+		t.Errorf("the driver is called again at %v", at)
+	}
+	if r := driver.published; r.VolumeContext["csi.storage.k8s.io/pod.name"] != "pod" || r.VolumeContext["csi.storage.k8s.io/ephemeral"] != "true" || !strings.Contains(r.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], `"token":"t`) || !strings.Contains(r.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"], `"expirationTimestamp":"2`) {
 		t.Errorf("published %v", r.VolumeContext)
 	}
 	target := filepath.Join(root, "pods", string(first.UID), "volumes/kubernetes.io~csi/pv-disk/mount")
@@ -561,26 +445,10 @@ func TestMountDuringDetach(t *testing.T) {
 	followNode(t, v)
 	pod := bound(t, v, "disk", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "disk.example.com", VolumeHandle: "h"}}, nil)
 	driver := startDriver(t, root)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- runWithRegistry(ctx, v) }()
-	t.Cleanup(func() { cancel(); <-done })
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := v.csi.registered("disk.example.com"); err == nil {
-			break
-		} else if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	runWithRegistry(t, v)
+	ctx := t.Context()
 	attachments := client.For[*storagev1.VolumeAttachment](v.Client)
-	attachment := put(t, v, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + hexSum("hdisk.example.comnode"), Finalizers: []string{"example.com/attacher"}},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "disk.example.com", NodeName: "node", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: pointer("pv-disk")}},
-	}).DeepCopy()
-	attachment.Status.Attached = true
-	if _, err := attachments.UpdateStatus(ctx, attachment); err != nil {
-		t.Fatal(err)
-	}
+	attachment := attach(t, v, "h", "example.com/attacher")
 	editNode(t, v, func(n *corev1.Node) {
 		n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "kubernetes.io/csi/disk.example.com^h"}}
 	})
@@ -608,37 +476,63 @@ func TestMountDuringDetach(t *testing.T) {
 	}
 }
 
-// followNode creates the Node object and reports the volumes in use in its status as the kubelet does. It returns a function that reads it.
-func followNode(t *testing.T, v *Volumes) (node func() *corev1.Node) {
-	t.Helper()
-	put(t, v, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
-	node = func() *corev1.Node {
-		n, err := client.For[*corev1.Node](v.Client).Get(context.Background(), "", "node")
-		if err != nil {
-			return nil
-		}
-		return n
+// TestNFS: exports are mounted by the host's helper, with the options of the persistent volume, and unmounted with the pod.
+func TestNFS(t *testing.T) {
+	root := privateMounts(t)
+	v := clusterVolumes(t, root)
+	v.helperDirs = nil
+	inline := testPod(corev1.Volume{Name: "share", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "fd00::1", Path: "/export"}}})
+	if err := v.Mount(t.Context(), inline); err == nil || !strings.Contains(err.Error(), "the host has no mount.nfs") {
+		t.Errorf("without the helper: %v", err)
 	}
-	v.Node = node
-	v.InUseChanged = func() {
-		used, err := v.InUse()
-		if err != nil {
-			t.Error(err)
+	v.helperDirs = []string{t.TempDir(), t.TempDir()}
+	arguments := filepath.Join(root, "arguments")
+	helper := func(script string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(v.helperDirs[1], "mount.nfs"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
 		}
-		editNode(t, v, func(n *corev1.Node) { n.Status.VolumesInUse = used })
-		v.ReportedInUse(used)
 	}
-	return node
+	helper("echo access denied by server >&2; exit 32")
+	if err := v.Mount(t.Context(), inline); err == nil || !strings.Contains(err.Error(), "exit status 32") || !strings.Contains(err.Error(), "Output: access denied by server") {
+		t.Errorf("a helper that fails: %v", err)
+	}
+	if entries, _ := os.ReadDir(filepath.Join(v.podDir(inline.UID), "volumes/kubernetes.io~nfs")); len(entries) != 0 {
+		t.Errorf("left %v", entries)
+	}
+	helper(`echo "$@" >> ` + arguments + `; exec mount -t tmpfs none "$2"`)
+	claimed := bound(t, v, "nfs", corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{Server: "files", Path: "/export", ReadOnly: true}}, func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+		pv.Spec.MountOptions = []string{"vers=4.1", "hard"}
+	})
+	for _, pod := range []*corev1.Pod{inline, claimed} {
+		for range 2 { // again, as after a restart
+			if err := New(v.Options).withHelpers(v.helperDirs).Mount(t.Context(), pod); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := errors.Join(v.Mount(t.Context(), inline), v.Mount(t.Context(), claimed)); err != nil {
+		t.Fatal(err)
+	}
+	m := v.mounted(claimed.UID, "data")
+	want := "[fd00::1]:/export " + v.mounted(inline.UID, "share").path + "\nfiles:/export " + m.path + " -o ro,vers=4.1,hard\n"
+	if got := read(t, arguments); got != want || !m.readOnly || m.plugin != nfsPlugin {
+		t.Errorf("the helper was called with\n%swant\n%s%+v", got, want, m)
+	}
+	for _, pod := range []*corev1.Pod{inline, claimed} {
+		if err := v.Unmount(t.Context(), pod.UID); err != nil {
+			t.Fatal(err)
+		}
+		if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
+			t.Errorf("left %v", entries)
+		}
+	}
 }
 
-func editNode(t *testing.T, v *Volumes, edit func(*corev1.Node)) {
-	t.Helper()
-	n := v.Node().DeepCopy()
-	edit(n)
-	if _, err := client.For[*corev1.Node](v.Client).UpdateStatus(context.Background(), n); err != nil {
-		t.Error(err)
-	}
-	v.NodeChanged()
+// withHelpers sets the directories of mount helpers.
+func (v *Volumes) withHelpers(dirs []string) *Volumes {
+	v.helperDirs = dirs
+	return v
 }
 
 func TestFileVolumes(t *testing.T) {
@@ -818,7 +712,7 @@ func TestEmptyDir(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(m.path, "data"), make([]byte, 8192), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if usage, err := v.Usage(pod.UID, "v"); err != nil || usage.Used < 8192 || usage.Used > 1<<20 || usage.InodesUsed != 2 {
+		if usage, err := v.usage(t.Context(), v.mounted(pod.UID, "v")); err != nil || usage.Used < 8192 || usage.Used > 1<<20 || usage.InodesUsed != 2 {
 			t.Errorf("%s: usage %+v, %v", name, usage, err)
 		}
 		if err := v.Unmount(t.Context(), pod.UID); err != nil {

@@ -52,7 +52,7 @@ func newTokens(c *client.Client) *tokens {
 }
 
 // get returns a token that is not due for renewal. If renewing fails, the current one is used until it expires.
-func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.ServiceAccountTokenProjection) (string, error) {
+func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.ServiceAccountTokenProjection) (token, error) {
 	key := tokenKey{pod: pod.UID, account: pod.Spec.ServiceAccountName, audience: source.Audience}
 	if source.ExpirationSeconds != nil {
 		key.seconds = *source.ExpirationSeconds
@@ -61,7 +61,7 @@ func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.Servic
 	have := t.cached[key]
 	t.mu.Unlock()
 	if have != nil && t.now().Before(have.refreshAt) {
-		return have.text, nil
+		return *have, nil
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: source.ExpirationSeconds,
@@ -73,18 +73,18 @@ func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.Servic
 	response, err := t.request(ctx, pod.Namespace, pod.Spec.ServiceAccountName, request)
 	switch {
 	case err != nil && have == nil:
-		return "", fmt.Errorf("failed to fetch token: %w", err)
+		return token{}, fmt.Errorf("failed to fetch token: %w", err)
 	case err != nil && t.now().After(have.expires):
-		return "", fmt.Errorf("token expired and refresh failed: %w", err)
+		return token{}, fmt.Errorf("token expired and refresh failed: %w", err)
 	case err != nil:
-		return have.text, nil
+		return *have, nil
 	}
 	fresh := &token{text: response.Status.Token, expires: response.Status.ExpirationTimestamp.Time}
 	fresh.refreshAt = tokenRefreshTime(t.now(), response)
 	t.mu.Lock()
 	t.cached[key] = fresh
 	t.mu.Unlock()
-	return fresh.text, nil
+	return *fresh, nil
 }
 
 // tokenRefreshTime returns when a token is due for renewal.

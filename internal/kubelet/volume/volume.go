@@ -32,6 +32,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/container"
 	"skiff/internal/kubelet/metrics"
+	"skiff/internal/kubelet/mounthelper"
 	"skiff/internal/kubelet/pluginregistry"
 )
 
@@ -58,6 +59,8 @@ type Options struct {
 	// RecursiveReadOnly reports whether a pod's runtime handler supports recursive read-only mounts.
 	RecursiveReadOnly func(pod *corev1.Pod) bool
 	Events            client.EventRecorder
+	// StatsPeriod is how long the measured usage of a volume is used; zero: a minute, negative: volumes are not measured.
+	StatsPeriod time.Duration
 	// InUseChanged is called when the result of InUse may have changed; it may be nil.
 	InUseChanged func()
 	// Metrics may be nil.
@@ -71,8 +74,10 @@ type Volumes struct {
 	tokens       *tokens
 	certificates *certificates
 	csi          *drivers
+	// helperDirs are the directories of the host's mount helpers.
+	helperDirs []string
 
-	mu   sync.Mutex // guards what follows, and each pod's byName
+	mu   sync.Mutex // guards what follows, and each pod's byName, refreshAt and measured
 	pods map[types.UID]*podVolumes
 	// wanted are the volumes that pods are about to use and that must be attached, and whether they were reported since.
 	wanted map[types.UID]map[corev1.UniqueVolumeName]bool
@@ -88,6 +93,11 @@ type podVolumes struct {
 	byName   map[string]*mounted
 	// requested is when the first attempt to mount a volume began, for volumes that are not mounted yet. It is guarded by changing.
 	requested map[string]time.Time
+	// expansions are the sizes of volumes that can be expanded. They are guarded by changing.
+	expansions map[string]*expansion
+	// refreshAt is when a volume has to be mounted again although nothing has changed.
+	refreshAt map[string]time.Time
+	measured  map[string]*measurement
 }
 
 // mounted is a volume that is set up.
@@ -101,12 +111,13 @@ type mounted struct {
 	groups   []int64 // supplemental groups from the persistent volume
 	// republish is set if the CSI driver has requiresRepublish.
 	republish bool
-	written   [32]byte // hash of the content of a volume from API objects
+	csi       volumeData // of a CSI volume
+	written   [32]byte   // hash of the content of a volume from API objects
 }
 
 // New returns the Volumes of a node. It does not touch the disk.
 func New(o Options) *Volumes {
-	v := &Volumes{Options: o, pods: map[types.UID]*podVolumes{}, wanted: map[types.UID]map[corev1.UniqueVolumeName]bool{}, nodeObserved: make(chan struct{})}
+	v := &Volumes{Options: o, pods: map[types.UID]*podVolumes{}, wanted: map[types.UID]map[corev1.UniqueVolumeName]bool{}, nodeObserved: make(chan struct{}), helperDirs: mounthelper.Dirs}
 	v.tokens = newTokens(o.Client)
 	v.certificates = newCertificates(o.Client, o.NodeName)
 	v.csi = newDrivers(o)
@@ -176,6 +187,8 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 		}
 		m := v.mounted(pod.UID, volume.Name)
 		if m != nil && !m.republish && !fromAPIObjects(volume) {
+			v.checkSize(ctx, pod, volume)
+			v.setRefresh(state, volume.Name, m)
 			continue
 		}
 		began := time.Now()
@@ -186,6 +199,7 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 		switch {
 		case err == nil:
 			v.setMounted(state, volume.Name, set)
+			v.setRefresh(state, volume.Name, set)
 		case m != nil || v.onDisk(pod, volume):
 			if m == nil {
 				v.setMounted(state, volume.Name, v.apiVolume(pod, volume))
@@ -271,11 +285,11 @@ func (v *Volumes) setUp(ctx context.Context, pod *corev1.Pod, volume *corev1.Vol
 		return setUpHostPath(volume.HostPath, false)
 	case volume.Image != nil:
 		return v.setUpImage(ctx, pod, volume)
-	case volume.PersistentVolumeClaim != nil:
-		claim := volume.PersistentVolumeClaim
-		return v.setUpClaim(ctx, pod, claimVolume{name: volume.Name, claim: claim.ClaimName, readOnly: claim.ReadOnly})
-	case volume.Ephemeral != nil:
-		return v.setUpClaim(ctx, pod, claimVolume{name: volume.Name, claim: pod.Name + "-" + volume.Name, ephemeral: true})
+	case volume.PersistentVolumeClaim != nil, volume.Ephemeral != nil:
+		claim, _ := claimOf(pod, volume)
+		return v.setUpClaim(ctx, pod, claim)
+	case volume.NFS != nil:
+		return v.setUpNFS(ctx, pod, nfsVolume{name: volume.Name, source: volume.NFS, readOnly: volume.NFS.ReadOnly})
 	case volume.CSI != nil:
 		return v.setUpInlineCSI(ctx, pod, volume)
 	case volume.VolumeSource == corev1.VolumeSource{}:
@@ -405,7 +419,10 @@ func (v *Volumes) state(uid types.UID) *podVolumes {
 	defer v.mu.Unlock()
 	state := v.pods[uid]
 	if state == nil {
-		state = &podVolumes{byName: map[string]*mounted{}, requested: map[string]time.Time{}}
+		state = &podVolumes{
+			byName: map[string]*mounted{}, requested: map[string]time.Time{}, expansions: map[string]*expansion{},
+			refreshAt: map[string]time.Time{}, measured: map[string]*measurement{},
+		}
 		v.pods[uid] = state
 	}
 	return state

@@ -70,8 +70,12 @@ func TestFileErrors(t *testing.T) {
 			`MountVolume.SetUp failed for volume "v" : container absent not found`,
 		},
 		"no driver": {
-			corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}},
+			corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{TargetPortal: "s", IQN: "iqn"}}},
 			`MountVolume.SetUp failed for volume "v" : no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver`,
+		},
+		"NFS without a helper": {
+			corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "s", Path: "/"}}},
+			`MountVolume.SetUp failed for volume "v" : the host has no mount.nfs: install its NFS client (package nfs-common or nfs-utils)`,
 		},
 		"host path that goes up": {
 			corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/a/../b"}}},
@@ -80,6 +84,7 @@ func TestFileErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := testVolumes(t.TempDir(), objectsWithMap(nil))
+			v.helperDirs = nil
 			if err := v.Mount(t.Context(), testPod(test.volume)); err == nil || err.Error() != test.want {
 				t.Errorf("got  %v\nwant %s", err, test.want)
 			}

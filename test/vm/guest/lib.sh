@@ -48,7 +48,7 @@ snapshot() {
 		findmnt -rno TARGET | grep -v '^/proc/sys/fs/binfmt_misc\|^/run/user\|^/run/credentials' | sed 's/^/mount /'
 		find /sys/fs/cgroup -maxdepth 1 -name '*kubepods*' | sed 's/^/cgroup /'
 		systemctl list-units --all --plain --no-legend '*skiff*' 'kubepods*' 'cri-containerd*' | awk '{print "unit", $1}'
-		ls /etc/systemd/system /etc/systemd/logind.conf.d /opt/cni/bin /usr/lib/cni /etc/cni/net.d /run/skiff /var/lib/skiff 2>/dev/null | sed '/^$/d; s/^/file /'
+		ls /etc/systemd/system /etc/systemd/logind.conf.d /opt/cni/bin /usr/lib/cni /etc/cni/net.d /run/skiff /var/lib/skiff /var/lib/kubelet /var/log/pods /var/log/containers 2>/dev/null | sed '/^$/d; s/^/file /'
 		ps -eo comm= | grep -E '^(skiff|containerd-shim)' | sed 's/^/process /'
 	} | sort -u >"$1"
 }

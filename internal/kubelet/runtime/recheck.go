@@ -1,0 +1,388 @@
+package runtime
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	content "github.com/containerd/containerd/api/services/content/v1"
+	images "github.com/containerd/containerd/api/services/images/v1"
+	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"skiff/internal/atomicfile"
+	"skiff/internal/kubelet/cri"
+)
+
+// An image that counts as present is on disk (decision 39). This file is for the case that one is not: a disk that acknowledges writes which it loses,
+// or a program beside skiff that has unpacked it.
+//
+// A record has the images that were on disk when the file system was last synced: shortly after they were pulled or imported, and when skiff stops.
+// After a reboot the images that it does not have are from the last seconds before a power loss. Their blobs are compared with their digests and
+// their layers are unpacked again. One whose blobs are damaged is removed, so that it is imported or pulled again.
+
+const (
+	// recordPeriod is how often new images are recorded.
+	recordPeriod = time.Minute
+	// recordTimeout is how long recording may take when containerd is about to be stopped.
+	recordTimeout = 5 * time.Second
+)
+
+// syncedImages are the images that are on disk.
+type syncedImages struct {
+	// Boot is the boot in which they were recorded.
+	Boot string `json:"boot"`
+	// Images are the digests of their manifests or indexes, sorted.
+	Images []string `json:"images"`
+}
+
+// readSyncedImages reads the record; nil: there is none.
+func readSyncedImages(path string) (*syncedImages, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var record syncedImages
+	if err := json.Unmarshal(text, &record); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return &record, nil
+}
+
+// imageRecorder keeps the record of the images that are on disk.
+type imageRecorder struct {
+	importer Importer
+	// dir is containerd's root directory, file the record.
+	dir, file string
+	boot      string
+	log       *slog.Logger
+
+	recorded *syncedImages
+}
+
+// recheck checks the images that are not recorded if the host has been rebooted since, and records all that are present. A host without a record has
+// images of an earlier version of skiff, or none.
+func (r *imageRecorder) recheck(ctx context.Context) error {
+	var err error
+	if r.recorded, err = readSyncedImages(r.file); err != nil {
+		return err
+	}
+	if r.recorded != nil && r.recorded.Boot != r.boot {
+		if err := r.repairNew(ctx); err != nil {
+			return fmt.Errorf("check images after a reboot: %w", err)
+		}
+	}
+	return r.record(ctx)
+}
+
+// run records new images until ctx is done, and then once more.
+func (r *imageRecorder) run(ctx context.Context) {
+	ticker := time.NewTicker(recordPeriod)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+			if err := r.record(ctx); err != nil && ctx.Err() == nil {
+				r.log.Warn("failed to record the images on disk", "error", err)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
+	defer cancel()
+	if err := r.record(ctx); err != nil {
+		r.log.Debug("failed to record the images on disk", "error", err) // containerd has exited
+	}
+}
+
+// record syncs the file system and records the images, if there are others than recorded.
+func (r *imageRecorder) record(ctx context.Context) error {
+	present, err := r.importer.targets(ctx)
+	if err != nil {
+		return err
+	}
+	record := &syncedImages{Boot: r.boot, Images: slices.Sorted(maps.Keys(present))}
+	if r.recorded != nil && r.recorded.Boot == record.Boot && slices.Equal(r.recorded.Images, record.Images) {
+		return nil
+	}
+	if err := syncFileSystem(r.dir); err != nil {
+		return fmt.Errorf("sync %s: %w", r.dir, err)
+	}
+	text, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.Write(r.file, text, 0o600); err != nil {
+		return err
+	}
+	r.recorded = record
+	return nil
+}
+
+// syncFileSystem writes everything on the file system of a directory to disk.
+func syncFileSystem(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Syncfs(fd)
+}
+
+// unpackedImage is an image with the snapshots of its layers, the lowest first.
+type unpackedImage struct {
+	target descriptor
+	names  []string
+	chain  []string
+}
+
+// repairNew repairs the images that are not recorded. Layers that a recorded image has too are on disk.
+func (r *imageRecorder) repairNew(ctx context.Context) error {
+	present, err := r.importer.targets(ctx)
+	if err != nil {
+		return err
+	}
+	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
+	sound, added := map[string]bool{}, []unpackedImage{}
+	for digest, image := range present {
+		chain, err := r.importer.chain(ctx, image.target)
+		if isInterrupted(err) {
+			return err
+		}
+		if !slices.Contains(r.recorded.Images, digest) {
+			image.chain = chain
+			added = append(added, image)
+			continue
+		}
+		for _, id := range chain {
+			sound[id] = true
+		}
+	}
+	if err := r.importer.removeSnapshots(ctx, added, sound); err != nil {
+		return err
+	}
+	for _, image := range added {
+		if err := r.repair(ctx, image); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repair unpacks an image whose layers were removed, or removes it if its blobs are damaged.
+func (r *imageRecorder) repair(ctx context.Context, image unpackedImage) error {
+	err := r.importer.verify(ctx, image.target)
+	if isInterrupted(err) {
+		return err
+	}
+	if err != nil {
+		r.log.Warn("removing an image that was damaged by a power loss", "images", image.names, "error", err)
+		return r.importer.remove(ctx, image.names)
+	}
+	r.log.Info("unpacking an image again that may have been damaged by a power loss", "images", image.names)
+	if err := r.importer.unpackWithLease(ctx, image.target); err != nil {
+		return fmt.Errorf("unpack image %s: %w", image.names[0], err)
+	}
+	return nil
+}
+
+// isInterrupted reports whether an error says nothing about an image: containerd has exited, or skiff stops.
+func isInterrupted(err error) bool {
+	switch status.Code(err) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		return true
+	}
+	return errors.Is(err, context.Canceled)
+}
+
+// targets returns the images of containerd by the digest of their manifest or index.
+func (i Importer) targets(ctx context.Context) (map[string]unpackedImage, error) {
+	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
+	list, err := images.NewImagesClient(i.connection).List(ctx, &images.ListImagesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	all := map[string]unpackedImage{}
+	for _, image := range list.Images {
+		t := all[image.Target.GetDigest()]
+		t.target = descriptor{MediaType: image.Target.GetMediaType(), Digest: image.Target.GetDigest(), Size: image.Target.GetSize()}
+		t.names = append(t.names, image.Name)
+		all[t.target.Digest] = t
+	}
+	return all, nil
+}
+
+// chain returns the names of the snapshots of an image's layers, the lowest first; none if it is not for this platform.
+func (i Importer) chain(ctx context.Context, target descriptor) ([]string, error) {
+	manifest, err := i.manifest(ctx, target)
+	if err != nil || manifest == nil {
+		return nil, err
+	}
+	ids, err := i.diffIDs(ctx, manifest)
+	if err != nil {
+		return nil, err
+	}
+	chain := make([]string, 0, len(ids))
+	parent := ""
+	for _, id := range ids {
+		parent = chainID(parent, id)
+		chain = append(chain, parent)
+	}
+	return chain, nil
+}
+
+// verify reads all blobs of an image for this platform and compares them with their digests.
+func (i Importer) verify(ctx context.Context, target descriptor) error {
+	if err := i.verifyBlob(ctx, target.Digest); err != nil {
+		return err
+	}
+	manifest, err := i.manifest(ctx, target)
+	if err != nil || manifest == nil {
+		return err
+	}
+	for _, blob := range append([]descriptor{manifest.Config}, manifest.Layers...) {
+		if err := i.verifyBlob(ctx, blob.Digest); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verifyBlob compares a blob with its digest.
+func (i Importer) verifyBlob(ctx context.Context, digest string) error {
+	algorithm, _, _ := strings.Cut(digest, ":")
+	var sum hash.Hash
+	switch algorithm {
+	case "sha256":
+		sum = sha256.New()
+	case "sha512":
+		sum = sha512.New()
+	default:
+		return fmt.Errorf("blob %s: unknown digest algorithm", digest)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := content.NewContentClient(i.connection).Read(ctx, &content.ReadContentRequest{Digest: digest})
+	if err != nil {
+		return fmt.Errorf("read blob %s: %w", digest, err)
+	}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read blob %s: %w", digest, err)
+		}
+		sum.Write(part.Data)
+	}
+	if got := fmt.Sprintf("%s:%x", algorithm, sum.Sum(nil)); got != digest {
+		return fmt.Errorf("blob %s has the digest %s", digest, got)
+	}
+	return nil
+}
+
+// remove removes an image under all its names, and what only it refers to: the next import or pull must not find damaged blobs and snapshots. It
+// returns when the CRI does not list the image any more, which it learns about by events.
+func (i Importer) remove(ctx context.Context, names []string) error {
+	for n, name := range names {
+		_, err := images.NewImagesClient(i.connection).Delete(ctx, &images.DeleteImageRequest{Name: name, Sync: n == len(names)-1})
+		if err != nil && status.Code(err) != codes.NotFound {
+			return fmt.Errorf("remove image %s: %w", name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, presentTimeout)
+	defer cancel()
+	runtime := cri.New(cri.NewClient(i.connection))
+	for _, name := range names {
+		for {
+			present, err := runtime.ImageStatus(ctx, cri.ImageSpec{Image: name})
+			if err == nil && present == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("remove image %s: timed out waiting until it is not listed: %w", name, err)
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// removeSnapshots removes the layers of images, the highest first, except those that are sound, and the containers on them. No container runs: the host
+// was rebooted.
+func (i Importer) removeSnapshots(ctx context.Context, list []unpackedImage, sound map[string]bool) error {
+	depth := map[string]int{}
+	for _, image := range list {
+		for n, id := range image.chain {
+			if !sound[id] {
+				depth[id] = n
+			}
+		}
+	}
+	if len(depth) == 0 {
+		return nil
+	}
+	if err := i.removeContainersOn(ctx, depth); err != nil {
+		return err
+	}
+	highestFirst := slices.SortedFunc(maps.Keys(depth), func(a, b string) int { return depth[b] - depth[a] })
+	for _, id := range highestFirst {
+		_, err := snapshots.NewSnapshotsClient(i.connection).Remove(ctx, &snapshots.RemoveSnapshotRequest{Snapshotter: snapshotter, Key: id})
+		if err != nil && status.Code(err) != codes.NotFound {
+			return fmt.Errorf("remove layer %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// removeContainersOn removes the containers and sandboxes whose file systems are on one of the layers. The snapshot of a container has its ID.
+func (i Importer) removeContainersOn(ctx context.Context, layers map[string]int) error {
+	stream, err := snapshots.NewSnapshotsClient(i.connection).List(ctx, &snapshots.ListSnapshotsRequest{Snapshotter: snapshotter})
+	if err != nil {
+		return fmt.Errorf("list snapshots: %w", err)
+	}
+	var keys []string
+	for {
+		response, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("list snapshots: %w", err)
+		}
+		for _, info := range response.Info {
+			if _, ok := layers[info.Parent]; ok && info.Kind == snapshots.Kind_ACTIVE {
+				keys = append(keys, info.Name)
+			}
+		}
+	}
+	runtime := cri.New(cri.NewClient(i.connection))
+	for _, id := range keys {
+		for _, remove := range []func(context.Context, string) error{runtime.RemoveContainer, runtime.RemovePodSandbox} {
+			if err := remove(ctx, id); err != nil && !cri.NotFound(err) {
+				return fmt.Errorf("remove container %s: %w", id, err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package volume
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/kubelet/pluginregistry"
+	"skiff/test/inprocess"
+)
+
+// clusterVolumes are the volumes of a node of an in-process API server.
+func clusterVolumes(t *testing.T, root string) *Volumes {
+	t.Helper()
+	v := testVolumes(root, &fakeObjects{})
+	o := v.Options
+	o.Client = inprocess.Start(t, t.Context())
+	return New(o)
+}
+
+// fakeDriver is a CSI driver that creates directories, and its registrar.
+type fakeDriver struct {
+	csi.UnimplementedNodeServer
+	registration.UnimplementedRegistrationServer
+	socket string
+	// capabilities are those besides STAGE_UNSTAGE_VOLUME. They are set before the driver starts.
+	capabilities []csi.NodeServiceCapability_RPC_Type
+
+	mu         sync.Mutex
+	calls      []string
+	published  *csi.NodePublishVolumeRequest
+	registered *registration.RegistrationStatus
+	// expandFails is the error of NodeExpandVolume.
+	expandFails error
+	expanded    *csi.NodeExpandVolumeRequest
+}
+
+func (s *fakeDriver) called(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, what)
+}
+
+// setExpandError sets the error of NodeExpandVolume.
+func (s *fakeDriver) setExpandError(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expandFails = err
+}
+
+// lastExpansion is the last request to expand a volume.
+func (s *fakeDriver) lastExpansion() *csi.NodeExpandVolumeRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.expanded
+}
+
+func (s *fakeDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: "disk.example.com", Endpoint: s.socket, SupportedVersions: []string{"1.0.0"}}, nil
+}
+
+func (s *fakeDriver) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.registered = status
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+func (s *fakeDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: "id", MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"example.com/zone": "z"}}}, nil
+}
+
+func (s *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	response := &csi.NodeGetCapabilitiesResponse{}
+	for _, capability := range append(s.capabilities, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
+		response.Capabilities = append(response.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: capability}}})
+	}
+	return response, nil
+}
+
+func (s *fakeDriver) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	s.called("expand " + r.VolumeId)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expanded = r
+	return &csi.NodeExpandVolumeResponse{}, s.expandFails
+}
+
+func (s *fakeDriver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	s.called("measure " + r.VolumeId)
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: 100, Used: 30, Available: 60}, {Unit: csi.VolumeUsage_INODES, Total: 10, Used: 3, Available: 7},
+	}}, nil
+}
+
+func (s *fakeDriver) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	s.called("stage " + r.VolumeId + " " + r.PublishContext["where"])
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (s *fakeDriver) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	s.called("unstage " + r.VolumeId)
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+func (s *fakeDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	s.called("publish " + r.VolumeId)
+	s.mu.Lock()
+	s.published = r
+	s.mu.Unlock()
+	return &csi.NodePublishVolumeResponse{}, os.MkdirAll(r.TargetPath, 0o755)
+}
+
+func (s *fakeDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	s.called("unpublish " + r.VolumeId)
+	return &csi.NodeUnpublishVolumeResponse{}, os.RemoveAll(r.TargetPath)
+}
+
+// startDriver starts the driver and registers its socket with the kubelet.
+func startDriver(t *testing.T, root string, capabilities ...csi.NodeServiceCapability_RPC_Type) *fakeDriver {
+	t.Helper()
+	registry := filepath.Join(root, "plugins_registry")
+	if err := os.MkdirAll(registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := &fakeDriver{socket: filepath.Join(root, "disk.sock"), capabilities: capabilities}
+	for _, path := range []string{s.socket, filepath.Join(registry, "disk-reg.sock")} {
+		listener, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer()
+		csi.RegisterNodeServer(server, s)
+		registration.RegisterRegistrationServer(server, s)
+		go func() { _ = server.Serve(listener) }()
+		t.Cleanup(server.Stop)
+	}
+	return s
+}
+
+// runWithRegistry runs the volumes and the registry of their drivers until the test ends, and returns when the driver is registered.
+func runWithRegistry(t *testing.T, v *Volumes) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	group, ctx := errgroup.WithContext(ctx)
+	registry := &pluginregistry.Registry{
+		Dir: filepath.Join(v.Root, "plugins_registry"), Handlers: map[string]pluginregistry.Handler{pluginregistry.CSIDriver: v.CSIDrivers()}, Log: v.Log,
+	}
+	group.Go(func() error { return registry.Run(ctx) })
+	group.Go(func() error { return v.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		if err := group.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := v.csi.registered("disk.example.com"); err == nil {
+			return
+		} else if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// attach attaches the volume pv-disk to the node, as the controller and the attacher of the driver do.
+func attach(t *testing.T, v *Volumes, handle string, finalizers ...string) *storagev1.VolumeAttachment {
+	t.Helper()
+	attachment := put(t, v, &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + hexSum(handle+"disk.example.comnode"), Finalizers: finalizers},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "disk.example.com", NodeName: "node", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: pointer("pv-disk")}},
+	}).DeepCopy()
+	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"where": "slot"}}
+	attached, err := client.For[*storagev1.VolumeAttachment](v.Client).UpdateStatus(t.Context(), attachment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return attached
+}
+
+// followNode creates the Node object and reports the volumes in use in its status as the kubelet does. It returns a function that reads it.
+func followNode(t *testing.T, v *Volumes) (node func() *corev1.Node) {
+	t.Helper()
+	put(t, v, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
+	node = func() *corev1.Node {
+		n, err := client.For[*corev1.Node](v.Client).Get(context.Background(), "", "node")
+		if err != nil {
+			return nil
+		}
+		return n
+	}
+	v.Node = node
+	v.InUseChanged = func() {
+		used, err := v.InUse()
+		if err != nil {
+			t.Error(err)
+		}
+		editNode(t, v, func(n *corev1.Node) { n.Status.VolumesInUse = used })
+		v.ReportedInUse(used)
+	}
+	return node
+}
+
+func editNode(t *testing.T, v *Volumes, edit func(*corev1.Node)) {
+	t.Helper()
+	n := v.Node().DeepCopy()
+	edit(n)
+	if _, err := client.For[*corev1.Node](v.Client).UpdateStatus(context.Background(), n); err != nil {
+		t.Error(err)
+	}
+	v.NodeChanged()
+}
