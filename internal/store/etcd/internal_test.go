@@ -144,15 +144,20 @@ func TestLogBridge(t *testing.T) {
 	log.Sugar().Info("chatter")
 	log.Sugar().Warnw("trouble", "key", "value")
 	log.Sugar().With("member", 1).Errorw("failure")
+	log.Warn("simple token is not cryptographically signed")
+	log.Error("failed to update storage version", zap.Error(errors.New("cannot detect storage schema version: missing term information")))
+	log.Error("failed to update storage version", zap.Error(errors.New("disk is full")))
 	log.Fatal("failed to commit tx")
 	got := out.String()
 	if exited != 1 {
 		t.Errorf("exit code %d", exited)
 	}
-	if strings.Contains(got, "chatter") {
-		t.Errorf("etcd is not quiet: %s", got)
+	for _, unwanted := range []string{"chatter", "simple token", "missing term"} {
+		if strings.Contains(got, unwanted) {
+			t.Errorf("log has %q: %s", unwanted, got)
+		}
 	}
-	for _, want := range []string{`level=WARN msg=trouble key=value`, `level=ERROR msg=failure member=1`,
+	for _, want := range []string{`msg="failed to update storage version" error="disk is full"`, `level=WARN msg=trouble key=value`, `level=ERROR msg=failure member=1`,
 		`level=ERROR msg="etcd failed, the process ends and must be restarted" cause="failed to commit tx" directory=`, ` free=`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("log has no %q: %s", want, got)

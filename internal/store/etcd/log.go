@@ -3,6 +3,8 @@ package etcd
 import (
 	"context"
 	"log/slog"
+	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -56,9 +58,27 @@ func (c *core) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcor
 	return checked
 }
 
+// harmless are warnings and errors that etcd logs when a healthy member starts, with a part of their error: skiff does not use etcd's users, and a store
+// that has no term yet gets its storage version with its first write.
+var harmless = map[string]string{
+	"simple token is not cryptographically signed": "",
+	"Failed to detect schema version":              "missing term information",
+	"failed to update storage version":             "missing term information",
+}
+
+// isHarmless reports whether an entry is one of the harmless ones.
+func isHarmless(entry zapcore.Entry, attrs []slog.Attr) bool {
+	part, ok := harmless[entry.Message]
+	return ok && (part == "" || slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "error" && strings.Contains(a.Value.String(), part) }))
+}
+
 func (c *core) Write(entry zapcore.Entry, fields []zapcore.Field) error {
+	attrs := attributes(fields)
+	if isHarmless(entry, attrs) {
+		return nil
+	}
 	record := slog.NewRecord(entry.Time, slogLevel(entry.Level), entry.Message, 0)
-	record.AddAttrs(attributes(fields)...)
+	record.AddAttrs(attrs...)
 	return c.handler.Handle(context.Background(), record)
 }
 
