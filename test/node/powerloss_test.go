@@ -2,8 +2,10 @@ package node
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -126,5 +128,72 @@ func TestImagesAfterPowerLoss(t *testing.T) {
 	}
 	if files := compareLayers(t, d.dir, d.afterPowerLoss(t, 3)); files != 4 {
 		t.Errorf("%d files of three images", files)
+	}
+}
+
+// TestDamagedImage: an image from the last seconds before a power loss is unpacked again, and one whose blobs are damaged too is imported again.
+func TestDamagedImage(t *testing.T) {
+	for _, name := range []string{"layers", "blobs"} {
+		t.Run(name, func(t *testing.T) {
+			dir := shortDir(t)
+			if err := os.Mkdir(filepath.Join(dir, "images"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			archive, err := os.ReadFile(dockerArchive(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "images/import.tar"), archive, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c := start(t, dir)
+			c.stop()
+			want := layerFiles(t, dir)
+			damaged := "io.containerd.snapshotter.v1.overlayfs/snapshots"
+			if name == "blobs" {
+				damaged = "io.containerd."
+			}
+			emptyFiles(t, filepath.Join(dir, "containerd/root"), damaged)
+			if err := os.WriteFile(filepath.Join(dir, "containerd/images.json"), []byte(`{"boot":"another"}`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c = start(t, dir)
+			if got := layerFiles(t, dir); len(want) < 2 || !maps.Equal(got, want) {
+				t.Errorf("files by their content %v, want %v", got, want)
+			}
+			c.stop()
+		})
+	}
+}
+
+// layerFiles counts the files of unpacked layers by their content.
+func layerFiles(t *testing.T, dataDir string) map[string]int {
+	t.Helper()
+	files := map[string]int{}
+	err := filepath.WalkDir(filepath.Join(dataDir, "containerd/root/io.containerd.snapshotter.v1.overlayfs/snapshots"), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		files[fmt.Sprintf("%x", sha256.Sum256(data))]++
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// emptyFiles empties the files of containerd whose path begins with a prefix, except its databases.
+func emptyFiles(t *testing.T, root, prefix string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() || !strings.HasPrefix(path, filepath.Join(root, prefix)) || filepath.Ext(path) == ".db" {
+			return err
+		}
+		return os.Truncate(path, 0)
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
