@@ -289,7 +289,10 @@ func (c *Cluster) waitNodes() error {
 	}
 }
 
-// readyNodes returns the number of nodes that are ready and have no taints.
+// isConditionTaint reports whether a taint says that something is wrong with the node.
+func isConditionTaint(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") }
+
+// readyNodes returns the number of nodes that are ready and have no taints besides those they were registered with.
 func readyNodes(ctx context.Context, client *http.Client, url string) (int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/nodes", nil)
 	if err != nil {
@@ -307,7 +310,7 @@ func readyNodes(ctx context.Context, client *http.Client, url string) (int, erro
 	ready := 0
 	for _, node := range nodes.Items {
 		for _, condition := range node.Status.Conditions {
-			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue && len(node.Spec.Taints) == 0 {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue && !slices.ContainsFunc(node.Spec.Taints, isConditionTaint) {
 				ready++
 			}
 		}
