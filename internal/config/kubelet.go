@@ -63,7 +63,7 @@ func PodLogsDir(kubeletDir string) string {
 
 // rootDirFlag binds the kubelet's directory of a node with a data directory to its flag.
 func (c *Node) rootDirFlag(groups *FlagGroups) {
-	groups.Common(groupNode).StringVar(&c.RootDir, "root-dir", c.RootDir,
+	groups.Advanced(groupNode).StringVar(&c.RootDir, "root-dir", c.RootDir,
 		"Directory for the kubelet's state, such as volumes. Defaults to "+KubeletRoot+", or to kubelet below another --data-dir than the default.")
 }
 
