@@ -31,6 +31,7 @@ import (
 	"skiff/internal/controllers/flowcontrol"
 	"skiff/internal/controllers/volume"
 	"skiff/internal/egress"
+	"skiff/internal/heap"
 	kubeletbootstrap "skiff/internal/kubelet/bootstrap"
 	"skiff/internal/openapi"
 	"skiff/internal/scheduler"
@@ -230,6 +231,7 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	}
 	foundation.start("cache", s.cache.Run)
 	foundation.start("certificates", s.renewCertificates)
+	foundation.start("heap", heap.ReleaseWhenIdle)
 	foundation.start("access control", s.access.run)
 	dependents := newStage(ctx, shutDown)
 	dependents.start("cluster", func(ctx context.Context) error {
