@@ -7,10 +7,11 @@
 # make unit     unit tests alone, as any user
 # make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
 # make chaos DURATION=1h     servers and agents under faults; SKIFF_CHAOS_SEED repeats a run, SKIFF_CHAOS_ONLY=leader selects faults by their names
+# make churn DURATION=1h SERVERS=3   everything created and deleted, round after round: nothing may be left behind or grow
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make test-vm  install, uninstall, the distribution's container runtime and power cuts on virtual machines (SKIFF_VM_TOOLS: see test/vm/run; TESTS='service powerloss')
 # make bench    skiff and upstream side by side, with ratios
-# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node, NODES=2 for two)
+# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node, NODES=2 for two, SERVERS=3 for three servers)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -38,7 +39,7 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold test-vm unit race race-compile checks e2e attack chaos lint vuln generate bench conformance fuzz \
+.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold test-vm unit race race-compile checks e2e attack chaos churn lint vuln generate bench conformance fuzz \
 	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
@@ -135,6 +136,11 @@ attack: build
 chaos: build
 	$(step) 'faults' env SKIFF_CHAOS_DURATION=$(DURATION) go test -vet=off -count=1 -v -timeout 0 -run '^TestFaults$$' ./test/chaos
 
+# Everything that a cluster runs is created and deleted, for DURATION, in a cluster with one server or several.
+SERVERS ?=
+churn: build
+	$(step) 'churn' env SKIFF_CHURN_DURATION=$(DURATION) SKIFF_CHURN_SERVERS=$(SERVERS) go test -vet=off -count=1 -v -timeout 0 -run '^TestChurn$$' ./test/churn
+
 # What runs concurrently, under the race detector.
 RACE := store/... apiserver/... http2 controller scheduler/... kubelet/... client
 race:
@@ -188,7 +194,7 @@ bench: build
 conformance: build
 	@mkdir -p bin
 	@go build -o bin/conformance ./test/conformance
-	@exec bin/conformance $(if $(REAL),-real) $(if $(NODES),-nodes $(NODES)) -class '$(CLASS)' -focus '$(FOCUS)' -labels '$(LABELS)' -procs $(PROCS)
+	@exec bin/conformance $(if $(REAL),-real) $(if $(NODES),-nodes $(NODES)) $(if $(SERVERS),-servers $(SERVERS)) -class '$(CLASS)' -focus '$(FOCUS)' -labels '$(LABELS)' -procs $(PROCS)
 
 # Each fuzz target for FUZZTIME; as unit tests they run on their seeds.
 FUZZTIME ?= 10m

@@ -114,6 +114,17 @@ func (c *Cluster) Config() (*rest.Config, error) {
 	return config, nil
 }
 
+// Kubectl runs kubectl with a kubeconfig and input, and returns its output.
+func Kubectl(kubeconfig, input string, args ...string) ([]byte, error) {
+	root, err := Root()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(filepath.Join(root, "bin/kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
+	return cmd.CombinedOutput()
+}
+
 // Stop stops all processes, the last started first, and waits for them. The data of nodes with containers is removed; to
 // restart one, stop only its process.
 func (c *Cluster) Stop() {

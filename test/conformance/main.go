@@ -43,6 +43,7 @@ type options struct {
 	jsonOnly           bool
 	components         string
 	nodes              int
+	servers            int
 	real               bool
 }
 
@@ -58,10 +59,15 @@ func main() {
 	flag.BoolVar(&o.jsonOnly, "json", false, "make the suite's clients use JSON instead of protobuf")
 	flag.StringVar(&o.components, "components", "skiff", "controllers and scheduler to run: skiff (inside the server) or upstream")
 	flag.IntVar(&o.nodes, "nodes", -1, "number of nodes; the default is one real node, two of them for classes multi-node and all, or two hollow nodes")
+	flag.IntVar(&o.servers, "servers", 1, "number of servers; the suite's clients use the last one, which has no node. More than one need real nodes")
 	flag.BoolVar(&o.real, "real", false, "run on a real node with containers, in its own namespaces; the default for classes node, net and multi-node without -focus")
 	flag.Parse()
 	if o.focus == "" && slices.Contains([]string{"node", "net", "multi-node", "all"}, o.class) {
 		o.real = true
+	}
+	if o.servers < 1 || o.servers > 1 && !o.real {
+		fmt.Fprintln(os.Stderr, "conformance: -servers: more than one server needs -real")
+		os.Exit(2)
 	}
 	if o.nodes < 0 {
 		o.nodes = 2
@@ -120,6 +126,13 @@ func run(ctx context.Context, o options) (failed int, err error) {
 		}
 		defer c.Stop()
 		kubeconfig = c.Kubeconfig
+		if o.servers > 1 {
+			server, err := addServers(c, o.servers-1)
+			if err != nil {
+				return 0, err
+			}
+			kubeconfig = server.Kubeconfig
+		}
 	}
 	// The suite's exit code only reports that something failed; the junit files have the names.
 	runErr := suite(ctx, o, programs, kubeconfig, focus, results)
@@ -152,7 +165,11 @@ func prepare() error {
 // startCluster starts the API server, controllers, scheduler and nodes.
 func startCluster(o options, dir string) (*cluster.Cluster, error) {
 	if o.real {
-		c, err := cluster.SkiffNode(dir)
+		var flags []string
+		if o.servers > 1 {
+			flags = append(flags, "--cluster-init")
+		}
+		c, err := cluster.SkiffNode(dir, flags...)
 		if err != nil {
 			return nil, err
 		}
@@ -187,6 +204,19 @@ func startCluster(o options, dir string) (*cluster.Cluster, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// firstServer is the number of the host of the first server that is added; nodes have the numbers from 2.
+const firstServer = 51
+
+// addServers adds servers without nodes to a cluster, and returns the last one.
+func addServers(c *cluster.Cluster, n int) (last *cluster.Cluster, err error) {
+	for i := range n {
+		if last, err = c.AddServer(firstServer + i); err != nil {
+			return nil, fmt.Errorf("add a server: %w", err)
+		}
+	}
+	return last, nil
 }
 
 // focusOf returns the expression that selects the tests.

@@ -73,7 +73,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := kubectlAs(filepath.Join(directory, "kubeconfig"), "", "--server="+config.Host, "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+	out, err := cluster.Kubectl(filepath.Join(directory, "kubeconfig"), "", "--server="+config.Host, "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
 	if string(out) != "system:node:node-2" {
 		t.Errorf("the node is %q to the API server, %v", out, err)
 	}
@@ -147,7 +147,7 @@ func TestKubeletBootstrap(t *testing.T) {
 		}
 		return conn.Close() == nil
 	})
-	if out, err := kubectlAs(filepath.Join(dir, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"); string(out) != "system:node:n1" {
+	if out, err := cluster.Kubectl(filepath.Join(dir, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"); string(out) != "system:node:n1" {
 		t.Errorf("the node is %q to the API server, %v", out, err)
 	}
 }

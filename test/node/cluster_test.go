@@ -1,8 +1,6 @@
 package node
 
 import (
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,18 +19,7 @@ func kubectl(t *testing.T, c *cluster.Cluster, input string, args ...string) str
 
 // kubectlCommand runs kubectl as the cluster's administrator and returns its output.
 func kubectlCommand(c *cluster.Cluster, input string, args ...string) ([]byte, error) {
-	return kubectlAs(c.Kubeconfig, input, args...)
-}
-
-// kubectlAs runs kubectl with a kubeconfig.
-func kubectlAs(kubeconfig, input string, args ...string) ([]byte, error) {
-	root, err := cluster.Root()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(filepath.Join(root, "bin/kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...)
-	cmd.Stdin = strings.NewReader(input)
-	return cmd.CombinedOutput()
+	return cluster.Kubectl(c.Kubeconfig, input, args...)
 }
 
 const daemonSet = `

@@ -52,7 +52,7 @@ func checkClusterInContainer(t *testing.T, c *cluster.Cluster, kubeconfig string
 	// It starts a container runtime of its own and imports its images.
 	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		var err error
-		last, err = kubectlAs(kubeconfig, "", "--server", server, "get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
+		last, err = cluster.Kubectl(kubeconfig, "", "--server", server, "get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && string(last) == "True" {
 			return
 		}
