@@ -61,6 +61,7 @@ var standaloneLoads = []separateLoad{
 	{"access-control", measureAccessControl},
 	{"slow-readers", measureSlowReaders},
 	{"extensions", measureExtensions},
+	{"servers", measureServers},
 }
 
 // options are fields of a JSON document for workloads that run in a child process.
@@ -79,7 +80,7 @@ type options struct {
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, extensions, node, proxy, policies, dns, throughput")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, access-control, slow-readers, extensions, servers, node, proxy, policies, dns, throughput")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this directory")

@@ -85,7 +85,7 @@ func (c *Cluster) WaitReady() error {
 	return waitReady(ctx, config, c.Server[0])
 }
 
-// UpstreamAPI starts upstream's etcd and kube-apiserver below dir. If etcd is set, the API server uses that etcd instead.
+// UpstreamAPI starts upstream's etcd and kube-apiserver below dir. If etcd is set, the API server uses that etcd instead: URLs, separated by commas.
 func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 	programs, err := Upstream("etcd", "kube-apiserver")
 	if err != nil {
@@ -94,7 +94,7 @@ func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	ports, err := freePorts(3)
+	ports, err := freePorts(1)
 	if err != nil {
 		return nil, err
 	}
@@ -107,12 +107,11 @@ func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 	}
 	began := time.Now()
 	if etcd == "" {
-		etcd = "http://127.0.0.1:" + strconv.Itoa(ports[1])
-		p, err := startEtcd(dir, programs, etcd, ports[2])
+		p, url, err := Etcd(dir)
 		if err != nil {
 			return nil, err
 		}
-		c.Server = append(c.Server, p)
+		c.Server, etcd = append(c.Server, p), url
 	}
 	f := c.pki.dir
 	args := append([]string{
@@ -150,25 +149,42 @@ func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 
 // Etcd starts only upstream's etcd and returns its client URL.
 func Etcd(dir string) (*Process, string, error) {
-	programs, err := Upstream("etcd")
+	members, urls, err := EtcdMembers(dir, 1)
 	if err != nil {
 		return nil, "", err
 	}
-	ports, err := freePorts(2)
-	if err != nil {
-		return nil, "", err
-	}
-	url := "http://127.0.0.1:" + strconv.Itoa(ports[0])
-	p, err := startEtcd(dir, programs, url, ports[1])
-	return p, url, err
+	return members[0], urls[0], nil
 }
 
-// startEtcd starts a single-member etcd.
-func startEtcd(dir, programs, url string, peerPort int) (*Process, error) {
-	peer := "http://127.0.0.1:" + strconv.Itoa(peerPort)
-	return start(dir, "etcd", filepath.Join(programs, "etcd"),
-		"--data-dir="+filepath.Join(dir, "etcd"), "--listen-client-urls="+url, "--advertise-client-urls="+url,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--log-level=warn")
+// EtcdMembers starts the members of a cluster of upstream's etcd, with TLS between them, and returns their client URLs.
+func EtcdMembers(dir string, n int) (members []*Process, urls []string, err error) {
+	programs, err := Upstream("etcd")
+	if err != nil {
+		return nil, nil, err
+	}
+	ports, err := freePorts(2 * n)
+	if err != nil {
+		return nil, nil, err
+	}
+	local := func(scheme string, port int) string { return scheme + "://127.0.0.1:" + strconv.Itoa(port) }
+	var initial []string
+	for i := range n {
+		initial = append(initial, fmt.Sprintf("etcd-%d=%s", i, local("https", ports[2*i])))
+	}
+	for i := range n {
+		name, peer, url := fmt.Sprint("etcd-", i), local("https", ports[2*i]), local("http", ports[2*i+1])
+		p, err := start(dir, name, filepath.Join(programs, "etcd"), "--name="+name, "--data-dir="+filepath.Join(dir, name),
+			"--listen-client-urls="+url, "--advertise-client-urls="+url, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
+			"--initial-cluster="+strings.Join(initial, ","), "--peer-auto-tls", "--log-level=warn")
+		if err != nil {
+			for _, member := range members {
+				member.Kill()
+			}
+			return nil, nil, err
+		}
+		members, urls = append(members, p), append(urls, url)
+	}
+	return members, urls, nil
 }
 
 // ControllerManager adds upstream's kube-controller-manager to a running cluster, with the administrator's credentials.
