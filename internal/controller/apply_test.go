@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -244,19 +246,28 @@ func TestCreatesStopAfterFailure(t *testing.T) {
 	for i := range 10 * maxInFlight {
 		writes = append(writes, NewCreate(pod(fmt.Sprint(i))))
 	}
-	s := &fakeWriter{refuse: func(_ string, obj kind.Object) error {
-		if obj.GetName() == fmt.Sprint(failing) {
-			return errors.New("the quota is used up")
+	synctest.Test(t, func(t *testing.T) {
+		unfinished := make(chan struct{}) // creates after the failing one
+		s := &fakeWriter{refuse: func(_ string, obj kind.Object) error {
+			switch i, _ := strconv.Atoi(obj.GetName()); {
+			case i == failing:
+				return errors.New("the quota is used up")
+			case i > failing:
+				<-unfinished
+			}
+			return nil
+		}}
+		result := make(chan error)
+		go func() { result <- (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}}) }()
+		synctest.Wait() // the failure is known, and the others that were started are in flight
+		close(unfinished)
+		if err := <-result; err == nil || !strings.Contains(err.Error(), "the quota is used up") {
+			t.Errorf("%v", err)
 		}
-		return nil
-	}}
-	err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}})
-	if err == nil || !strings.Contains(err.Error(), "the quota is used up") {
-		t.Errorf("%v", err)
-	}
-	if n := len(s.requests); n <= failing || n > failing+2*maxInFlight || s.most > maxInFlight {
-		t.Errorf("%d requests, %d at once", n, s.most)
-	}
+		if n := len(s.requests); n <= failing || n > failing+maxInFlight || s.most > maxInFlight {
+			t.Errorf("%d requests, %d at once", n, s.most)
+		}
+	})
 }
 
 func TestPlan(t *testing.T) {
