@@ -140,16 +140,19 @@ func (w *watcher) serve(timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(w.req.ctx, timeout)
 	defer cancel()
 	deadline, _ := ctx.Deadline()
-	if err := w.sink.begin(w.mediaType()); err != nil {
-		return err
-	}
-	defer w.sink.close()
 	defer func() {
 		if w.cursor != nil {
 			w.cursor.Close()
 		}
 	}()
-	err := w.start(ctx)
+	snapshot, err := w.position(ctx)
+	if err := w.sink.begin(w.mediaType()); err != nil {
+		return err
+	}
+	defer w.sink.close()
+	if err == nil {
+		err = w.sendInitial(snapshot)
+	}
 	// Events after the initial ones need no seat, so there is none to return while the client does not read.
 	w.req.seats.Release()
 	w.req.w.wait = nil
@@ -173,17 +176,16 @@ func (w *watcher) serve(timeout time.Duration) error {
 
 var errClientGone = errors.New("client disconnected")
 
-// start positions the cursor, and sends the initial events if requested.
-func (w *watcher) start(ctx context.Context) error {
-	initial := w.opts.initialEvents
+// position positions the cursor, before the response begins: who has its header sees every event from then on. The snapshot is the state there.
+func (w *watcher) position(ctx context.Context) (snapshot cache.Snapshot, err error) {
 	wanted, err := parseResourceVersion(w.opts.resourceVersion)
 	if err != nil {
-		return err
+		return snapshot, err
 	}
-	if wanted > 0 && (initial == nil || !*initial) {
+	if wanted > 0 && !w.wantsInitial() {
 		w.reached = wanted
 		w.cursor, err = w.res.table.Watch(wanted, w.match.scope())
-		return err
+		return snapshot, err
 	}
 	if w.opts.resourceVersion == "" {
 		_, err = w.s.config.Cache.Sync(ctx)
@@ -191,17 +193,23 @@ func (w *watcher) start(ctx context.Context) error {
 		err = w.s.waitFor(ctx, wanted)
 	}
 	if err != nil {
-		return err
+		return snapshot, err
 	}
-	snapshot := w.res.table.Snapshot()
+	snapshot = w.res.table.Snapshot()
 	w.reached = snapshot.Revision()
-	if w.cursor, err = w.res.table.Watch(w.reached, w.match.scope()); err != nil {
-		return err
-	}
-	if initial == nil || !*initial {
+	w.cursor, err = w.res.table.Watch(w.reached, w.match.scope())
+	return snapshot, err
+}
+
+// wantsInitial reports whether the watch begins with the state.
+func (w *watcher) wantsInitial() bool { return w.opts.initialEvents != nil && *w.opts.initialEvents }
+
+// sendInitial sends the state, and the bookmark that ends it, if requested.
+func (w *watcher) sendInitial(snapshot cache.Snapshot) error {
+	if !w.wantsInitial() {
 		return nil
 	}
-	if err := w.sendInitial(snapshot); err != nil {
+	if err := w.sendState(snapshot); err != nil {
 		return err
 	}
 	if w.opts.bookmarks {
@@ -216,8 +224,8 @@ func (w *watcher) start(ctx context.Context) error {
 	return nil
 }
 
-// sendInitial sends the state as ADDED events.
-func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
+// sendState sends the state as ADDED events.
+func (w *watcher) sendState(snapshot cache.Snapshot) (err error) {
 	var run []selectedEvent // of objects that a webhook converts
 	send := func(e *cache.Entry) bool {
 		added := selectedEvent{event: &cache.Event{Type: cache.Added, Entry: e, Revision: e.Revision()}, eventType: cache.Added}

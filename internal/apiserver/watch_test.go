@@ -150,6 +150,18 @@ func TestWatchFromTheStart(t *testing.T) {
 	from.expect("ADDED c@4")
 }
 
+// A client that has received the header of the response misses nothing of what happens from then on.
+func TestWatchBeginsBeforeItsResponse(t *testing.T) {
+	s := newTestServer(t)
+	for i := range 200 {
+		w := s.watch("/api/v1/pods?watch=true&sendInitialEvents=false&resourceVersionMatch=NotOlderThan")
+		name := fmt.Sprintf("p%d", i)
+		s.add("pods", pod("ns", name, ""))
+		w.expect(fmt.Sprintf("ADDED %s@%d", name, i+2))
+		w.close()
+	}
+}
+
 func TestWatchSelection(t *testing.T) {
 	s := newTestServer(t)
 	s.add("pods", pod("ns", "a", "n1", "app=web"))
