@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"skiff/internal/kind"
@@ -23,8 +24,9 @@ const (
 type FollowHandler[T kind.Object] struct {
 	// Apply receives objects that were added or changed.
 	Apply func(obj T)
-	// Remove receives the names of objects that were deleted, also while they were not followed.
-	Remove func(name string)
+	// Remove receives the names of objects that were deleted, also while they were not followed. The UID is that of the deleted object, or empty if the
+	// deletion was not observed.
+	Remove func(name string, uid types.UID)
 	// Synced is called when all objects that exist have been applied, and the others removed, at first and after each interruption.
 	Synced func()
 	// Fail receives errors, and the time until the next attempt.
@@ -73,7 +75,7 @@ func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersio
 				for name := range names {
 					if !existing[name] {
 						delete(names, name)
-						h.Remove(name)
+						h.Remove(name, "")
 					}
 				}
 				h.Synced()
@@ -91,7 +93,7 @@ func follow[T kind.Object](ctx context.Context, l *Local, gvr schema.GroupVersio
 			}
 			if event.Type == watch.Deleted {
 				delete(names, obj.GetName())
-				h.Remove(obj.GetName())
+				h.Remove(obj.GetName(), obj.GetUID())
 			} else {
 				names[obj.GetName()] = true
 				h.Apply(obj)

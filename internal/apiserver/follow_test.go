@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/apiserver/authn"
 )
@@ -27,7 +28,7 @@ func TestFollow(t *testing.T) {
 	followed := make(chan struct{}, 1)
 	h := &FollowHandler[*corev1.Pod]{
 		Apply:  func(pod *corev1.Pod) { events = append(events, "apply "+pod.Name) },
-		Remove: func(name string) { events = append(events, "remove "+name) },
+		Remove: func(name string, _ types.UID) { events = append(events, "remove "+name) },
 		Synced: func() {
 			events = append(events, "synced")
 			followed <- struct{}{}

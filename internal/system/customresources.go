@@ -24,7 +24,7 @@ func (s *server) runCustomResources(ctx context.Context) error {
 		Server: s.api, Local: s.api.Local(apiServerUser), OpenAPI: s.documents, NewConverter: s.newConverter,
 		OnSynced: func() { s.hooks.Done(hookDefinitions) }, Log: log,
 	})
-	config := customresource.Config{Client: local, Served: served.Served, Serve: served.Serve, Instances: s.api.KindClient(), Log: log}
+	config := customresource.Config{Client: local, Served: served.Served, Serve: served.Serve, Unserve: served.Unserve, Instances: s.api.KindClient(), Log: log}
 	if s.store.Shared() {
 		config.EstablishingDelay = customresource.DefaultEstablishingDelay
 	}

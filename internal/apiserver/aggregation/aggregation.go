@@ -19,6 +19,7 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
@@ -112,7 +113,7 @@ func (a *Aggregation) Run(ctx context.Context) error {
 	}
 	registered := sync.OnceFunc(a.OnRegistered)
 	apiserver.Follow(ctx, a.Local, apiServices, apiserver.FollowHandler[*apiService]{
-		Apply: a.apply, Remove: a.remove,
+		Apply: a.apply, Remove: func(name string, _ types.UID) { a.remove(name) },
 		Synced: func() {
 			registered()
 			a.awaitDiscovery()

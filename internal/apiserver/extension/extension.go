@@ -168,15 +168,27 @@ func (e *Extension) Serve(crd *apiextensionsv1.CustomResourceDefinition) error {
 	return e.change(crd, crd.ResourceVersion).err
 }
 
+// Unserve stops serving a definition that Serve serves and that was deleted instead of being written.
+func (e *Extension) Unserve(name string) {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if old := e.find(name); old != nil && old.expectedAfter != "" {
+		e.remove(name)
+	}
+}
+
 // apply serves a definition as it was written.
 func (e *Extension) apply(crd *definition) {
 	e.changing.Lock()
 	defer e.changing.Unlock()
+	old := e.find(crd.Name)
 	if isAccepted(crd) {
-		e.change(crd, "")
+		if next := e.change(crd, ""); next.err != nil && next != old {
+			e.Log.Error("failed to serve custom resource definition", "name", crd.Name, "error", next.err)
+		}
 		return
 	}
-	if old := e.find(crd.Name); old != nil && old.uid == crd.UID && !isNewer(crd.ResourceVersion, old.expectedAfter) {
+	if old != nil && old.uid == crd.UID && !isNewer(crd.ResourceVersion, old.expectedAfter) {
 		return // the state from which the definition is about to be written
 	}
 	e.remove(crd.Name)
@@ -201,7 +213,6 @@ func (e *Extension) change(crd *definition, expectedAfter string) *served {
 		old = nil
 	}
 	if next.err = e.serve(crd, old, next); next.err != nil {
-		e.Log.Error("failed to serve custom resource definition", "name", crd.Name, "error", next.err)
 		e.unserve(old)
 		next.kind = nil
 	}
@@ -242,10 +253,13 @@ func (e *Extension) serve(crd *definition, old, next *served) (err error) {
 	return e.Server.ReplaceKind(old.kind, next.kind, !next.terminating)
 }
 
-// removeDeleted stops serving a definition that was deleted.
-func (e *Extension) removeDeleted(name string) {
+// removeDeleted stops serving a definition that was deleted. One that was created again since then may be served already.
+func (e *Extension) removeDeleted(name string, uid types.UID) {
 	e.changing.Lock()
 	defer e.changing.Unlock()
+	if old := e.find(name); old != nil && uid != "" && old.uid != uid {
+		return
+	}
 	e.remove(name)
 }
 

@@ -271,6 +271,25 @@ func TestServedBeforeWritten(t *testing.T) {
 	}
 }
 
+// The deletion of a definition may be observed after one of the same name is served, and the creation of one that is gone may never be.
+func TestServedAfterDeletion(t *testing.T) {
+	w := start(t, memory.New())
+	w.create("foos")
+	w.expect(foos, http.StatusOK)
+	again := w.current("foos").DeepCopy()
+	again.UID = "created again"
+	if err := w.Serve(again); err != nil {
+		t.Fatal(err)
+	}
+	w.removeDeleted(again.Name, w.current("foos").UID)
+	if code, body := w.request("GET", foos, ""); code != http.StatusOK {
+		t.Errorf("after the deletion of the former: %d %s", code, body)
+	}
+	w.Unserve(again.Name)
+	w.Unserve(again.Name)
+	w.expect(foos, http.StatusNotFound)
+}
+
 func TestDefinitionChanges(t *testing.T) {
 	w := start(t, memory.New())
 	w.create("foos")

@@ -34,6 +34,8 @@ type Config struct {
 	Served func(crd *apiextensionsv1.CustomResourceDefinition) (served bool, err error)
 	// Serve serves a definition before it is written in this state, which differs from the stored one only in its status. It returns why it cannot.
 	Serve func(crd *apiextensionsv1.CustomResourceDefinition) error
+	// Unserve stops serving a definition for which Serve was called and that was deleted instead of being written.
+	Unserve func(name string)
 	// Instances reads and deletes custom resources in any version, without admission.
 	Instances kind.Client
 	// EstablishingDelay is the time between the acceptance of names and Established. Servers that share a store need it: all must serve the
@@ -167,6 +169,7 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	crd, ok := c.informer.Get("", key.Name)
 	if !ok {
 		c.forget(key.Name)
+		c.Unserve(key.Name)
 		return nil
 	}
 	defer c.releaseNames(key.Name)
@@ -196,6 +199,7 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	}
 	written, err := updateStatus(ctx, c.definitions, crd, status)
 	if apierrors.IsNotFound(err) {
+		c.Unserve(key.Name) // whoever observes the deletion may have done so before Serve
 		return nil
 	}
 	if err != nil {

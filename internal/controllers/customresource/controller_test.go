@@ -74,6 +74,7 @@ type world struct {
 	// onServe is called when a definition is to be served; unserved is why one cannot be.
 	onServe  func(*definition)
 	unserved map[string]error
+	removed  []string // by Unserve
 }
 
 // run runs a test in a bubble with the controllers. Every definition is served, unless the test says otherwise.
@@ -85,7 +86,7 @@ func run(t *testing.T, delay time.Duration, test func(*world)) {
 		var err error
 		w.controllers, err = New(Config{
 			Client: c, Instances: w.instances, EstablishingDelay: delay, Log: slog.New(slog.DiscardHandler),
-			Served: w.served, Serve: w.serve,
+			Served: w.served, Serve: w.serve, Unserve: w.unserve,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -110,11 +111,18 @@ func (w *world) served(crd *definition) (bool, error) {
 
 func (w *world) serve(crd *definition) error {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.onServe != nil {
-		w.onServe(crd)
+	onServe, err := w.onServe, w.unserved[crd.Name]
+	w.mu.Unlock()
+	if onServe != nil {
+		onServe(crd)
 	}
-	return w.unserved[crd.Name]
+	return err
+}
+
+func (w *world) unserve(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.removed = append(w.removed, name)
 }
 
 func (w *world) create(plural string, change ...func(*definition)) {
@@ -211,6 +219,27 @@ func TestServedBeforeEstablished(t *testing.T) {
 		crd, err := w.definitions.Get(w.ctx, "", "bars.example.com")
 		if err != nil || find(&crd.Status, apiextensionsv1.Established).Message != failure.Error() {
 			t.Errorf("%+v, %v", crd.Status, err)
+		}
+	})
+}
+
+// A definition that is deleted while it is made ready for serving is not served.
+func TestDeletedBeforeEstablished(t *testing.T) {
+	run(t, 0, func(w *world) {
+		w.mu.Lock()
+		w.onServe = func(crd *definition) {
+			if err := w.definitions.Delete(w.ctx, "", crd.Name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+		w.mu.Unlock()
+		w.create("foos")
+		w.expectGone("foos", 10*time.Second)
+		synctest.Wait()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !slices.Contains(w.removed, "foos.example.com") {
+			t.Errorf("a definition that was deleted is served; removed: %q", w.removed)
 		}
 	})
 }
