@@ -3,6 +3,7 @@ package apiextensions
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,20 +36,35 @@ func encodeJSON(crd *definition) ([]byte, error) {
 	if err != nil || len(schemas) == 0 {
 		return rest, err
 	}
-	out := make([]byte, 0, len(rest)+sizeHint(schemas))
-	for _, schema := range schemas {
-		before, after, found := bytes.Cut(rest, encodedPlaceholder)
-		if !found {
-			return nil, fmt.Errorf("encode definition %s: schema was not encoded", crd.Name)
-		}
-		w := writer{out: append(out, before...)}
-		w.schema(schema)
-		if w.err != nil {
-			return nil, w.err
-		}
-		out, rest = w.out, after
+	places, err := placesOf(rest, len(schemas))
+	if err != nil {
+		return nil, fmt.Errorf("encode definition %s: %w", crd.Name, err)
 	}
-	return append(out, rest...), nil
+	w := writer{out: make([]byte, 0, len(rest)+sizeHint(schemas))}
+	start := 0
+	for i, schema := range schemas {
+		w.out = append(w.out, rest[start:places[i]]...)
+		w.schema(schema)
+		start = places[i] + len(encodedPlaceholder)
+	}
+	if w.err != nil {
+		return nil, w.err
+	}
+	return append(w.out, rest[start:]...), nil
+}
+
+// placesOf returns where the placeholders of n schemas are. They are the last ones: metadata, which may have any JSON in its managedFields, comes first.
+func placesOf(encoded []byte, n int) ([]int, error) {
+	places := make([]int, n)
+	end := len(encoded)
+	for i := n - 1; i >= 0; i-- {
+		end = bytes.LastIndex(encoded[:end], encodedPlaceholder)
+		if end < 0 {
+			return nil, errors.New("schema was not encoded")
+		}
+		places[i] = end
+	}
+	return places, nil
 }
 
 // sizeHint estimates the length of schemas.

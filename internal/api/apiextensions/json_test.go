@@ -11,6 +11,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 
 	"skiff/internal/kind"
@@ -92,6 +93,13 @@ func TestJSONOfRandomDefinitions(t *testing.T) {
 }
 
 // damage changes, inserts, removes or repeats a part of a text.
+// The managed fields of a definition may have any JSON, also what stands for a schema while the rest is encoded.
+func TestPlaceholderInManagedFields(t *testing.T) {
+	crd, _ := largeDefinition(t)
+	crd.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m", FieldsV1: &metav1.FieldsV1{Raw: encodedPlaceholder}}}
+	checkEncoded(t, crd)
+}
+
 func (m schemaMaker) damage(data []byte) []byte {
 	at := m.IntN(len(data))
 	end := min(at+1+m.IntN(8), len(data))
