@@ -97,7 +97,7 @@ release:
 		scripts/step "container runtime for linux/$$arch" runtime/build bin/linux-$$arch $$arch; \
 	done
 	$(step) 'package the release' go run ./tools/release -version '$(VERSION)' -commit '$(COMMIT)' -date '$(DATE)' -maintainer '$(MAINTAINER)' \
-		-modules "$$(go env GOMODCACHE)" -goroot "$$(go env GOROOT)" -out dist $(RELEASE_ARCHITECTURES:%=%=bin/linux-%)
+		-modules "$$(go env GOMODCACHE)" -goroot "$$(go env GOROOT)" -out dist $(foreach arch,$(RELEASE_ARCHITECTURES),$(arch)=bin/linux-$(arch))
 	@(cd dist && sha256sum --quiet -c SHA256SUMS && ls -l)
 
 # What tests download, and skiff's packages, which most of them are compiled from.
@@ -138,6 +138,7 @@ chaos: build
 
 # Everything that a cluster runs is created and deleted, for DURATION, in a cluster with one server or several.
 SERVERS ?=
+churn: DURATION = 15m
 churn: build
 	$(step) 'churn' env SKIFF_CHURN_DURATION=$(DURATION) SKIFF_CHURN_SERVERS=$(SERVERS) go test -vet=off -count=1 -v -timeout 0 -run '^TestChurn$$' ./test/churn
 
