@@ -214,7 +214,7 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	case isMutating(req.Method) && req.res.watchers.Load() == 0:
 		// Nobody else is expected to read this revision in JSON, so the encoding is not cached.
 		*buffer, err = encoder.appendMarshaled(*buffer, entry)
-	case entry.StoredSize() >= largeEntry && !encoder.webhook:
+	case !isMutating(req.Method) && entry.StoredSize() >= largeEntry && !encoder.webhook:
 		*buffer, err = encoder.appendRepeatedJSON(*buffer, entry)
 	default:
 		*buffer, err = encoder.appendJSON(*buffer, entry)

@@ -215,5 +215,6 @@ func mark(t *testing.T, server connection) []corev1.ConfigMap {
 		if ctx.Err() != nil || !server.losesWrites {
 			t.Fatal(err)
 		}
+		time.Sleep(retryPause)
 	}
 }

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -247,7 +249,12 @@ func (h *harness) fillDisk() error {
 	if err == nil {
 		h.hold()
 	}
-	if err := errors.Join(err, root.Remove("ballast")); err != nil || !lost.Server[0].Exited() {
+	if err := errors.Join(err, root.Remove("ballast")); err != nil {
+		return err
+	}
+	// It may be about to end because of what it has met before.
+	ended, err := h.awaitReadyOrEnd(lost)
+	if err != nil || !ended {
 		return err
 	}
 	h.counts["server ended on a full disk"]++
@@ -278,6 +285,24 @@ func fill(root *os.Root, name string) error {
 	return nil
 }
 
+// awaitReadyOrEnd waits until a server is ready or has ended, and reports whether it has ended.
+func (h *harness) awaitReadyOrEnd(server lostServer) (ended bool, err error) {
+	ctx, cancel := context.WithTimeout(h.t.Context(), recoveryTimeout)
+	defer cancel()
+	for {
+		if server.Server[0].Exited() {
+			return true, nil
+		}
+		if _, err = h.clients[server.number].CoreV1().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err == nil {
+			return false, nil
+		}
+		if ctx.Err() != nil {
+			return false, fmt.Errorf("server %d neither became ready nor ended: %w", server.number, err)
+		}
+		time.Sleep(retryPause)
+	}
+}
+
 // slowBytes is how many bytes a second a slow disk writes.
 const slowBytes = 64 << 10
 
@@ -293,18 +318,48 @@ func (h *harness) slowDisk() error {
 	}
 	device := fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
 	group, limit, file := "/sys/fs/cgroup/blkio", fmt.Sprintf("%s %d", device, slowBytes), "blkio.throttle.write_bps_device"
-	none := device + " 0"
+	none, controller := device+" 0", "blkio"
 	if _, err := os.Stat(filepath.Join(group, file)); err != nil {
+		controller = "" // version 2
 		group, limit, file, none = "/sys/fs/cgroup", fmt.Sprintf("%s wbps=%d", device, slowBytes), "io.max", device+" wbps=max"
 	}
 	slow := filepath.Join(group, "slow-"+server.Host.Name)
 	if err := os.MkdirAll(slow, 0o755); err != nil {
 		return err
 	}
-	pid := []byte(strconv.Itoa(server.Server[0].PID()))
-	if err := errors.Join(os.WriteFile(filepath.Join(slow, "cgroup.procs"), pid, 0), os.WriteFile(filepath.Join(slow, file), []byte(limit), 0)); err != nil {
+	if _, err := os.Stat(filepath.Join(slow, file)); err != nil {
+		h.t.Logf("the disk is not slowed: the controller of disks is not enabled in %s", group)
+		return nil
+	}
+	pid := server.Server[0].PID()
+	former, err := groupOf(pid, controller)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(move(pid, slow), os.WriteFile(filepath.Join(slow, file), []byte(limit), 0)); err != nil {
 		return err
 	}
 	h.hold()
-	return os.WriteFile(filepath.Join(slow, file), []byte(none), 0)
+	return errors.Join(os.WriteFile(filepath.Join(slow, file), []byte(none), 0), move(pid, filepath.Join(group, former)))
+}
+
+// groupOf returns the cgroup of a process in the hierarchy of a controller; "" is that of version 2.
+func groupOf(pid int, controller string) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		_, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		controllers, group, _ := strings.Cut(rest, ":")
+		if slices.Contains(strings.Split(controllers, ","), controller) {
+			return group, nil
+		}
+	}
+	return "", fmt.Errorf("process %d has no cgroup of controller %q", pid, controller)
+}
+
+// move moves a process to a cgroup.
+func move(pid int, group string) error {
+	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 }

@@ -30,6 +30,8 @@ const (
 	servers, agents = 3, 2
 	// shortHold and longHold are how long a fault lasts at most: in the run that is part of all tests, and in a long one.
 	shortHold, longHold = 3 * time.Second, 30 * time.Second
+	// retryPause is the time between attempts of what the test waits for.
+	retryPause = 20 * time.Millisecond
 	// recoveryTimeout bounds the time until everything works again after a fault.
 	recoveryTimeout = 3 * time.Minute
 	// leaderTimeout is the time within which the API responds again after the loss of the leader. It is checked in long runs, which have the host for
@@ -237,6 +239,7 @@ func (h *harness) awaitWrites(lost lostServer) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("no write without server %d: %w", lost.number, err)
 		}
+		time.Sleep(retryPause)
 	}
 	took := time.Since(began)
 	if !lost.leads {

@@ -171,6 +171,9 @@ func (p *podChecks) check(t *testing.T) {
 	for _, text := range p.twice {
 		t.Errorf("two pods with the same identity ran at the same time: %s", text)
 	}
+	if len(p.started) < replicas {
+		t.Errorf("the processes of %d identities were found, want %d", len(p.started), replicas)
+	}
 	total := 0
 	for _, uids := range p.started {
 		total += len(uids)

@@ -201,9 +201,13 @@ func (h *harness) change(namespace string) {
 	}
 }
 
-// settle waits until no more is left of pods than in the first sample, and measures. It fails the test if something is left.
+// settle waits until no more is left of pods than in the first sample, and measures. It fails the test if something is left. The first sample itself is
+// taken when what is left does not change any more.
 func (h *harness) settle(first sample) sample {
 	h.t.Helper()
+	if first == nil {
+		first = h.stable()
+	}
 	for deadline := time.Now().Add(settleTimeout); ; time.Sleep(100 * time.Millisecond) {
 		s, err := h.measure()
 		over := leftovers(first, s)
@@ -216,11 +220,27 @@ func (h *harness) settle(first sample) sample {
 	}
 }
 
+// stable measures until nothing is removed any more for a second.
+func (h *harness) stable() sample {
+	h.t.Helper()
+	var last sample
+	for deadline := time.Now().Add(settleTimeout); ; time.Sleep(time.Second) {
+		s, err := h.measure()
+		if err == nil && last != nil && len(leftovers(s, last)) == 0 && len(leftovers(last, s)) == 0 {
+			return s
+		}
+		if time.Now().After(deadline) {
+			h.t.Fatalf("the hosts do not come to rest: %s after %s (%v)", s, last, err)
+		}
+		last = s
+	}
+}
+
 // leftovers returns what pods have left behind since the first sample, which may be nil.
 func leftovers(first, now sample) []string {
 	var over []string
 	for q, before := range first {
-		if slices.Contains(left, q.name) && now[q] > before {
+		if slices.Contains(leftoverQuantities, q.name) && now[q] > before {
 			over = append(over, fmt.Sprintf("%s: %v, was %v", q, now[q], before))
 		}
 	}
@@ -238,12 +258,12 @@ func (h *harness) measure() (sample, error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.clients)) {
-		if err := measureMetrics(ctx, s, name, h.clients[name].CoreV1().RESTClient(), "/metrics"); err != nil {
+		if err := measureMetrics(ctx, s, metricsSource{name, h.clients[name].CoreV1().RESTClient(), "/metrics"}, goroutines, databaseMiB); err != nil {
 			return nil, err
 		}
 	}
 	for _, node := range h.nodes {
-		if err := measureMetrics(ctx, s, "kubelet "+node, h.client().CoreV1().RESTClient(), "/api/v1/nodes/"+node+"/proxy/metrics"); err != nil {
+		if err := measureMetrics(ctx, s, metricsSource{"kubelet " + node, h.client().CoreV1().RESTClient(), "/api/v1/nodes/" + node + "/proxy/metrics"}, goroutines); err != nil {
 			return nil, err
 		}
 	}

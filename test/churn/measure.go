@@ -29,8 +29,8 @@ const (
 	processes   = "processes"
 )
 
-// left are the quantities of what pods leave behind if it is not removed.
-var left = []string{mounts, links, cgroups, processes}
+// leftoverQuantities are those of what pods leave behind if it is not removed.
+var leftoverQuantities = []string{mounts, links, cgroups, processes}
 
 // measureProcess adds the numbers of a process, and of the namespaces that it is in, under a name.
 func measureProcess(s sample, of string, p *cluster.Process) error {
@@ -75,13 +75,22 @@ func measureHosts(s sample) error {
 	return err
 }
 
-// measureMetrics adds numbers that a component reports about itself: metrics of a URL path of the API server.
-func measureMetrics(ctx context.Context, s sample, of string, client rest.Interface, path string) error {
-	data, err := client.Get().AbsPath(path).DoRaw(ctx)
+// metricsSource is where a component reports about itself.
+type metricsSource struct {
+	name   string
+	client rest.Interface
+	path   string
+}
+
+// measureMetrics adds the wanted numbers that a component reports about itself: metrics of a URL path of the API server.
+func measureMetrics(ctx context.Context, s sample, source metricsSource, wanted ...string) error {
+	of := source.name
+	data, err := source.client.Get().AbsPath(source.path).DoRaw(ctx)
 	if err != nil {
 		return fmt.Errorf("read metrics of %s: %w", of, err)
 	}
-	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
 		name, text, _ := strings.Cut(lines.Text(), " ")
 		var q quantity
 		unit := 1.0
@@ -99,5 +108,10 @@ func measureMetrics(ctx context.Context, s sample, of string, client rest.Interf
 		}
 		s[q] = value / unit
 	}
-	return nil
+	for _, name := range wanted {
+		if _, ok := s[quantity{of, name}]; !ok {
+			return fmt.Errorf("%s does not report %s", of, name)
+		}
+	}
+	return lines.Err()
 }

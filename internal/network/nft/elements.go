@@ -27,6 +27,7 @@ type ownedPart struct {
 type setName struct {
 	name     string
 	elements int
+	unused   bool // in unusedSetNumbers
 }
 
 // maxBuffer bounds the memory that is kept for encoding elements.
@@ -101,7 +102,9 @@ func (m *Model) setNumber(name string) int {
 // releaseSetNumber is called when an element of a set was removed. IDs of the changes since the last Commit have the number, so that it can be used
 // for another set only after the next one.
 func (m *Model) releaseSetNumber(number int) {
-	if m.setNames[number].elements--; m.setNames[number].elements == 0 {
+	s := &m.setNames[number]
+	if s.elements--; s.elements == 0 && !s.unused {
+		s.unused = true
 		m.unusedSetNumbers = append(m.unusedSetNumbers, number)
 	}
 }
@@ -109,7 +112,8 @@ func (m *Model) releaseSetNumber(number int) {
 // freeUnusedSetNumbers makes the numbers of sets without elements available.
 func (m *Model) freeUnusedSetNumbers() {
 	for _, number := range m.unusedSetNumbers {
-		if s := &m.setNames[number]; s.elements == 0 && s.name != "" {
+		s := &m.setNames[number]
+		if s.unused = false; s.elements == 0 && s.name != "" {
 			delete(m.setNumbers, s.name)
 			s.name, m.freeSetNumbers = "", append(m.freeSetNumbers, number)
 		}

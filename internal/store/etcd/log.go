@@ -58,17 +58,17 @@ func (c *core) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcor
 	return checked
 }
 
-// harmless are warnings and errors that etcd logs when a healthy member starts, with a part of their error: skiff does not use etcd's users, and a store
+// harmlessMessages are warnings and errors that etcd logs when a healthy member starts, with a part of their error: skiff does not use etcd's users, and a store
 // that has no term yet gets its storage version with its first write.
-var harmless = map[string]string{
+var harmlessMessages = map[string]string{
 	"simple token is not cryptographically signed": "",
 	"Failed to detect schema version":              "missing term information",
 	"failed to update storage version":             "missing term information",
 }
 
-// isHarmless reports whether an entry is one of the harmless ones.
+// isHarmless reports whether an entry is one of harmlessMessages.
 func isHarmless(entry zapcore.Entry, attrs []slog.Attr) bool {
-	part, ok := harmless[entry.Message]
+	part, ok := harmlessMessages[entry.Message]
 	return ok && (part == "" || slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "error" && strings.Contains(a.Value.String(), part) }))
 }
 
