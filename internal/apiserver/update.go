@@ -136,6 +136,9 @@ func (w *write) mutated(c *change, live, wanted kind.Object) (kind.Object, error
 	if live == nil {
 		return w.mutate(admission.Create, wanted, nil, c.createOptions)
 	}
+	if part := w.part(); part != nil && part.Complete != nil {
+		part.Complete(wanted, live)
+	}
 	return w.mutate(admission.Update, wanted, live, c.updateOptions)
 }
 

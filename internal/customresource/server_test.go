@@ -539,9 +539,11 @@ func TestLocalWatchIsConvertedInBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for last := fmt.Sprintf("%s/w%d", widgets, count-1); s.send("GET", last, "").code != 200; {
+	last := fmt.Sprintf("%s/w%d", widgets, count-1)
+	for until := time.Now().Add(30 * time.Second); s.send("GET", last, "").code != 200 && time.Now().Before(until); {
 		time.Sleep(time.Millisecond)
 	}
+	s.send("GET", last, "").expect(200)
 	webhook.calls = 0
 	w, err := s.api.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}}).
 		Watch(t.Context(), schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, "", &internalversion.ListOptions{ResourceVersion: before})

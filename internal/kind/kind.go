@@ -311,6 +311,9 @@ type UpdateStrategy struct {
 	// Prepare gets the client's object and the stored one and resets all of obj's fields that this subresource may not
 	// write to those of old. The server itself handles metadata (see UpdatesMetadata).
 	Prepare func(req *Request, obj, old Object)
+	// Complete adds to the client's object what it may leave out and Prepare takes from the stored one, so that admission sees the whole object. It does
+	// not copy: neither admission plugins nor anybody else may change that part in place. nil: clients send whole objects.
+	Complete func(obj, old Object)
 	// Before may refuse the client's object because of other objects. It runs before Prepare.
 	Before func(ctx context.Context, client Client, req *Request, obj, old Object) error
 	// Validate validates the change.

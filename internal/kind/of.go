@@ -45,7 +45,7 @@ type Definition[T Object] struct {
 	// StatusOnly: a status update keeps the stored labels, annotations, owners and finalizers.
 	StatusOnly bool
 	// ShareSpec, for kinds with large objects, sets everything of to besides metadata and status to that of from, without a copy. A status update then
-	// shares it with the stored object. nil: the stored object is copied.
+	// shares it with the stored object, which is read-only: neither PrepareStatus nor Canonicalize may change it. nil: the stored object is copied.
 	ShareSpec func(to, from T)
 	// PrepareStatus runs after the server has reset everything but the status.
 	PrepareStatus func(req *Request, obj, old T)
@@ -216,6 +216,9 @@ func statusOf[T Object](s Definition[T]) Subresource {
 			}
 		},
 		Validate: eraseValidate(s.ValidateStatus),
+	}
+	if s.ShareSpec != nil {
+		part.Complete = func(obj, old Object) { s.ShareSpec(obj.(T), old.(T)) }
 	}
 	if s.WarnStatus != nil {
 		part.Warn = func(obj, old Object) []string { return s.WarnStatus(obj.(T), cast[T](old)) }

@@ -16,6 +16,7 @@ import (
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/client"
@@ -25,10 +26,10 @@ import (
 	"skiff/internal/version"
 )
 
-// Start runs a server until the test ends or ctx is done, and returns a client. The namespaces default and kube-system exist.
-func Start(t testing.TB, ctx context.Context) *client.Client {
+// Start runs a server with admission plugins until the test ends or ctx is done, and returns a client. The namespaces default and kube-system exist.
+func Start(t testing.TB, ctx context.Context, plugins ...admission.Plugin) *client.Client {
 	t.Helper()
-	c := Client(t, Server(t, ctx))
+	c := Client(t, Server(t, ctx, plugins...))
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
 		if _, err := client.For[*corev1.Namespace](c).Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.WriteOptions{}); err != nil {
 			t.Fatal(err)
@@ -48,13 +49,13 @@ func Client(t testing.TB, local client.Local) *client.Client {
 }
 
 // Server runs an empty server until the test ends or ctx is done, and returns its in-process interface.
-func Server(t testing.TB, ctx context.Context) client.Local {
+func Server(t testing.TB, ctx context.Context, plugins ...admission.Plugin) client.Local {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	kinds := api.Kinds(api.Settings{Authorizer: permissive{}})
 	objects := cache.New(memory.New(), slog.New(slog.DiscardHandler))
 	server, err := apiserver.New(apiserver.Config{
-		Kinds: kinds, Scheme: api.Scheme(), Cache: objects,
+		Kinds: kinds, Scheme: api.Scheme(), Cache: objects, Admission: plugins,
 		Authenticator: authn.Chain{authn.InProcess{}}, Authorizer: authz.Chain{authz.Masters{}},
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
 		Version:       version.Info(), Log: slog.New(slog.DiscardHandler),

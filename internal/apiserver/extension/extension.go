@@ -148,17 +148,16 @@ func (e *Extension) find(name string) *served {
 // set records how a definition is served; nil: it is not.
 func (e *Extension) set(name string, s *served) {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	if s == nil {
 		delete(e.served, name)
-	} else {
-		e.served[name] = s
+		return
 	}
-	e.mu.Unlock()
-	e.OnChange(name)
+	e.served[name] = s
 }
 
 // Serve serves a definition that is about to be written in this state. Its resource version is that of the stored one. If another state is written
-// instead, the definition is served as that has it.
+// instead, the definition is served as that has it. Neither Serve nor Unserve changes what Served reports of the stored state: OnChange is not called.
 func (e *Extension) Serve(crd *apiextensionsv1.CustomResourceDefinition) error {
 	e.changing.Lock()
 	defer e.changing.Unlock()
@@ -168,7 +167,7 @@ func (e *Extension) Serve(crd *apiextensionsv1.CustomResourceDefinition) error {
 	return e.change(crd, crd.ResourceVersion).err
 }
 
-// Unserve stops serving a definition that Serve serves and that was deleted instead of being written.
+// Unserve stops serving a definition that Serve serves and that was not written: it was deleted, or the write was refused.
 func (e *Extension) Unserve(name string) {
 	e.changing.Lock()
 	defer e.changing.Unlock()
@@ -182,16 +181,18 @@ func (e *Extension) apply(crd *definition) {
 	e.changing.Lock()
 	defer e.changing.Unlock()
 	old := e.find(crd.Name)
+	if old != nil && !isNewer(crd.ResourceVersion, old.expectedAfter) {
+		return // the state from which the definition is about to be written, or one before it, perhaps of a former definition
+	}
 	if isAccepted(crd) {
-		if next := e.change(crd, ""); next.err != nil && next != old {
-			e.Log.Error("failed to serve custom resource definition", "name", crd.Name, "error", next.err)
+		if e.change(crd, "") != old {
+			e.OnChange(crd.Name)
 		}
 		return
 	}
-	if old != nil && old.uid == crd.UID && !isNewer(crd.ResourceVersion, old.expectedAfter) {
-		return // the state from which the definition is about to be written
+	if e.remove(crd.Name) {
+		e.OnChange(crd.Name)
 	}
-	e.remove(crd.Name)
 }
 
 // isNewer reports whether a resource version is newer than another one, which may be empty.
@@ -213,6 +214,7 @@ func (e *Extension) change(crd *definition, expectedAfter string) *served {
 		old = nil
 	}
 	if next.err = e.serve(crd, old, next); next.err != nil {
+		e.Log.Error("failed to serve custom resource definition", "name", crd.Name, "error", next.err)
 		e.unserve(old)
 		next.kind = nil
 	}
@@ -253,25 +255,30 @@ func (e *Extension) serve(crd *definition, old, next *served) (err error) {
 	return e.Server.ReplaceKind(old.kind, next.kind, !next.terminating)
 }
 
-// removeDeleted stops serving a definition that was deleted. One that was created again since then may be served already.
+// removeDeleted stops serving a definition that was deleted. One that was created again since then may be served already. Without a UID the
+// deletion was not observed, and a definition that Serve serves may be newer than the observation: whoever called Serve calls Unserve if it is gone.
 func (e *Extension) removeDeleted(name string, uid types.UID) {
 	e.changing.Lock()
 	defer e.changing.Unlock()
-	if old := e.find(name); old != nil && uid != "" && old.uid != uid {
+	old := e.find(name)
+	if old != nil && (uid != "" && old.uid != uid || uid == "" && old.expectedAfter != "") {
 		return
 	}
-	e.remove(name)
+	if e.remove(name) {
+		e.OnChange(name)
+	}
 }
 
-// remove stops serving a definition. changing must be held.
-func (e *Extension) remove(name string) {
+// remove stops serving a definition, and reports whether it was served or could not be. changing must be held.
+func (e *Extension) remove(name string) bool {
 	old := e.find(name)
 	if old == nil {
-		return
+		return false
 	}
 	e.unserve(old)
 	e.publish(nil, old, nil)
 	e.set(name, nil)
+	return true
 }
 
 // unserve removes the kind of a definition from the catalog.

@@ -285,6 +285,16 @@ func TestServedAfterDeletion(t *testing.T) {
 	if code, body := w.request("GET", foos, ""); code != http.StatusOK {
 		t.Errorf("after the deletion of the former: %d %s", code, body)
 	}
+	former := w.current("foos").DeepCopy()
+	former.Labels = map[string]string{"the last": "change"}
+	w.apply(former)
+	if found := w.find(again.Name); found == nil || found.uid != again.UID {
+		t.Errorf("after a state of the former: %+v", found)
+	}
+	w.removeDeleted(again.Name, "")
+	if code, body := w.request("GET", foos, ""); code != http.StatusOK {
+		t.Errorf("after a list from before the creation: %d %s", code, body)
+	}
 	w.Unserve(again.Name)
 	w.Unserve(again.Name)
 	w.expect(foos, http.StatusNotFound)

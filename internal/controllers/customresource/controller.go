@@ -9,8 +9,10 @@ package customresource
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"time"
 
@@ -34,7 +36,7 @@ type Config struct {
 	Served func(crd *apiextensionsv1.CustomResourceDefinition) (served bool, err error)
 	// Serve serves a definition before it is written in this state, which differs from the stored one only in its status. It returns why it cannot.
 	Serve func(crd *apiextensionsv1.CustomResourceDefinition) error
-	// Unserve stops serving a definition for which Serve was called and that was deleted instead of being written.
+	// Unserve stops serving a definition for which Serve was called and that was not written.
 	Unserve func(name string)
 	// Instances reads and deletes custom resources in any version, without admission.
 	Instances kind.Client
@@ -198,8 +200,10 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	written, err := updateStatus(ctx, c.definitions, crd, status)
+	if isRefused(err) {
+		c.Unserve(key.Name) // whoever observes a deletion may have done so before Serve
+	}
 	if apierrors.IsNotFound(err) {
-		c.Unserve(key.Name) // whoever observes the deletion may have done so before Serve
 		return nil
 	}
 	if err != nil {
@@ -209,6 +213,17 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	c.record(written)
 	c.setup.RecordWrite(key, written)
 	return nil
+}
+
+// isRefused reports whether a write failed and the next attempt may fail for the same reason, such as an admission policy. After other errors it may
+// have succeeded, or is tried again at once.
+func isRefused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= 400 && code < 500 && code != http.StatusConflict && code != http.StatusTooManyRequests
 }
 
 // reconcileAndServe is reconcile. A server that is alone serves a definition whose names are accepted, so that it is established at the same time.

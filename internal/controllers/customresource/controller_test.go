@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"skiff/internal/apiserver/admission"
 	"skiff/internal/client"
 	"skiff/internal/kind"
 	"skiff/test/inprocess"
@@ -78,10 +80,10 @@ type world struct {
 }
 
 // run runs a test in a bubble with the controllers. Every definition is served, unless the test says otherwise.
-func run(t *testing.T, delay time.Duration, test func(*world)) {
+func run(t *testing.T, delay time.Duration, test func(*world), plugins ...admission.Plugin) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		c := inprocess.Start(t, ctx)
+		c := inprocess.Start(t, ctx, plugins...)
 		w := &world{t: t, ctx: ctx, definitions: client.For[*definition](c), instances: &instances{}}
 		var err error
 		w.controllers, err = New(Config{
@@ -242,6 +244,54 @@ func TestDeletedBeforeEstablished(t *testing.T) {
 			t.Errorf("a definition that was deleted is served; removed: %q", w.removed)
 		}
 	})
+}
+
+// statusAdmission is an admission plugin for the status of definitions. It refuses those of one group.
+type statusAdmission struct {
+	group   string
+	refused atomic.Int32
+	partial atomic.Bool // an object without its schemas was seen
+}
+
+func (*statusAdmission) Name() string { return "StatusAdmission" }
+
+func (*statusAdmission) Handles(a *admission.Attributes) bool { return a.Subresource == "status" }
+
+func (p *statusAdmission) Mutate(_ context.Context, a *admission.Attributes) error {
+	crd := a.Object.(*definition)
+	if crd.Spec.Versions[0].Schema == nil {
+		p.partial.Store(true)
+	}
+	if crd.Spec.Group == p.group {
+		p.refused.Add(1)
+		return apierrors.NewForbidden(apiextensionsv1.Resource("customresourcedefinitions"), crd.Name, errors.New("not in this cluster"))
+	}
+	return nil
+}
+
+// Admission plugins get whole definitions. One whose status they refuse is not served, and is tried again with backoff.
+func TestRefusedStatus(t *testing.T) {
+	plugin := &statusAdmission{group: "refused.example.com"}
+	run(t, 0, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		w.create("bars", func(crd *definition) {
+			crd.Spec.Group, crd.Name = plugin.group, "bars."+plugin.group
+		})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if tries := plugin.refused.Load(); tries < 2 || tries > 50 {
+			t.Errorf("%d tries in a minute", tries)
+		}
+		if plugin.partial.Load() {
+			t.Error("a plugin got a definition without its schemas")
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !slices.Contains(w.removed, "bars."+plugin.group) || slices.Contains(w.removed, "foos.example.com") {
+			t.Errorf("removed: %q", w.removed)
+		}
+	}, plugin)
 }
 
 // Definitions are synced at the same time, but a name has one user. When that is deleted, one of those that wait gets it.

@@ -238,28 +238,28 @@ func FieldsOf(ctx context.Context, entries []*Entry) ([]map[string]string, error
 	return values, nil
 }
 
-// Encoding returns the bytes derived from the entry under the id. make is called when they do not exist or have been
+// Encoding returns the bytes derived from the entry under the id. encode is called when they do not exist or have been
 // dropped. Its error is kept like a result, unless it is transient: the next attempt may succeed.
-func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
+func (e *Entry) Encoding(id EncodingID, encode func(*Entry) ([]byte, error)) ([]byte, error) {
 	found := e.findMemo(id)
 	if found == nil {
 		if e.encrypted() {
-			return make(e)
+			return encode(e)
 		}
 		found = e.addMemo(id)
 	}
-	return e.fill(found, make)
+	return e.fill(found, encode)
 }
 
 // RepeatedEncoding is Encoding that keeps the bytes only if they were requested before, not long ago. Many large objects that are each read once
 // would otherwise take twice their memory for a while.
-func (e *Entry) RepeatedEncoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
+func (e *Entry) RepeatedEncoding(id EncodingID, encode func(*Entry) ([]byte, error)) ([]byte, error) {
 	requested := EncodingID{Version: id.Version, Format: id.Format + "\x00requested"}
 	if e.findMemo(id) == nil && e.findMemo(requested) == nil && !e.encrypted() {
 		e.addMemo(requested)
-		return make(e)
+		return encode(e)
 	}
-	return e.Encoding(id, make)
+	return e.Encoding(id, encode)
 }
 
 // HasEncoding reports whether Encoding need not make the bytes.
@@ -274,21 +274,21 @@ func (e *Entry) IsEncoded(id EncodingID) bool {
 // ListEncoding is Encoding for lists, whose clients may read them long after an entry was superseded. Such an entry keeps
 // no new encodings: hardly anybody else would use them, and sweeps do not find an entry that only lists reference. Nor are
 // encodings kept that exceed the budget.
-func (e *Entry) ListEncoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
+func (e *Entry) ListEncoding(id EncodingID, encode func(*Entry) ([]byte, error)) ([]byte, error) {
 	found := e.findMemo(id)
 	if found == nil {
 		if e.encrypted() || e.table.cache.memoBytes.Load() > memoBudget || e.table.Get(e.key) != e {
-			return make(e)
+			return encode(e)
 		}
 		found = e.addMemo(id)
 	}
-	return e.fill(found, make)
+	return e.fill(found, encode)
 }
 
 // fill returns the bytes of a memo, making them if it is empty.
-func (e *Entry) fill(found *memo, make func(*Entry) ([]byte, error)) ([]byte, error) {
+func (e *Entry) fill(found *memo, encode func(*Entry) ([]byte, error)) ([]byte, error) {
 	found = e.make(found, func(m *memo) {
-		m.bytes, m.err = make(e)
+		m.bytes, m.err = encode(e)
 		m.size.Store(uint32(len(m.bytes)))
 		e.table.cache.addMemoBytes(len(m.bytes))
 	})
