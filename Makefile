@@ -166,8 +166,8 @@ e2e: build demo
 CLUSTERS ?= 1000
 differential:
 	$(step) 'scheduling decisions beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
-	$(step) 'custom resources beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 ./customresources
-	$(step) 'assigned CPUs and memory beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 ./assignments
+	$(step) 'custom resources beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 -timeout 30m ./customresources
+	$(step) 'assigned CPUs and memory beside upstream' $(background) go -C test/differential test -mod=mod -vet=off -count=1 -timeout 30m ./assignments
 
 # The OpenAPI definitions beside those of upstream.
 openapi:
