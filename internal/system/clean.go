@@ -40,8 +40,12 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 		return fmt.Errorf("--data-dir: %s does not exist", c.DataDir)
 	}
 	node := config.Node{ConfigFile: c.KubeletConfig, ContainerRuntimeEndpoint: c.ContainerRuntimeEndpoint, RootDir: c.RootDir}
-	kubeletDir := node.KubeletDir(c.DataDir)
-	unlock, err := lockDirs(c.DataDir, kubeletDir)
+	kubeletDir, err := usedKubeletDir(node.KubeletDir(c.DataDir), c.DataDir)
+	if err != nil {
+		return err
+	}
+	dirs := nodeDirs{data: c.DataDir, kubelet: kubeletDir}
+	unlock, err := lockDirs(dirs.all()...)
 	if err != nil {
 		return err
 	}
@@ -50,7 +54,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	pods, err := cleanRuntime(ctx, nodeDirs{data: c.DataDir, kubelet: kubeletDir}, settings)
+	pods, err := cleanRuntime(ctx, dirs, settings)
 	if err != nil {
 		return err
 	}
@@ -65,7 +69,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err := removeCgroups(settings.CgroupRoot); err != nil {
 		return err
 	}
-	mounts, err := unmountVolumes(nodeDirs{data: c.DataDir, kubelet: kubeletDir})
+	mounts, err := unmountVolumes(dirs)
 	if err != nil {
 		return err
 	}
@@ -73,8 +77,15 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	return nil
 }
 
-// nodeDirs are the directories of a node.
+// nodeDirs are the directories of a node. kubelet is empty if skiff has never used the kubelet's directory.
 type nodeDirs struct{ data, kubelet string }
+
+func (d nodeDirs) all() []string {
+	if d.kubelet == "" {
+		return []string{d.data}
+	}
+	return []string{d.data, d.kubelet}
+}
 
 // removePodNetwork removes the pod network of this host, and skiff's files from the directories of the container runtime.
 func removePodNetwork(binDir, confDir string) error {
@@ -125,7 +136,7 @@ func cleanRuntime(ctx context.Context, dirs nodeDirs, settings *kubeletconfig.Ku
 func cleanForeignRuntime(ctx context.Context, kubeletDir, endpoint string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()
-	uids, err := podDirectories(filepath.Join(kubeletDir, "pods"))
+	uids, err := podDirectories(kubeletDir)
 	if err != nil {
 		return 0, err
 	}
@@ -186,9 +197,12 @@ func removePods(ctx context.Context, dataDir string, settings *kubeletconfig.Kub
 	return removed, err
 }
 
-// podDirectories are the UIDs of the pods that have a directory of the kubelet.
-func podDirectories(dir string) (map[string]bool, error) {
-	entries, err := os.ReadDir(dir)
+// podDirectories are the UIDs of the pods that have a directory in the kubelet's. There are none if skiff has never used that.
+func podDirectories(kubeletDir string) (map[string]bool, error) {
+	if kubeletDir == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(filepath.Join(kubeletDir, "pods"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -247,8 +261,11 @@ func resolve(dir string) (string, error) {
 // for a directory or a part of it are left.
 func unmountVolumes(dirs nodeDirs) (int, error) {
 	var err error
-	for _, dir := range []*string{&dirs.data, &dirs.kubelet} {
-		if *dir, err = resolve(*dir); err != nil {
+	if dirs.data, err = resolve(dirs.data); err != nil {
+		return 0, err
+	}
+	if dirs.kubelet != "" {
+		if dirs.kubelet, err = resolve(dirs.kubelet); err != nil {
 			return 0, err
 		}
 	}
@@ -268,5 +285,8 @@ func unmountVolumes(dirs nodeDirs) (int, error) {
 // isNodeMount reports whether a mount is one of the kubelet or of containerd: below their directories, or the kubelet's directory bind-mounted
 // onto itself. The root of a file system of its own is not.
 func isNodeMount(m *mountinfo.Info, dirs nodeDirs) bool {
-	return isBelow(m.Mountpoint, dirs.kubelet) || isBelow(m.Mountpoint, filepath.Join(dirs.data, "containerd")) || m.Mountpoint == dirs.kubelet && m.Root != "/"
+	if isBelow(m.Mountpoint, filepath.Join(dirs.data, "containerd")) {
+		return true
+	}
+	return dirs.kubelet != "" && (isBelow(m.Mountpoint, dirs.kubelet) || m.Mountpoint == dirs.kubelet && m.Root != "/")
 }

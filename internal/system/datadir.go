@@ -37,29 +37,46 @@ func localPathDir(dataDir string) string { return filepath.Join(dataDir, "volume
 
 // openDataDir creates the data directory, if it does not exist, and locks it.
 func openDataDir(dir string) (unlock func(), err error) {
-	if err := claimDataDir(dir); err != nil {
+	if err := createDataDir(dir); err != nil {
 		return nil, err
 	}
 	return lockDir(dir, "data-dir")
 }
 
-// claimDataDir creates the data directory, if it does not exist, and records what is in it when skiff uses it for the first time.
-func claimDataDir(dir string) error {
+// createDataDir creates the data directory, if it does not exist, and records what is in it when skiff uses it for the first time.
+func createDataDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("create data directory: %w", err)
 	}
-	return claimDir(dir, dataEntries)
+	return recordForeign(dir, dataEntries)
 }
 
-// claimKubeletDir does the same for the kubelet's directory, unless it is below the data directory.
-func claimKubeletDir(dir, dataDir string) error {
+// openKubeletDir creates the kubelet's directory, if it does not exist, and locks it. Unless it is below the data directory, what is in it when skiff
+// uses it for the first time is recorded.
+func openKubeletDir(dir, dataDir, flag string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
+		return nil, fmt.Errorf("create the kubelet's directory: %w", err)
 	}
+	if unlock, err = lockDir(dir, flag); err != nil || isBelow(dir, dataDir) {
+		return unlock, err
+	}
+	if err := recordForeign(dir, kubeletEntries); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// usedKubeletDir returns a kubelet's directory if skiff has used it, and "" otherwise: what is in it is another kubelet's then.
+func usedKubeletDir(dir, dataDir string) (string, error) {
 	if isBelow(dir, dataDir) {
-		return nil
+		return dir, nil
 	}
-	return claimDir(dir, kubeletEntries)
+	_, err := os.Lstat(filepath.Join(dir, markerFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return dir, err
 }
 
 // isBelow reports whether a path is below a directory.
@@ -67,8 +84,8 @@ func isBelow(path, dir string) bool {
 	return strings.HasPrefix(filepath.Clean(path), filepath.Clean(dir)+"/")
 }
 
-// claimDir records which of the entries are in a directory when skiff uses it for the first time.
-func claimDir(dir string, names []string) error {
+// recordForeign records which of the entries are in a directory, and so not skiff's, when skiff uses it for the first time.
+func recordForeign(dir string, names []string) error {
 	path := filepath.Join(dir, markerFile)
 	if _, err := os.Lstat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,7 @@ func InstallAgent(ctx context.Context, c config.InstallAgent, arguments []string
 
 // writeToken writes the join token below the data directory and returns its path.
 func writeToken(dataDir, token string) (string, error) {
-	if err := claimDataDir(dataDir); err != nil {
+	if err := createDataDir(dataDir); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dataDir, tokenFile)
@@ -279,26 +280,29 @@ func (i *installer) removeNodeAndData(ctx context.Context, service installed, ke
 
 // removeKubeletDir removes the kubelet's directory and the logs of its pods, if they are not in the data directory.
 func (i *installer) removeKubeletDir(service installed) error {
-	dir := service.node.KubeletDir(service.dataDir)
-	if isBelow(dir, service.dataDir) {
+	dir, err := usedKubeletDir(service.node.KubeletDir(service.dataDir), service.dataDir)
+	if err != nil {
+		return err
+	}
+	if dir == "" || isBelow(dir, service.dataDir) {
 		return nil
 	}
-	if err := removePodLogs(dir); err != nil {
+	settings, err := service.node.KubeletConfiguration()
+	if err != nil {
+		return err
+	}
+	if err := removePodLogs(dir, cmp.Or(settings.PodLogsDir, config.PodLogsDir(dir))); err != nil {
 		return fmt.Errorf("remove logs: %w", err)
-	}
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil
 	}
 	return i.removeOwn(dir, kubeletEntries)
 }
 
 // removePodLogs removes the logs of the pods that have a directory in the kubelet's, and the links to them.
-func removePodLogs(kubeletDir string) error {
-	uids, err := podDirectories(filepath.Join(kubeletDir, "pods"))
+func removePodLogs(kubeletDir, logs string) error {
+	uids, err := podDirectories(kubeletDir)
 	if err != nil {
 		return err
 	}
-	logs := config.PodLogsDir(kubeletDir)
 	entries, err := os.ReadDir(logs)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
+
 	"skiff/internal/config"
 	"skiff/internal/systemd"
 	fake "skiff/test/systemd"
@@ -111,7 +113,7 @@ func newTestInstaller(t *testing.T) (i *installer, host *fake.Systemd, out *byte
 func TestInstallAndUninstall(t *testing.T) {
 	i, host, out, cleaned := newTestInstaller(t)
 	data, path := filepath.Join(t.TempDir(), "data"), filepath.Join(i.unitDir, unitName)
-	if err := claimDataDir(data); err != nil {
+	if err := createDataDir(data); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{"etcd/member", "kubelet/pods", "images"} {
@@ -321,9 +323,11 @@ func TestRemoveKubeletDir(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "plugins/other"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	if err := claimKubeletDir(root, data); err != nil {
+	unlock, err := openKubeletDir(root, data, "root-dir")
+	if err != nil {
 		t.Fatal(err)
 	}
+	unlock()
 	for _, dir := range []string{"pods/uid", "device-plugins", "logs/ns_pod_uid", "logs/ns_pod_other", "containers"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o750); err != nil {
 			t.Fatal(err)
@@ -349,6 +353,39 @@ func TestRemoveKubeletDir(t *testing.T) {
 	}
 }
 
+// What is in a kubelet's directory that skiff has never used is another kubelet's: nothing of it is removed.
+func TestForeignKubeletDir(t *testing.T) {
+	i, _, _, _ := newTestInstaller(t)
+	root, data := filepath.Join(t.TempDir(), "kubelet"), t.TempDir()
+	for _, dir := range []string{"pods/uid", "logs/ns_pod_uid", "containers"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := i.removeKubeletDir(installed{node: &config.Node{RootDir: root}, dataDir: data}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"pods/uid", "logs/ns_pod_uid", "containers"} {
+		if _, err := os.Stat(filepath.Join(root, dir)); err != nil {
+			t.Error(err)
+		}
+	}
+	used, err := usedKubeletDir(root, data)
+	if used != "" || err != nil {
+		t.Fatalf("skiff has used %q, %v", used, err)
+	}
+	if uids, err := podDirectories(used); len(uids) > 0 || err != nil {
+		t.Errorf("pods %v, %v", uids, err)
+	}
+	dirs := nodeDirs{data: data, kubelet: used}
+	if mount := filepath.Join(root, "pods/uid/volumes/x"); isNodeMount(&mountinfo.Info{Mountpoint: mount, Root: "/"}, dirs) {
+		t.Errorf("%s would be unmounted", mount)
+	}
+	if all := dirs.all(); !slices.Equal(all, []string{data}) {
+		t.Errorf("would lock %q", all)
+	}
+}
+
 // The logs of this node's pods are removed, and links that lead nowhere; those of others stay.
 func TestRemovePodLogs(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "kubelet")
@@ -362,7 +399,7 @@ func TestRemovePodLogs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := removePodLogs(root); err != nil {
+	if err := removePodLogs(root, filepath.Join(root, "logs")); err != nil {
 		t.Fatal(err)
 	}
 	for dir, want := range map[string][]string{"logs": {"ns_pod_other"}, "containers": {"other", "pod_ns_c-2.log"}} {

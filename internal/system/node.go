@@ -152,7 +152,7 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 	if err != nil {
 		return err
 	}
-	unlock, err := lockDir(n.root, n.rootFlag)
+	unlock, err := openKubeletDir(n.root, n.dataDir, n.rootFlag)
 	if err != nil {
 		return err
 	}
@@ -286,9 +286,6 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	}
 	if n.addresses, err = node.Addresses(configured); err != nil {
 		return nil, err
-	}
-	if err := claimKubeletDir(n.root, n.dataDir); err != nil {
-		return nil, fmt.Errorf("create the kubelet's directory: %w", err)
 	}
 	return n, nil
 }

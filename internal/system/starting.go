@@ -17,8 +17,8 @@ import (
 // startingDrainTimeout is how long requests may take that were accepted before the API server took over.
 const startingDrainTimeout = 500 * time.Millisecond
 
-// startingService serves the listener of the API while the store waits for the other members of etcd.
-type startingService struct {
+// startingServer serves the listener of the API while the store waits for the other members of etcd.
+type startingServer struct {
 	server        *http.Server
 	listener      *lentListener
 	authenticator authn.Authenticator
@@ -27,15 +27,15 @@ type startingService struct {
 }
 
 // serveStarting serves the listener until stop is called. Connections that are made from then on are accepted by whoever uses the listener next.
-func serveStarting(listener *net.TCPListener, secure *tls.Config, clients authn.Authenticator) *startingService {
-	s := &startingService{listener: &lentListener{listener}, authenticator: clients, served: make(chan error, 1)}
+func serveStarting(listener *net.TCPListener, secure *tls.Config, clients authn.Authenticator) *startingServer {
+	s := &startingServer{listener: &lentListener{listener}, authenticator: clients, served: make(chan error, 1)}
 	s.server = newHTTPServer(apiserver.StartingHandler(s.reason), secure, 0)
 	go func() { s.served <- s.server.Serve(tls.NewListener(s.listener, s.server.TLSConfig)) }()
 	return s
 }
 
 // reason is what the server waits for. Administrators are told which members of etcd cannot be reached.
-func (s *startingService) reason(r *http.Request) string {
+func (s *startingServer) reason(r *http.Request) string {
 	waiting := s.waiting.Load()
 	if waiting == nil {
 		return "opening etcd"
@@ -46,10 +46,10 @@ func (s *startingService) reason(r *http.Request) string {
 	return waiting.Reason()
 }
 
-func (s *startingService) report(w etcd.Waiting) { s.waiting.Store(&w) }
+func (s *startingServer) report(w etcd.Waiting) { s.waiting.Store(&w) }
 
 // stop ends the service and leaves the listener open.
-func (s *startingService) stop() error {
+func (s *startingServer) stop() error {
 	draining, cancel := context.WithTimeout(context.Background(), startingDrainTimeout)
 	defer cancel()
 	if err := s.server.Shutdown(draining); err != nil {
