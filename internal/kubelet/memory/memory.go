@@ -143,6 +143,8 @@ func reservedByNode(o Options) (map[int]requests, error) {
 	return reserved, nil
 }
 
+var errOtherState = errors.New("[memorymanager] the expected machine state is different from the real one")
+
 // validate checks the state that was read from the checkpoint. initial is that of a host without assignments.
 func (m *Memory) validate(initial hostState) error {
 	if len(m.host) == 0 {
@@ -152,14 +154,7 @@ func (m *Memory) validate(initial hostState) error {
 		m.host = initial
 		return nil
 	}
-	want, err := expected(initial, m.assigned)
-	if err != nil {
-		return err
-	}
-	if !m.host.equal(want) {
-		return errors.New("[memorymanager] the expected machine state is different from the real one")
-	}
-	return nil
+	return m.host.check(initial, m.assigned)
 }
 
 // requestedBy returns the memory and huge pages that a container requests exclusively; nil if it requests none. Pods with resources of their own have

@@ -361,3 +361,44 @@ func TestCheckpoint(t *testing.T) {
 		})
 	}
 }
+
+// A state is accepted every time, although the order in which its containers were assigned is not known, and refused if it is that of other assignments.
+func TestCheckOfState(t *testing.T) {
+	newHost := func() hostState {
+		s, err := newHostState([]topology.NUMANode{{ID: 0, Memory: 100}, {ID: 1, Memory: 100}, {ID: 2, Memory: 100}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	block := func(size uint64, nodes ...int) Block {
+		return Block{NUMANodes: nodes, Type: corev1.ResourceMemory, Size: size}
+	}
+	// In the other order, the second would find 40 free on the first node.
+	first, second, third := block(60, 0), block(60, 0, 1), block(50, 2)
+	all := assignments{"a": {"c": {second}}, "b": {"c": {first}}, "c": {"c": {third}}}
+	state := func() hostState {
+		s := newHost()
+		for _, b := range []Block{first, second, third} {
+			s.assign(b, b.Size)
+		}
+		return s
+	}
+	for range 20 { // the order of a map is random
+		if err := state().check(newHost(), all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, change := range map[string]func(s hostState){
+		"another number of assignments": func(s hostState) { s[0].NumberOfAssignments++ },
+		"another group":                 func(s hostState) { s[1].Cells = []int{1, 2} },
+		"a group of others":             func(s hostState) { s[2].Cells = []int{0, 1} },
+		"other memory":                  func(s hostState) { s[2].MemoryMap[corev1.ResourceMemory].Free-- },
+		"another host":                  func(s hostState) { s[2].MemoryMap[corev1.ResourceMemory].Total++ },
+	} {
+		s := state()
+		if change(s); s.check(newHost(), all) == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+}

@@ -200,48 +200,79 @@ func (s hostState) satisfies(nodes alignment.Mask, r requests) bool {
 	return true
 }
 
-// expected returns the state that follows from the assignments.
-func expected(initial hostState, all assignments) (hostState, error) {
+// check returns an error unless the state is that of a host with these assignments. initial is the state without any. In which order containers
+// were assigned decides what is free on each NUMA node, and to which group a node counts that is in several. So sums over all nodes that groups
+// connect are compared, and a node may count to any of its groups.
+func (s hostState) check(initial hostState, all assignments) error {
+	numbers := map[int]int{}
+	var groups []alignment.Mask
+	var blocks []Block
 	for uid, containers := range all {
-		for name, blocks := range containers {
-			for _, b := range blocks {
+		for name, assigned := range containers {
+			for _, b := range assigned {
 				for _, node := range b.NUMANodes {
 					switch {
 					case initial[node] == nil:
-						return nil, fmt.Errorf("[memorymanager] (pod: %s, container: %s) the memory assignment uses the NUMA that does not exist", uid, name)
+						return fmt.Errorf("[memorymanager] (pod: %s, container: %s) the memory assignment uses the NUMA that does not exist", uid, name)
 					case initial[node].MemoryMap[b.Type] == nil:
-						return nil, fmt.Errorf("[memorymanager] (pod: %s, container: %s) the memory assignment uses memory resource that does not exist", uid, name)
+						return fmt.Errorf("[memorymanager] (pod: %s, container: %s) the memory assignment uses memory resource that does not exist", uid, name)
 					}
+					numbers[node]++
 				}
-				initial.assign(b, b.Size)
+				if group := alignment.NewMask(b.NUMANodes...); !slices.Contains(groups, group) {
+					groups = append(groups, group)
+				}
+				blocks = append(blocks, b)
 			}
 		}
 	}
-	return initial, nil
-}
-
-// equal reports whether two states are the same. What is free on each NUMA node of a group depends on the order of assignments, so only the sums
-// of groups are compared.
-func (s hostState) equal(other hostState) bool {
-	if len(s) != len(other) {
-		return false
+	if len(s) != len(initial) {
+		return errOtherState
 	}
 	for id, node := range s {
-		o := other[id]
-		if o == nil || node.NumberOfAssignments != o.NumberOfAssignments || !equalSets(node.Cells, o.Cells) || len(node.MemoryMap) != len(o.MemoryMap) {
-			return false
+		first := initial[id]
+		if first == nil || node.NumberOfAssignments != numbers[id] || len(node.MemoryMap) != len(first.MemoryMap) {
+			return errOtherState
 		}
+		own := alignment.NewMask(id)
+		if cells := alignment.NewMask(node.Cells...); numbers[id] == 0 && cells != own || numbers[id] > 0 && (cells&own == 0 || !slices.Contains(groups, cells)) {
+			return errOtherState
+		}
+		nodes := connected(groups, own)
 		for name, t := range node.MemoryMap {
-			u := o.MemoryMap[name]
+			u := first.MemoryMap[name]
 			if u == nil || t.Total != u.Total || t.SystemReserved != u.SystemReserved || t.Allocatable != u.Allocatable {
-				return false
+				return errOtherState
 			}
-			if s.sums(node.Cells, name) != other.sums(node.Cells, name) {
-				return false
+			want := initial.sums(nodes.Nodes(), name)
+			for _, b := range blocks {
+				if b.Type == name && alignment.NewMask(b.NUMANodes...)&nodes != 0 {
+					want.Free -= b.Size
+					want.Reserved += b.Size
+				}
+			}
+			if s.sums(nodes.Nodes(), name) != want {
+				return errOtherState
 			}
 		}
 	}
-	return true
+	return nil
+}
+
+// connected returns the NUMA nodes that are in groups with the given ones, or with those, and so on.
+func connected(groups []alignment.Mask, nodes alignment.Mask) alignment.Mask {
+	for {
+		more := nodes
+		for _, group := range groups {
+			if group&more != 0 {
+				more |= group
+			}
+		}
+		if more == nodes {
+			return nodes
+		}
+		nodes = more
+	}
 }
 
 // sums are the sums of a type of memory over NUMA nodes.
