@@ -437,12 +437,14 @@ func (b *testKubelet) sandboxOf(pod *corev1.Pod) string {
 
 func TestWhyContainersWait(t *testing.T) {
 	b := newTestKubelet(t)
+	b.stop()
 	b.runtime.Fail = func(call, what string) error {
 		if call == "CreateContainer" && what == "refused" {
 			return errors.New("no room")
 		}
 		return nil
 	}
+	b.start()
 	b.until(b.create(regular("a", func(c *corev1.Container) { c.Image = "missing" })), "without its image", waitingFor("ErrImagePull"))
 	b.until(b.create(regular("refused")), "refused by the runtime", waitingFor("CreateContainerError"))
 	b.until(b.create(regular("a", func(c *corev1.Container) {

@@ -21,7 +21,7 @@ import (
 // Fake is a container runtime in memory. Its containers run until they are stopped or Exit is called; those whose command is "exit N"
 // exit at once.
 type Fake struct {
-	// Fail, if set, may return an error for a call. object is the name or ID of the container, pod or image.
+	// Fail, if set, may return an error for a call. object is the name or ID of the container, pod or image. It is set before the first call.
 	Fail func(call, object string) error
 	// Command runs the commands of ExecSync. Without it every command succeeds.
 	Command func(ctx context.Context, container string, command []string) (stdout string, code int32, err error)
