@@ -142,7 +142,7 @@ func (m *Model) addElements(part *ownedPart, elements []Element) {
 	}
 	for offset := 0; offset < len(part.elements); {
 		id, _, next := readElement(part.elements, offset)
-		m.addClaim(id, elementPlace{part.number, uint32(offset)})
+		m.addPlace(id, elementPlace{part.number, uint32(offset)})
 		offset = next
 	}
 }
@@ -154,7 +154,7 @@ func (m *Model) removeElements(part *ownedPart) {
 	}
 	for offset := 0; offset < len(part.elements); {
 		id, _, next := readElement(part.elements, offset)
-		m.removeClaim(id, elementPlace{part.number, uint32(offset)})
+		m.removePlace(id, elementPlace{part.number, uint32(offset)})
 		m.releaseSetNumber(id.set())
 		offset = next
 	}
@@ -174,12 +174,12 @@ func (m *Model) find(id elementID) (at elementPlace, value string, ok bool) {
 	if at, ok = m.elements[hash]; !ok {
 		return at, "", false
 	}
-	claims := m.contested[hash]
-	if claims == nil {
+	places := m.contested[hash]
+	if places == nil {
 		found, value := m.read(at)
 		return at, value, found == id
 	}
-	for _, at := range claims {
+	for _, at := range places {
 		if found, value := m.read(at); found == id {
 			return at, value, true
 		}
@@ -201,8 +201,8 @@ func (m *Model) touchElement(id elementID) {
 	}
 }
 
-// addClaim adds an element of a part. If the part has the element already, the new value replaces the old one.
-func (m *Model) addClaim(id elementID, at elementPlace) {
+// addPlace adds the place of an element of a part. If the part has the element already, the new value replaces the old one.
+func (m *Model) addPlace(id elementID, at elementPlace) {
 	m.touchElement(id)
 	hash := m.hash(id)
 	first, exists := m.elements[hash]
@@ -210,52 +210,52 @@ func (m *Model) addClaim(id elementID, at elementPlace) {
 		m.elements[hash] = at
 		return
 	}
-	claims := m.contested[hash]
-	if claims == nil {
-		claims = []elementPlace{first}
+	places := m.contested[hash]
+	if places == nil {
+		places = []elementPlace{first}
 	}
-	i := m.firstClaim(claims, at)
-	for n := i; n < len(claims) && claims[n].part == at.part; n++ {
-		if other, _ := m.read(claims[n]); other == id {
-			claims[n] = at
-			m.setClaims(hash, claims)
+	i := m.firstPlace(places, at)
+	for n := i; n < len(places) && places[n].part == at.part; n++ {
+		if other, _ := m.read(places[n]); other == id {
+			places[n] = at
+			m.setPlaces(hash, places)
 			return
 		}
 	}
-	m.setClaims(hash, slices.Insert(claims, i, at))
+	m.setPlaces(hash, slices.Insert(places, i, at))
 }
 
-// removeClaim removes an element of a part, unless a later one of the part has replaced it.
-func (m *Model) removeClaim(id elementID, at elementPlace) {
+// removePlace removes the place of an element of a part, unless a later element of the part has replaced it.
+func (m *Model) removePlace(id elementID, at elementPlace) {
 	m.touchElement(id)
 	hash := m.hash(id)
-	claims := m.contested[hash]
-	if claims == nil {
+	places := m.contested[hash]
+	if places == nil {
 		if m.elements[hash] == at {
 			delete(m.elements, hash)
 		}
 		return
 	}
-	for n := m.firstClaim(claims, at); n < len(claims) && claims[n].part == at.part; n++ {
-		if claims[n] == at {
-			m.setClaims(hash, slices.Delete(claims, n, n+1))
+	for n := m.firstPlace(places, at); n < len(places) && places[n].part == at.part; n++ {
+		if places[n] == at {
+			m.setPlaces(hash, slices.Delete(places, n, n+1))
 			return
 		}
 	}
 }
 
-// firstClaim is the index of the first element of a place's part, or where it belongs.
-func (m *Model) firstClaim(claims []elementPlace, at elementPlace) int {
-	i, _ := slices.BinarySearchFunc(claims, m.numbered[at.part].owner, func(c elementPlace, owner string) int {
-		return strings.Compare(m.numbered[c.part].owner, owner)
+// firstPlace is the index of the first place in the same part, or where it belongs.
+func (m *Model) firstPlace(places []elementPlace, at elementPlace) int {
+	i, _ := slices.BinarySearchFunc(places, m.numbered[at.part].owner, func(other elementPlace, owner string) int {
+		return strings.Compare(m.numbered[other.part].owner, owner)
 	})
 	return i
 }
 
-// setClaims sets the elements with a hash, of which there is at least one. They are sorted by the names of their owners.
-func (m *Model) setClaims(hash uint64, claims []elementPlace) {
-	if m.elements[hash] = claims[0]; len(claims) > 1 {
-		m.contested[hash] = claims
+// setPlaces sets the places of the elements with a hash, of which there is at least one. They are sorted by the names of their owners.
+func (m *Model) setPlaces(hash uint64, places []elementPlace) {
+	if m.elements[hash] = places[0]; len(places) > 1 {
+		m.contested[hash] = places
 	} else {
 		delete(m.contested, hash)
 	}
