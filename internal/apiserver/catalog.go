@@ -190,38 +190,28 @@ func (c *catalog) addBuiltIn(served *servedKind) {
 	c.list(served, nil)
 }
 
-// replace serves next instead of old. Either may be nil.
+// replace serves next instead of old. Either may be nil. Entries of old that another kind has taken over remain.
 func (c *catalog) replace(next, old *servedKind) {
-	keptResources, keptKinds := map[schema.GroupVersionResource]bool{}, map[schema.GroupVersionKind]bool{}
 	if next != nil {
 		for i, res := range next.resources {
 			if i == 0 || res.stored() {
 				c.stored.Store(res.groupResource(), res)
 			}
-			if !c.serves(res) {
-				continue
+			if c.serves(res) {
+				c.count(res.gvr.GroupVersion(), 1)
+				c.custom.Store(res.gvr, res)
+				c.byKind.Store(res.gvk, res)
 			}
-			keptResources[res.gvr], keptKinds[res.gvk] = true, true
-			c.count(res.gvr.GroupVersion(), 1)
-			c.custom.Store(res.gvr, res)
-			c.byKind.Store(res.gvk, res)
 		}
 	}
 	if old != nil {
 		for _, res := range old.resources {
-			if !c.serves(res) {
-				continue
+			c.stored.CompareAndDelete(res.groupResource(), res)
+			if c.serves(res) {
+				c.custom.CompareAndDelete(res.gvr, res)
+				c.byKind.CompareAndDelete(res.gvk, res)
+				c.count(res.gvr.GroupVersion(), -1)
 			}
-			if !keptResources[res.gvr] {
-				c.custom.Delete(res.gvr)
-			}
-			if !keptKinds[res.gvk] {
-				c.byKind.Delete(res.gvk)
-			}
-			c.count(res.gvr.GroupVersion(), -1)
-		}
-		if next == nil {
-			c.stored.Delete(old.kind.GroupResource())
 		}
 	}
 	c.list(next, old)

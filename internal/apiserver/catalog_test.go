@@ -96,6 +96,31 @@ func TestUndiscoveredKind(t *testing.T) {
 	}
 }
 
+// Two kinds may have the same name for a while, because a definition gets the names of another one before that one's kind is removed. Then the kind that
+// remains is found.
+func TestKindsOfOneName(t *testing.T) {
+	s := newTestServer(t)
+	former, next := gadgetKind("gadgets"), widgetKind()
+	former.GVK, former.Versions = next.GVK, next.Versions
+	for _, k := range []*kind.Kind{former, next} {
+		if err := s.AddKind(k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.RemoveKind(former); err != nil {
+		t.Fatal(err)
+	}
+	if found, _ := s.KindOf(next.GVK); found != next {
+		t.Errorf("the kind is %v", found)
+	}
+	if err := s.RemoveKind(next); err != nil {
+		t.Fatal(err)
+	}
+	if found, _ := s.KindOf(next.GVK); found != nil {
+		t.Errorf("a removed kind is found: %v", found)
+	}
+}
+
 // A kind cannot take the objects or the path of a built-in one.
 func TestKindOfBuiltInResource(t *testing.T) {
 	s := newTestServer(t)
