@@ -167,7 +167,7 @@ func (e *Extension) Serve(crd *apiextensionsv1.CustomResourceDefinition) error {
 	return e.change(crd, crd.ResourceVersion).err
 }
 
-// Unserve stops serving a definition that Serve serves and that was not written: it was deleted, or the write was refused.
+// Unserve stops serving a definition that Serve serves and that was not written: it was deleted, the write was refused, or it has lost its names.
 func (e *Extension) Unserve(name string) {
 	e.changing.Lock()
 	defer e.changing.Unlock()

@@ -36,7 +36,7 @@ type Config struct {
 	Served func(crd *apiextensionsv1.CustomResourceDefinition) (served bool, err error)
 	// Serve serves a definition before it is written in this state, which differs from the stored one only in its status. It returns why it cannot.
 	Serve func(crd *apiextensionsv1.CustomResourceDefinition) error
-	// Unserve stops serving a definition for which Serve was called and that was not written.
+	// Unserve stops serving a definition for which Serve was called, unless it has been observed since as it was written.
 	Unserve func(name string)
 	// Instances reads and deletes custom resources in any version, without admission.
 	Instances kind.Client
@@ -166,7 +166,8 @@ func (c *conditions) enqueueAll(definitions []string) {
 	}
 }
 
-// Sync writes the status of a definition if it has to change.
+// Sync writes the status of a definition if it has to change. A definition that may be served because of Serve has accepted names, or they are reserved:
+// no other one is served with them.
 func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	crd, ok := c.informer.Get("", key.Name)
 	if !ok {
@@ -174,9 +175,24 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 		c.Unserve(key.Name)
 		return nil
 	}
-	defer c.releaseNames(key.Name)
+	err := c.syncStatus(ctx, key, crd)
+	if err != nil && !isRefused(err) {
+		return err // what was to be written is perhaps stored: the names stay reserved until the next attempt
+	}
+	if err != nil {
+		c.Unserve(key.Name) // whoever observes a deletion may have done so before Serve
+	}
+	c.releaseNames(key.Name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// syncStatus is Sync for a definition as the informer has it.
+func (c *conditions) syncStatus(ctx context.Context, key controller.Key, crd *definition) error {
 	v := c.view(crd)
-	status, requeueAfter := reconcile(v)
+	status, requeueAfter := c.reconcile(v)
 	if !v.unchecked && equality.Semantic.DeepEqual(status, crd.Status) {
 		if requeueAfter > 0 {
 			c.setup.EnqueueAfter(key, requeueAfter)
@@ -184,9 +200,6 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	crd, err := c.definitions.Get(ctx, "", key.Name) // with its schemas
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
 	if err != nil {
 		return fmt.Errorf("read custom resource definition: %w", err)
 	}
@@ -200,12 +213,6 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	written, err := updateStatus(ctx, c.definitions, crd, status)
-	if isRefused(err) {
-		c.Unserve(key.Name) // whoever observes a deletion may have done so before Serve
-	}
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
 	if err != nil {
 		return fmt.Errorf("update status of custom resource definition: %w", err)
 	}
@@ -215,8 +222,8 @@ func (c *conditions) Sync(ctx context.Context, key controller.Key) error {
 	return nil
 }
 
-// isRefused reports whether a write failed and the next attempt may fail for the same reason, such as an admission policy. After other errors it may
-// have succeeded, or is tried again at once.
+// isRefused reports whether a request failed and the next attempt may fail for the same reason, such as an admission policy. After other errors a write
+// may have succeeded, or is tried again at once.
 func isRefused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -226,9 +233,18 @@ func isRefused(err error) bool {
 	return code >= 400 && code < 500 && code != http.StatusConflict && code != http.StatusTooManyRequests
 }
 
+// reconcile is the function of this name. A definition that gets no names is not served any more because of an earlier attempt to write it with them.
+func (c *conditions) reconcile(v view) (next status, requeueAfter time.Duration) {
+	next, requeueAfter = reconcile(v)
+	if !isTrue(&next, apiextensionsv1.NamesAccepted) && !isTrue(&next, apiextensionsv1.Established) {
+		c.Unserve(v.crd.Name)
+	}
+	return next, requeueAfter
+}
+
 // reconcileAndServe is reconcile. A server that is alone serves a definition whose names are accepted, so that it is established at the same time.
 func (c *conditions) reconcileAndServe(v view) (next status, requeueAfter time.Duration) {
-	next, requeueAfter = reconcile(v)
+	next, requeueAfter = c.reconcile(v)
 	if c.EstablishingDelay > 0 || isTrue(&v.crd.Status, apiextensionsv1.NamesAccepted) || !isTrue(&next, apiextensionsv1.NamesAccepted) || isTrue(&next, apiextensionsv1.Established) {
 		return next, requeueAfter
 	}

@@ -76,7 +76,8 @@ type world struct {
 	// onServe is called when a definition is to be served; unserved is why one cannot be.
 	onServe  func(*definition)
 	unserved map[string]error
-	removed  []string // by Unserve
+	early    map[string]bool // by Serve, until Unserve
+	removed  []string        // by Unserve
 }
 
 // run runs a test in a bubble with the controllers. Every definition is served, unless the test says otherwise.
@@ -84,7 +85,7 @@ func run(t *testing.T, delay time.Duration, test func(*world), plugins ...admiss
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := inprocess.Start(t, ctx, plugins...)
-		w := &world{t: t, ctx: ctx, definitions: client.For[*definition](c), instances: &instances{}}
+		w := &world{t: t, ctx: ctx, definitions: client.For[*definition](c), instances: &instances{}, early: map[string]bool{}}
 		var err error
 		w.controllers, err = New(Config{
 			Client: c, Instances: w.instances, EstablishingDelay: delay, Log: slog.New(slog.DiscardHandler),
@@ -118,6 +119,11 @@ func (w *world) serve(crd *definition) error {
 	if onServe != nil {
 		onServe(crd)
 	}
+	if err == nil {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.early[crd.Name] = true
+	}
 	return err
 }
 
@@ -125,6 +131,24 @@ func (w *world) unserve(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.removed = append(w.removed, name)
+	delete(w.early, name)
+}
+
+// expectEarly waits until a definition is served because of Serve, or is not.
+func (w *world) expectEarly(plural string, within time.Duration, want bool) {
+	w.t.Helper()
+	for end := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
+		synctest.Wait()
+		w.mu.Lock()
+		got := w.early[plural+".example.com"]
+		w.mu.Unlock()
+		if got == want {
+			return
+		}
+		if !time.Now().Before(end) {
+			w.t.Fatalf("%s is served: %v, want %v", plural, got, want)
+		}
+	}
 }
 
 func (w *world) create(plural string, change ...func(*definition)) {
@@ -291,6 +315,83 @@ func TestRefusedStatus(t *testing.T) {
 		if !slices.Contains(w.removed, "bars."+plugin.group) || slices.Contains(w.removed, "foos.example.com") {
 			t.Errorf("removed: %q", w.removed)
 		}
+	}, plugin)
+}
+
+// brokenStatus is an admission plugin that fails for the status of one definition, as the one does that calls webhooks.
+type brokenStatus struct {
+	definition string
+	err        atomic.Pointer[apierrors.StatusError]
+}
+
+func (*brokenStatus) Name() string { return "BrokenStatus" }
+
+func (*brokenStatus) Handles(a *admission.Attributes) bool { return a.Subresource == "status" }
+
+func (p *brokenStatus) Mutate(_ context.Context, a *admission.Attributes) error {
+	if err := p.err.Load(); err != nil && a.Object.(*definition).Name == p.definition {
+		return err
+	}
+	return nil
+}
+
+var (
+	notCalled = apierrors.NewInternalError(errors.New("failed calling webhook"))
+	forbidden = apierrors.NewForbidden(apiextensionsv1.Resource("customresourcedefinitions"), "foos.example.com", errors.New("not in this cluster"))
+)
+
+// As long as a definition may have been written, it is served and keeps its names. No other one is served with them.
+func TestNamesOfUnknownOutcome(t *testing.T) {
+	plugin := &brokenStatus{definition: "foos.example.com"}
+	plugin.err.Store(notCalled)
+	run(t, 0, func(w *world) {
+		w.mu.Lock()
+		w.onServe = func(crd *definition) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if crd.Name == "bars.example.com" && w.early["foos.example.com"] {
+				t.Error("two definitions are served as the same kind")
+			}
+		}
+		w.mu.Unlock()
+		w.create("foos")
+		w.expectEarly("foos", time.Second, true)
+		w.create("bars", func(crd *definition) { crd.Spec.Names.Kind = "Foos" })
+		w.expect("bars", time.Second, "Established=False NotAccepted", "NamesAccepted=False KindConflict")
+		time.Sleep(time.Minute)
+		w.expectEarly("foos", 0, true)
+		w.controllers.conditions.mu.Lock()
+		if reserved := w.controllers.conditions.names.held["foos.example.com"].reserved; len(reserved) > 4 {
+			t.Errorf("%d names are reserved: %v", len(reserved), reserved)
+		}
+		w.controllers.conditions.mu.Unlock()
+		plugin.err.Store(forbidden)
+		w.expect("bars", 5*time.Minute, isEstablished, isAccepted)
+		plugin.err.Store(nil)
+		w.expect("foos", 5*time.Minute, "Established=False NotAccepted", "NamesAccepted=False KindConflict")
+		w.expectEarly("foos", 0, false)
+	}, plugin)
+}
+
+// A definition that loses its names is not served any more, also while that cannot be written.
+func TestServedUntilNamesAreLost(t *testing.T) {
+	plugin := &brokenStatus{definition: "foos.example.com"}
+	run(t, 0, func(w *world) {
+		w.create("bars")
+		w.expect("bars", time.Second, isEstablished, isAccepted)
+		plugin.err.Store(notCalled)
+		w.create("foos")
+		w.expectEarly("foos", time.Second, true)
+		crd, err := w.definitions.Get(w.ctx, "", "foos.example.com")
+		if err != nil {
+			t.Fatal(err)
+		}
+		crd = crd.DeepCopy()
+		crd.Spec.Names.Kind = "Bars"
+		if _, err := w.definitions.Update(w.ctx, crd, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.expectEarly("foos", 5*time.Minute, false)
 	}, plugin)
 }
 

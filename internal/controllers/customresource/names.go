@@ -85,8 +85,10 @@ func (n *names) reserve(crd *definition) (conflicts map[name]bool, next []string
 			add(n.waiting, name, crd.Name)
 			continue
 		}
-		held.reserved = append(held.reserved, name)
-		add(n.used, name, crd.Name)
+		if !slices.Contains(held.reserved, name) {
+			held.reserved = append(held.reserved, name)
+			add(n.used, name, crd.Name)
+		}
 	}
 	n.held[crd.Name] = held
 	return conflicts, n.stopWaiting(crd.Name, slices.DeleteFunc(waited, func(name name) bool { return conflicts[name] }))
