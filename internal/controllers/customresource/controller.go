@@ -137,7 +137,11 @@ func (c *conditions) observe(crd *definition) {
 	c.setup.Enqueue(controller.KeyOf(crd))
 }
 
-func (c *conditions) observeDeletion(crd *definition) { c.forget(crd.Name) }
+// observeDeletion makes the names of a definition available, and enqueues it: it may be served because of Serve.
+func (c *conditions) observeDeletion(crd *definition) {
+	c.forget(crd.Name)
+	c.setup.Enqueue(controller.KeyOf(crd))
+}
 
 // forget removes a definition that was deleted.
 func (c *conditions) forget(name string) {

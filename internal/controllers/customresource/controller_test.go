@@ -395,6 +395,18 @@ func TestServedUntilNamesAreLost(t *testing.T) {
 	}, plugin)
 }
 
+// Whoever follows the definitions may have missed one, its last write and its deletion. It is not served any more.
+func TestDeletedAfterEstablished(t *testing.T) {
+	run(t, 0, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		w.expectEarly("foos", 0, true)
+		w.delete("foos")
+		w.expectGone("foos", 10*time.Second)
+		w.expectEarly("foos", time.Second, false)
+	})
+}
+
 // Definitions are synced at the same time, but a name has one user. When that is deleted, one of those that wait gets it.
 func TestOneNameForMany(t *testing.T) {
 	const count = 12
