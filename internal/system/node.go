@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -410,13 +411,7 @@ func (n *nodeComponents) buildKubelet() error {
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
 		Allocator: n.admission, CPUs: n.cpus, Memory: n.memory, StaticCPUs: n.settings.CPUManagerPolicy == cpus.Static,
 		StaticMemory: n.settings.MemoryManagerPolicy == memory.Static, Devices: n.devices, ResourceClaims: n.claims, Handlers: classes,
-		Services: func(namespace string) ([]*corev1.Service, error) {
-			if !services.HasSynced() {
-				return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
-			}
-			return services.List(namespace, nil), nil
-		},
-		Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver,
+		Services: servicesOf(services), Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver,
 		MaxContainerRestartPeriod: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
 		StaticPods:                cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
@@ -429,6 +424,23 @@ func (n *nodeComponents) buildKubelet() error {
 		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, VolumeStats: n.volumes.Stats, Shutdown: n.shutdown.Times,
 	})
 	return nil
+}
+
+// servicesOf returns what the environment of containers is computed from; see environment.Sources. Other components of the node may have the Services packed, so
+// that those that are not needed are not read.
+func servicesOf(informer client.Informer[*corev1.Service]) func(namespace string) ([]*corev1.Service, error) {
+	return func(namespace string) ([]*corev1.Service, error) {
+		if !informer.HasSynced() {
+			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+		}
+		if namespace != environment.OnlyKubernetes {
+			return informer.List(namespace, nil), nil
+		}
+		if kubernetes, ok := informer.Get(metav1.NamespaceDefault, environment.KubernetesService); ok {
+			return []*corev1.Service{kubernetes}, nil
+		}
+		return nil, nil
+	}
 }
 
 // podLogsDir is the directory of the logs of all pods.

@@ -2,6 +2,7 @@ package environment
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +18,7 @@ func pointer[T any](v T) *T { return &v }
 // sources are objects in memory.
 type sources struct {
 	services map[string][]*corev1.Service
+	listed   *[]string // the namespaces whose services were read
 	err      error
 }
 
@@ -35,7 +37,14 @@ func (sources) Secret(_, name string) (*corev1.Secret, error) {
 }
 
 func (s sources) Services(namespace string) ([]*corev1.Service, error) {
-	return s.services[namespace], s.err
+	if s.listed != nil {
+		*s.listed = append(*s.listed, namespace)
+	}
+	if namespace != OnlyKubernetes {
+		return s.services[namespace], s.err
+	}
+	others := func(service *corev1.Service) bool { return service.Name != KubernetesService }
+	return slices.DeleteFunc(slices.Clone(s.services["default"]), others), s.err
 }
 
 func (sources) File(_ *corev1.Pod, _, path string) ([]byte, error) {
@@ -259,8 +268,13 @@ MY_WEB_SERVICE_PORT_MY_PORT=53`
 	for links, want := range map[bool]string{false: api, true: api + own} {
 		pod := testPod()
 		pod.Spec.EnableServiceLinks = &links
+		s.listed = new([]string)
 		if got, err := of(pod, &corev1.Container{}, s); err != nil || got != want {
 			t.Errorf("links %v: %v\n%s", links, err, got)
+		}
+		// The namespace default may have many services that the pod does not need.
+		if slices.Contains(*s.listed, "default") || slices.Contains(*s.listed, "space") != links {
+			t.Errorf("links %v: the services of %q are read", links, *s.listed)
 		}
 	}
 	pod := testPod()

@@ -7,7 +7,13 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// KubernetesService is the name of the API's service, in the namespace default.
+	KubernetesService = "kubernetes"
+	// OnlyKubernetes instead of a namespace selects the API's service alone. Its namespace may have thousands, of which most pods need no other.
+	OnlyKubernetes = ""
 )
 
 // serviceVariables returns the service environment variables: always those of the API's service, and with
@@ -17,23 +23,21 @@ func serviceVariables(pod *corev1.Pod, s Sources) (map[string]string, error) {
 		return nil, errors.New("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
 	}
 	chosen := map[string]*corev1.Service{}
-	if *pod.Spec.EnableServiceLinks {
-		services, err := s.Services(pod.Namespace)
-		if err != nil {
-			return nil, err
-		}
+	choose := func(namespace string) error {
+		services, err := s.Services(namespace)
 		for _, service := range services {
 			chosen[service.Name] = service
 		}
+		return err
 	}
-	services, err := s.Services(metav1.NamespaceDefault)
-	if err != nil {
-		return nil, err
-	}
-	for _, service := range services {
-		if service.Name == "kubernetes" {
-			chosen[service.Name] = service // it takes precedence over one of that name in the pod's namespace
+	if *pod.Spec.EnableServiceLinks {
+		if err := choose(pod.Namespace); err != nil {
+			return nil, err
 		}
+	}
+	// It takes precedence over one of that name in the pod's namespace.
+	if err := choose(OnlyKubernetes); err != nil {
+		return nil, err
 	}
 	variables := map[string]string{}
 	for _, service := range chosen {
