@@ -238,20 +238,26 @@ func (i Informer[T]) AddEventHandler(onAdd func(T), onUpdate func(old, obj T), o
 
 // AddEventHandlerWithSync is AddEventHandler that also returns whether the handler has been called for the whole initial list.
 func (i Informer[T]) AddEventHandlerWithSync(onAdd func(T), onUpdate func(old, obj T), onDelete func(T)) (hasSynced func() bool, err error) {
-	return addEventHandler(i.shared, eventHandler[T]{onAdd, onUpdate, onDelete, unpack[T]})
+	return addEventHandler(i.shared, eventHandler[T]{onAdd: onAdd, onUpdate: onUpdate, onDelete: onDelete, view: unpack[T]})
+}
+
+// AddChangeHandlerWithSync is AddEventHandlerWithSync for functions that need no former state: onChange is called with objects that were added or changed.
+func (i Informer[T]) AddChangeHandlerWithSync(onChange, onDelete func(T)) (hasSynced func() bool, err error) {
+	return addEventHandler(i.shared, eventHandler[T]{onAdd: onChange, onChange: onChange, onDelete: onDelete, view: unpack[T]})
 }
 
 // AddMetadataHandlerWithSync is AddEventHandlerWithSync for functions that need metadata alone.
 func (i Informer[T]) AddMetadataHandlerWithSync(onAdd func(Metadata), onUpdate func(old, obj Metadata), onDelete func(Metadata)) (hasSynced func() bool, err error) {
-	return addEventHandler(i.shared, eventHandler[Metadata]{onAdd, onUpdate, onDelete, func(obj any) Metadata { return obj.(Metadata) }})
+	view := func(obj any) Metadata { return obj.(Metadata) }
+	return addEventHandler(i.shared, eventHandler[Metadata]{onAdd: onAdd, onUpdate: onUpdate, onDelete: onDelete, view: view})
 }
 
-// eventHandler has the functions that are called for changes of objects. view is how they see an object of the cache.
+// eventHandler has the functions that are called for changes of objects; any may be nil. onChange is onUpdate without the former state.
 type eventHandler[V any] struct {
-	onAdd    func(V)
-	onUpdate func(old, obj V)
-	onDelete func(V)
-	view     func(obj any) V
+	onAdd, onChange, onDelete func(V)
+	onUpdate                  func(old, obj V)
+	// view is how the functions see an object of the cache, which it may have to decode.
+	view func(obj any) V
 }
 
 func addEventHandler[V any](shared cache.SharedIndexInformer, h eventHandler[V]) (hasSynced func() bool, err error) {
@@ -264,6 +270,9 @@ func addEventHandler[V any](shared cache.SharedIndexInformer, h eventHandler[V])
 		UpdateFunc: func(old, obj any) {
 			if h.onUpdate != nil {
 				h.onUpdate(h.view(old), h.view(obj))
+			}
+			if h.onChange != nil {
+				h.onChange(h.view(obj))
 			}
 		},
 		DeleteFunc: func(obj any) {

@@ -151,7 +151,7 @@ func (s *Server) addHandlers() error {
 
 // handle calls set for each object of an informer and for its changes, and remove when it is deleted.
 func handle[T kind.Object](s *Server, informer client.Informer[T], set, remove func(T)) error {
-	hasSynced, err := informer.AddEventHandlerWithSync(set, func(_, object T) { set(object) }, remove)
+	hasSynced, err := informer.AddChangeHandlerWithSync(set, remove)
 	s.synced = append(s.synced, hasSynced)
 	return err
 }
