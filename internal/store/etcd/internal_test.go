@@ -291,3 +291,43 @@ func TestRequestProgress(t *testing.T) {
 		t.Errorf("requests: %d of the watch behind, %d of the one up to date, %d of the removed one", len(behind.lagging), len(upToDate.lagging), len(removed.lagging))
 	}
 }
+
+// One member that responds is enough: those that do not are not waited for.
+func TestFirstResponding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent, dead, slow := Member{Name: "silent"}, Member{Name: "dead"}, Member{Name: "slow"}
+		refused := errors.New("connection refused")
+		probe := func(ctx context.Context, m Member) error {
+			switch m {
+			case silent:
+				<-ctx.Done()
+				return ctx.Err()
+			case dead:
+				return refused
+			}
+			time.Sleep(time.Second)
+			return nil
+		}
+		for _, test := range []struct {
+			members []Member
+			want    Member
+			after   time.Duration
+			err     error
+		}{
+			{[]Member{silent, dead, slow}, slow, time.Second, nil},
+			{[]Member{silent, dead}, Member{}, transferTimeout, refused},
+			{[]Member{dead}, Member{}, 0, refused},
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), transferTimeout)
+			started := time.Now()
+			got, err := firstResponding(ctx, test.members, probe)
+			if after := time.Since(started); got != test.want || after != test.after || !errors.Is(err, test.err) {
+				t.Errorf("of %v %q responds after %v, %v; want %q after %v, %v", test.members, got.Name, after, err, test.want.Name, test.after, test.err)
+			}
+			cancel()
+		}
+		if _, err := firstResponding(t.Context(), nil, probe); err == nil {
+			t.Error("one of no members responds")
+		}
+	})
+}

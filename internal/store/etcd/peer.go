@@ -232,27 +232,38 @@ func (e *embedded) promote(ctx context.Context) error {
 // stopMember stops the member of a cluster. If it is the leader it transfers its leadership to another member before, unless none responds or that takes longer than
 // an election would.
 func (e *embedded) stopMember() {
-	ctx, cancel := context.WithTimeout(context.Background(), transferTimeout)
-	defer cancel()
-	transferred := make(chan struct{})
-	go func() {
-		defer close(transferred)
-		if e.server.Leader() != e.server.MemberID() {
-			return
-		}
-		if voters := e.probeVoters(ctx); len(voters.Unreachable) >= voters.Voters-1 {
-			return
-		}
-		if err := e.server.TryTransferLeadershipOnShutdown(); err != nil {
+	if e.server.Leader() == e.server.MemberID() && !e.hasStopped() {
+		ctx, cancel := context.WithTimeout(context.Background(), transferTimeout)
+		defer cancel()
+		if err := e.transferLeadership(ctx); err != nil {
 			e.log.Debug("etcd leadership was not transferred", "reason", err)
 		}
-	}()
-	select {
-	case <-transferred:
-	case <-ctx.Done():
 	}
 	e.server.HardStop()
-	<-transferred
+}
+
+// hasStopped reports whether etcd has stopped by itself.
+func (e *embedded) hasStopped() bool {
+	select {
+	case <-e.server.StopNotify():
+		return true
+	default:
+		return false
+	}
+}
+
+// transferLeadership makes another member the leader instead of this one: the first that responds.
+func (e *embedded) transferLeadership(ctx context.Context) error {
+	_, others := e.voters()
+	to, err := firstResponding(ctx, others, e.peerClient().probe)
+	if err != nil {
+		return err
+	}
+	id, err := types.IDFromString(to.ID)
+	if err != nil {
+		return err
+	}
+	return e.server.MoveLeader(ctx, uint64(e.server.MemberID()), uint64(id))
 }
 
 // retryLeaderChange repeats a read that failed because the leader has changed.

@@ -267,6 +267,38 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// A leader makes a member the leader that responds, although another one accepts connections and says nothing.
+func TestTransferLeadershipWithSilentMember(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t)
+	var configs []etcd.Config
+	addresses := freeAddresses(t, 3)
+	for i, address := range addresses {
+		configs = append(configs, m.config(fmt.Sprint("member-", i), address))
+	}
+	leader := open(t, configs[0])
+	next := m.join(leader, configs[1])
+	m.join(leader, configs[2]).Close()
+	silent, err := net.Listen("tcp", addresses[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), memberWait)
+	defer cancel()
+	if err := leader.TransferLeadership(ctx); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new leader", func() error {
+		listed, err := next.Members(ctx)
+		if err != nil || len(listed) != 3 || !listed[1].IsLeader {
+			return fmt.Errorf("members: %+v, %v", listed, err)
+		}
+		return nil
+	})
+	leader.Close() // which is a follower now
+}
+
 // All members stop and start again, in any order. The first to start waits for a majority, and says for whom.
 func TestMembersRestart(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -105,33 +106,64 @@ func (e *embedded) reportWaiting(ctx context.Context, report func(Waiting)) {
 	}
 }
 
-// probeVoters checks which of the members with a vote respond, all at the same time.
-func (e *embedded) probeVoters(ctx context.Context) Waiting {
-	peers := peerClient{info: e.peers.config.tlsInfo(), cluster: e.server.Cluster().ID().String()}
-	var w Waiting
-	var voters []Member
+// voters returns how many members have a vote, and those of them besides this one.
+func (e *embedded) voters() (count int, others []Member) {
 	self := e.server.MemberID().String()
 	for _, m := range e.members() {
 		if m.IsLearner {
 			continue
 		}
-		w.Voters++
+		count++
 		if m.ID != self {
-			voters = append(voters, m)
+			others = append(others, m)
 		}
 	}
-	errs := make([]error, len(voters))
+	return count, others
+}
+
+// probeVoters checks which of the members with a vote respond, all at the same time.
+func (e *embedded) probeVoters(ctx context.Context) Waiting {
+	peers := e.peerClient()
+	count, others := e.voters()
+	errs := make([]error, len(others))
 	var probes sync.WaitGroup
-	for i, m := range voters {
-		probes.Go(func() { errs[i] = peers.probe(ctx, m.PeerURL) })
+	for i, m := range others {
+		probes.Go(func() { errs[i] = peers.probe(ctx, m) })
 	}
 	probes.Wait()
-	for i, m := range voters {
+	w := Waiting{Voters: count}
+	for i, m := range others {
 		if errs[i] != nil {
 			w.Unreachable = append(w.Unreachable, UnreachableMember{m, errs[i]})
 		}
 	}
 	return w
+}
+
+// firstResponding returns the first of the members for which probe, which is called for all at the same time, returns no error. The others are not waited for:
+// their contexts are done.
+func firstResponding(ctx context.Context, members []Member, probe func(context.Context, Member) error) (Member, error) {
+	type response struct {
+		Member
+		err error
+	}
+	var probes sync.WaitGroup
+	defer probes.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	responses := make(chan response, len(members))
+	for _, m := range members {
+		probes.Go(func() { responses <- response{m, probe(ctx, m)} })
+	}
+	errs := []error{errors.New("no other member with a vote responds")}
+	for range members {
+		r := <-responses
+		if r.err == nil {
+			return r.Member, nil
+		}
+		errs = append(errs, r.err)
+	}
+	return Member{}, errors.Join(errs...)
 }
 
 // peerClient checks whether other members respond.
@@ -140,15 +172,19 @@ type peerClient struct {
 	cluster string // the ID of the cluster
 }
 
-// probe requests the members from the member with a URL.
-func (c peerClient) probe(ctx context.Context, peerURL string) error {
+func (e *embedded) peerClient() peerClient {
+	return peerClient{info: e.peers.config.tlsInfo(), cluster: e.server.Cluster().ID().String()}
+}
+
+// probe requests the members from one of them.
+func (c peerClient) probe(ctx context.Context, from Member) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	connections, err := rafthttp.NewRoundTripper(c.info, probeTimeout)
 	if err != nil {
 		return err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, peerURL+"/members", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.PeerURL+"/members", nil)
 	if err != nil {
 		return err
 	}
