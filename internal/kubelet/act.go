@@ -383,11 +383,19 @@ func (s sources) Secret(namespace, name string) (*corev1.Secret, error) {
 
 // Services are those of a namespace. A static pod starts without them if they have not been listed: it may be the API server.
 func (s sources) Services(namespace string) ([]*corev1.Service, error) {
-	services, err := s.Kubelet.Services(namespace)
+	services, err := s.Kubelet.Services.List(namespace)
 	if err != nil && podstate.IsStatic(s.pod) {
 		return nil, nil
 	}
 	return services, err
+}
+
+func (s sources) Service(namespace, name string) (*corev1.Service, error) {
+	service, err := s.Kubelet.Services.Get(namespace, name)
+	if err != nil && podstate.IsStatic(s.pod) {
+		return nil, nil
+	}
+	return service, err
 }
 
 func (s sources) File(pod *corev1.Pod, volume, path string) ([]byte, error) {

@@ -95,6 +95,12 @@ type Devices interface {
 	Health(uid types.UID, container string) []corev1.ResourceStatus
 }
 
+// Services reads Services. Both functions fail until the Services have been listed; Get returns nil if there is none.
+type Services interface {
+	List(namespace string) ([]*corev1.Service, error)
+	Get(namespace, name string) (*corev1.Service, error)
+}
+
 // ResourceClaims prepares the devices of ResourceClaims.
 type ResourceClaims interface {
 	// Prepare prepares the devices of a pod that is about to start.

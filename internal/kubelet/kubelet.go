@@ -50,8 +50,8 @@ type Config struct {
 	ResourceClaims ResourceClaims
 	// Handlers may be nil if there are no RuntimeClasses.
 	Handlers Handlers
-	// Services lists the Services of a namespace, for environment variables.
-	Services func(namespace string) ([]*corev1.Service, error)
+	// Services are for environment variables.
+	Services Services
 	// Node returns the Node object, nil before it was read; HostIPs returns the node's addresses, the primary one first.
 	Node    func() *corev1.Node
 	HostIPs func() []string

@@ -41,6 +41,12 @@ type testKubelet struct {
 	stop    func()
 }
 
+// fakeServices are no Services, or the error of reading them.
+type fakeServices struct{ err error }
+
+func (s fakeServices) List(string) ([]*corev1.Service, error)      { return nil, s.err }
+func (s fakeServices) Get(string, string) (*corev1.Service, error) { return nil, s.err }
+
 // fakeDependencies implements volumes, images, cgroups and objects, and records calls.
 type fakeDependencies struct {
 	mu      sync.Mutex
@@ -160,7 +166,7 @@ func newTestKubelet(t *testing.T) *testKubelet {
 	}
 	b.config = Config{
 		NodeName: "n1", Root: b.root, Client: c, Runtime: cri.New(b.runtime), Volumes: b.fakes, Images: b.fakes, Cgroups: fakeCgroups{b.fakes}, Objects: b.fakes,
-		Services: func(string) ([]*corev1.Service, error) { return nil, nil }, Node: func() *corev1.Node { return node },
+		Services: fakeServices{}, Node: func() *corev1.Node { return node },
 		HostIPs: func() []string { return []string{"192.0.2.1"} }, DNS: environment.DNSSettings{ClusterDomain: "cluster.local"},
 		Log: slog.New(slog.DiscardHandler),
 	}

@@ -327,9 +327,7 @@ func TestDuplicateStaticPods(t *testing.T) {
 // TestStaticPodsWithoutAPI: static pods start, are edited and removed while the API server is unreachable, and are mirrored when it responds.
 func TestStaticPodsWithoutAPI(t *testing.T) {
 	s := newStaticKubelet(t)
-	s.config.Services = func(string) ([]*corev1.Service, error) {
-		return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
-	}
+	s.config.Services = fakeServices{errors.New("services have not yet been read at least once, cannot construct envvars")}
 	s.api.setReachable(false)
 	s.start()
 	s.write("web.yaml", staticManifest("name: web", "image"))

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -411,7 +410,7 @@ func (n *nodeComponents) buildKubelet() error {
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
 		Allocator: n.admission, CPUs: n.cpus, Memory: n.memory, StaticCPUs: n.settings.CPUManagerPolicy == cpus.Static,
 		StaticMemory: n.settings.MemoryManagerPolicy == memory.Static, Devices: n.devices, ResourceClaims: n.claims, Handlers: classes,
-		Services: servicesOf(services), Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver,
+		Services: nodeServices{services}, Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver,
 		MaxContainerRestartPeriod: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
 		StaticPods:                cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
@@ -426,21 +425,29 @@ func (n *nodeComponents) buildKubelet() error {
 	return nil
 }
 
-// servicesOf returns what the environment of containers is computed from; see environment.Sources. Other components of the node may have the Services packed, so
-// that those that are not needed are not read.
-func servicesOf(informer client.Informer[*corev1.Service]) func(namespace string) ([]*corev1.Service, error) {
-	return func(namespace string) ([]*corev1.Service, error) {
-		if !informer.HasSynced() {
-			return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
-		}
-		if namespace != environment.OnlyKubernetes {
-			return informer.List(namespace, nil), nil
-		}
-		if kubernetes, ok := informer.Get(metav1.NamespaceDefault, environment.KubernetesService); ok {
-			return []*corev1.Service{kubernetes}, nil
-		}
-		return nil, nil
+// nodeServices are the Services that the environment of containers is computed from. Other components of the node may have them packed, so that those
+// that are not needed are not read.
+type nodeServices struct {
+	informer client.Informer[*corev1.Service]
+}
+
+var errServicesUnknown = errors.New("services have not yet been read at least once, cannot construct envvars")
+
+// List implements kubelet.Services.
+func (s nodeServices) List(namespace string) ([]*corev1.Service, error) {
+	if !s.informer.HasSynced() {
+		return nil, errServicesUnknown
 	}
+	return s.informer.List(namespace, nil), nil
+}
+
+// Get implements kubelet.Services.
+func (s nodeServices) Get(namespace, name string) (*corev1.Service, error) {
+	if !s.informer.HasSynced() {
+		return nil, errServicesUnknown
+	}
+	service, _ := s.informer.Get(namespace, name)
+	return service, nil
 }
 
 // podLogsDir is the directory of the logs of all pods.

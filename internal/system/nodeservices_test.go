@@ -8,14 +8,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
-	"skiff/internal/kubelet/environment"
 	"skiff/test/inprocess"
 )
 
-// A container is started with the Services that it gets variables of. No others are read, however many there are.
-func TestServicesOf(t *testing.T) {
+// Of the Services that other components have packed, only those that are asked for are read, however many there are.
+func TestNodeServices(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
-	names := []string{environment.KubernetesService}
+	names := []string{"kubernetes"}
 	for i := range 20 {
 		names = append(names, fmt.Sprint("service-", i))
 	}
@@ -27,22 +26,28 @@ func TestServicesOf(t *testing.T) {
 	}
 	informers := client.NewInformers(c)
 	informer := client.InformerFor[*corev1.Service](informers)
-	services := servicesOf(informer)
-	if _, err := services(metav1.NamespaceDefault); err == nil {
+	services := nodeServices{informer}
+	_, err := services.List(metav1.NamespaceDefault)
+	if _, other := services.Get(metav1.NamespaceDefault, "kubernetes"); err == nil || other == nil {
 		t.Error("services are listed before they have been read")
 	}
 	inprocess.Run(t, informers.Run)
 	if err := informers.WaitForSync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for namespace, want := range map[string]int{environment.OnlyKubernetes: 1, metav1.NamespaceDefault: len(names), metav1.NamespaceSystem: 0} {
+	for namespace, want := range map[string]int{metav1.NamespaceDefault: len(names), metav1.NamespaceSystem: 0} {
 		before := informers.ObjectsRead()
-		got, err := services(namespace)
+		got, err := services.List(namespace)
 		if read := informers.ObjectsRead() - before; err != nil || len(got) != want || int(read) != want {
 			t.Errorf("%q: %d services of %d read, %v; want %d", namespace, len(got), read, err, want)
 		}
-		if namespace == environment.OnlyKubernetes && len(got) == 1 && got[0].Name != environment.KubernetesService {
-			t.Errorf("got the service %s", got[0].Name)
-		}
+	}
+	before := informers.ObjectsRead()
+	got, err := services.Get(metav1.NamespaceDefault, "kubernetes")
+	if read := informers.ObjectsRead() - before; err != nil || got == nil || got.Name != "kubernetes" || read != 1 {
+		t.Errorf("got %v of %d read, %v", got, read, err)
+	}
+	if got, err := services.Get(metav1.NamespaceSystem, "kubernetes"); err != nil || got != nil {
+		t.Errorf("got %v, %v", got, err)
 	}
 }

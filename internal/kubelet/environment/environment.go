@@ -17,8 +17,9 @@ import (
 type Sources interface {
 	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
 	Secret(namespace, name string) (*corev1.Secret, error)
-	// Services returns the services of a namespace, or the one that OnlyKubernetes selects. It fails until the services have been listed.
+	// Services returns the services of a namespace, Service one of them, or nil if it does not exist. They fail until the services have been listed.
 	Services(namespace string) ([]*corev1.Service, error)
+	Service(namespace, name string) (*corev1.Service, error)
 	// File reads a file of one of the pod's volumes. It does not follow symlinks out of the volume.
 	File(pod *corev1.Pod, volume, path string) ([]byte, error)
 }

@@ -18,7 +18,7 @@ func pointer[T any](v T) *T { return &v }
 // sources are objects in memory.
 type sources struct {
 	services map[string][]*corev1.Service
-	listed   *[]string // the namespaces whose services were read
+	listed   *[]string // the namespaces whose services were listed
 	err      error
 }
 
@@ -40,11 +40,15 @@ func (s sources) Services(namespace string) ([]*corev1.Service, error) {
 	if s.listed != nil {
 		*s.listed = append(*s.listed, namespace)
 	}
-	if namespace != OnlyKubernetes {
-		return s.services[namespace], s.err
+	return s.services[namespace], s.err
+}
+
+func (s sources) Service(namespace, name string) (*corev1.Service, error) {
+	i := slices.IndexFunc(s.services[namespace], func(service *corev1.Service) bool { return service.Name == name })
+	if i < 0 {
+		return nil, s.err
 	}
-	others := func(service *corev1.Service) bool { return service.Name != KubernetesService }
-	return slices.DeleteFunc(slices.Clone(s.services["default"]), others), s.err
+	return s.services[namespace][i], s.err
 }
 
 func (sources) File(_ *corev1.Pod, _, path string) ([]byte, error) {
@@ -274,7 +278,7 @@ MY_WEB_SERVICE_PORT_MY_PORT=53`
 		}
 		// The namespace default may have many services that the pod does not need.
 		if slices.Contains(*s.listed, "default") || slices.Contains(*s.listed, "space") != links {
-			t.Errorf("links %v: the services of %q are read", links, *s.listed)
+			t.Errorf("links %v: the services of %q are listed", links, *s.listed)
 		}
 	}
 	pod := testPod()

@@ -7,14 +7,11 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-const (
-	// KubernetesService is the name of the API's service, in the namespace default.
-	KubernetesService = "kubernetes"
-	// OnlyKubernetes instead of a namespace selects the API's service alone. Its namespace may have thousands, of which most pods need no other.
-	OnlyKubernetes = ""
-)
+// apiService is the name of the API's service, in the namespace default.
+const apiService = "kubernetes"
 
 // serviceVariables returns the service environment variables: always those of the API's service, and with
 // enableServiceLinks those of the pod's namespace.
@@ -23,21 +20,22 @@ func serviceVariables(pod *corev1.Pod, s Sources) (map[string]string, error) {
 		return nil, errors.New("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
 	}
 	chosen := map[string]*corev1.Service{}
-	choose := func(namespace string) error {
-		services, err := s.Services(namespace)
+	if *pod.Spec.EnableServiceLinks {
+		services, err := s.Services(pod.Namespace)
+		if err != nil {
+			return nil, err
+		}
 		for _, service := range services {
 			chosen[service.Name] = service
 		}
-		return err
 	}
-	if *pod.Spec.EnableServiceLinks {
-		if err := choose(pod.Namespace); err != nil {
-			return nil, err
-		}
-	}
-	// It takes precedence over one of that name in the pod's namespace.
-	if err := choose(OnlyKubernetes); err != nil {
+	// It takes precedence over one of that name in the pod's namespace. The namespace default is not listed for it: that may have thousands.
+	kubernetes, err := s.Service(metav1.NamespaceDefault, apiService)
+	if err != nil {
 		return nil, err
+	}
+	if kubernetes != nil {
+		chosen[apiService] = kubernetes
 	}
 	variables := map[string]string{}
 	for _, service := range chosen {
