@@ -124,7 +124,8 @@ func (n *storageNode) ConfigMap(namespace, name string) (*corev1.ConfigMap, erro
 func (n *storageNode) Secret(namespace, name string) (*corev1.Secret, error) {
 	return n.objects.Secret(namespace, name)
 }
-func (n *storageNode) Services(string) ([]*corev1.Service, error) { return nil, nil }
+func (n *storageNode) Services(string) ([]*corev1.Service, error)      { return nil, nil }
+func (n *storageNode) Service(string, string) (*corev1.Service, error) { return nil, nil }
 func (n *storageNode) File(pod *corev1.Pod, name, path string) ([]byte, error) {
 	return n.volumes.ReadFile(pod, name, path)
 }
