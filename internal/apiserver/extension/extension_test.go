@@ -612,8 +612,9 @@ func TestManyDefinitions(t *testing.T) {
 	serve(many - count)
 	after := costs()
 	t.Logf("with %d definitions %.0f bytes, with %d %.0f", batch, before, many, after)
+	// There are 16 times as many definitions. A factor of four leaves room for the race detector, under which pools drop compressors at random.
 	for i, what := range []string{"serving", "changing", "removing"} {
-		if after[i] > 2*before[i] {
+		if after[i] > 4*before[i] {
 			t.Errorf("%s definitions takes %.0f bytes with few and %.0f with many others", what, before[i], after[i])
 		}
 	}
