@@ -12,12 +12,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/client"
@@ -126,6 +128,56 @@ func TestWatchEnqueues(t *testing.T) {
 			pass(time.Second)
 			if heard := notes.read(); heard != step.want {
 				t.Errorf("%s: %q were looked at, want %q", step.what, heard, step.want)
+			}
+		}
+	})
+}
+
+// TestWatchRevisions: a revision that is added with a controller enqueues nobody, everything else that happens to it does.
+func TestWatchRevisions(t *testing.T) {
+	inSynctest(t, func(b *testEnvironment) {
+		notes := &recordedEvents{}
+		b.start(controller.Definition{Name: "listener", New: func(s *controller.Setup) (controller.Syncer, error) {
+			selector := func(c *corev1.ConfigMap) (labels.Selector, error) { return labels.Parse(c.Data["selector"]) }
+			return notes, controller.WatchRevisions(s, corev1.SchemeGroupVersion.WithKind("ConfigMap"), selector)
+		}})
+		owner, err := client.For[*corev1.ConfigMap](b.client).Create(b.ctx,
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Data: map[string]string{"selector": "app=a"}}, client.WriteOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		revisions := client.For[*appsv1.ControllerRevision](b.client)
+		create := func(name string, refs []metav1.OwnerReference) error {
+			_, err := revisions.Create(b.ctx, &appsv1.ControllerRevision{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "a"}, OwnerReferences: refs}, Data: runtime.RawExtension{Raw: []byte("{}")},
+			}, client.WriteOptions{})
+			return err
+		}
+		for _, step := range []struct {
+			what string
+			do   func() error
+			want string
+		}{
+			{"one with a controller is added", func() error { return create("owned", owned(owner, "v1", "ConfigMap")) }, ""},
+			{"it changes", func() error {
+				revision, err := revisions.Get(b.ctx, "default", "owned")
+				if err != nil {
+					return err
+				}
+				revision = revision.DeepCopy()
+				revision.Revision = 2
+				_, err = revisions.Update(b.ctx, revision, client.WriteOptions{})
+				return err
+			}, "a"},
+			{"it is deleted", func() error { return revisions.Delete(b.ctx, "default", "owned", metav1.DeleteOptions{}) }, "a"},
+			{"an orphan is added", func() error { return create("orphan", nil) }, "a"},
+		} {
+			if err := step.do(); err != nil {
+				t.Fatalf("%s: %v", step.what, err)
+			}
+			pass(time.Second)
+			if heard := notes.read(); heard != step.want {
+				t.Errorf("%s: %q were enqueued, want %q", step.what, heard, step.want)
 			}
 		}
 	})

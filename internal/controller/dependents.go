@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 
+	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -64,41 +65,75 @@ func orphansIn(place string) string { return "orphans in " + place }
 // WatchDependents enqueues the controller of every object of type D that changes. For an orphan, it enqueues all owners of type O in the
 // namespace whose selector matches, since one may adopt it. If selector is nil, orphans are ignored.
 func WatchDependents[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKind, selector func(owner O) (labels.Selector, error)) error {
-	var owners client.Selectors[O]
-	if selector != nil {
-		var err error
-		if owners, err = client.SelectorsOf(s.Informers, selector); err != nil {
-			return err
-		}
+	w, err := newDependentWatch[D](s, ownerKind, selector)
+	if err != nil {
+		return err
 	}
-	enqueue := func(obj D) {
-		if ref := metav1.GetControllerOfNoCopy(obj); ref != nil {
-			if ref.Kind == ownerKind.Kind && groupOf(ref.APIVersion) == ownerKind.Group {
-				s.Enqueue(Key{Namespace: obj.GetNamespace(), Name: ref.Name})
-			}
-			return
-		}
-		if selector == nil || len(obj.GetLabels()) == 0 {
-			return
-		}
-		for _, owner := range owners.Matching(obj) {
-			s.Enqueue(KeyOf(owner))
-		}
+	return w.start(w.enqueue)
+}
+
+// WatchRevisions is WatchDependents for the history of owners. A revision that is added with a controller enqueues nobody, as upstream: its controller has made
+// it, or somebody has who may remove it again before the next sync merges it with one that is equal.
+func WatchRevisions[O kind.Object](s *Setup, ownerKind schema.GroupVersionKind, selector func(owner O) (labels.Selector, error)) error {
+	w, err := newDependentWatch[*appsv1.ControllerRevision](s, ownerKind, selector)
+	if err != nil {
+		return err
 	}
-	changed := func(old, obj D) {
-		oldRef, newRef := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(obj)
-		if oldRef == nil && newRef == nil && maps.Equal(old.GetLabels(), obj.GetLabels()) {
-			return // still an orphan with the same labels
+	return w.start(func(revision *appsv1.ControllerRevision) {
+		if metav1.GetControllerOfNoCopy(revision) == nil {
+			w.enqueue(revision)
 		}
-		if oldRef != nil && (newRef == nil || newRef.UID != oldRef.UID) {
-			enqueue(old)
-		}
-		enqueue(obj)
+	})
+}
+
+// dependentWatch enqueues the owners of objects of type D.
+type dependentWatch[D, O kind.Object] struct {
+	setup     *Setup
+	ownerKind schema.GroupVersionKind
+	owners    *client.Selectors[O] // nil: orphans are ignored
+}
+
+func newDependentWatch[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKind, selector func(owner O) (labels.Selector, error)) (*dependentWatch[D, O], error) {
+	w := &dependentWatch[D, O]{setup: s, ownerKind: ownerKind}
+	if selector == nil {
+		return w, nil
 	}
-	if err := client.InformerFor[D](s.Informers).AddEventHandler(enqueue, changed, enqueue); err != nil {
+	owners, err := client.SelectorsOf(s.Informers, selector)
+	w.owners = &owners
+	return w, err
+}
+
+func (w *dependentWatch[D, O]) start(added func(D)) error {
+	if err := client.InformerFor[D](w.setup.Informers).AddEventHandler(added, w.changed, w.enqueue); err != nil {
 		return fmt.Errorf("watch %T: %w", *new(D), err)
 	}
 	return nil
+}
+
+func (w *dependentWatch[D, O]) enqueue(obj D) {
+	if ref := metav1.GetControllerOfNoCopy(obj); ref != nil {
+		if ref.Kind == w.ownerKind.Kind && groupOf(ref.APIVersion) == w.ownerKind.Group {
+			w.setup.Enqueue(Key{Namespace: obj.GetNamespace(), Name: ref.Name})
+		}
+		return
+	}
+	if w.owners == nil || len(obj.GetLabels()) == 0 {
+		return
+	}
+	for _, owner := range w.owners.Matching(obj) {
+		w.setup.Enqueue(KeyOf(owner))
+	}
+}
+
+func (w *dependentWatch[D, O]) changed(old, obj D) {
+	oldRef, newRef := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(obj)
+	if oldRef == nil && newRef == nil && maps.Equal(old.GetLabels(), obj.GetLabels()) {
+		return // still an orphan with the same labels
+	}
+	if oldRef != nil && (newRef == nil || newRef.UID != oldRef.UID) {
+		w.enqueue(old)
+	}
+	w.enqueue(obj)
 }
 
 func groupOf(apiVersion string) string {

@@ -65,7 +65,7 @@ func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*corev1.Pod](s, daemonSetKind, selector); err != nil {
 		return nil, err
 	}
-	if err := controller.WatchDependents[*appsv1.ControllerRevision](s, daemonSetKind, selector); err != nil {
+	if err := controller.WatchRevisions(s, daemonSetKind, selector); err != nil {
 		return nil, err
 	}
 	if err := c.watchNodes(s); err != nil {

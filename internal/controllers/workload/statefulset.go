@@ -49,7 +49,7 @@ func newStatefulSets(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*corev1.Pod](s, statefulSetKind, selector); err != nil {
 		return nil, err
 	}
-	if err := controller.WatchDependents[*appsv1.ControllerRevision](s, statefulSetKind, selector); err != nil {
+	if err := controller.WatchRevisions(s, statefulSetKind, selector); err != nil {
 		return nil, err
 	}
 	return controller.NewSyncer(s, c), nil
