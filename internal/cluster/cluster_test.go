@@ -122,6 +122,9 @@ func (s *testServer) request() JoinRequest {
 // A server that joins gets the keys and the members, also if another was joining at first.
 func TestJoin(t *testing.T) {
 	s := startServer(t)
+	if _, err := pki.Dir(s.keys).CA("own-ca", "not shared", time.Now()); err != nil {
+		t.Fatal(err)
+	}
 	s.members.errs = []error{errors.Join(etcd.ErrNotNow)}
 	response, err := Join{Server: s.url, Token: s.token.String(), Log: discardLog()}.Send(t.Context(), s.request())
 	if err != nil {
@@ -173,6 +176,11 @@ func TestJoinRefused(t *testing.T) {
 		{"other settings", func(_ *testServer, _ *Join, r *JoinRequest) { r.Settings["service-cidr"] = "10.0.0.0/16" },
 			`--service-cidr is "10.0.0.0/16", in the cluster it is "10.96.0.0/12"`},
 		{"address of a running member", func(s *testServer, _ *Join, _ *JoinRequest) { s.members.errs = []error{etcd.ErrMemberRuns} }, "is running"},
+		{"damaged key", func(s *testServer, _ *Join, _ *JoinRequest) {
+			if err := os.WriteFile(filepath.Join(s.keys, "etcd-ca.key"), []byte("x"), 0o600); err != nil {
+				t.Error(err)
+			}
+		}, "export etcd-ca"},
 		{"no token", func(_ *testServer, j *Join, _ *JoinRequest) { j.Token = "secret" }, "--join-token"},
 	} {
 		s := startServer(t)
@@ -194,7 +202,7 @@ func TestJoinRefused(t *testing.T) {
 // Keys are not written over those of another cluster, and not to other files.
 func TestWriteKeysRefused(t *testing.T) {
 	a, b := startServer(t), startServer(t)
-	keys, err := ReadKeys(a.keys)
+	keys, err := exportKeys(a.keys)
 	if err != nil {
 		t.Fatal(err)
 	}

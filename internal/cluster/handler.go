@@ -103,7 +103,7 @@ func (h *Handler) join(w http.ResponseWriter, r *http.Request) (any, error) {
 	if differences := h.Settings.Differences(request.Settings); differences != "" {
 		return nil, apierrors.NewBadRequest("the settings of the server differ from those of the cluster: " + differences)
 	}
-	keys, err := ReadKeys(h.KeyDir)
+	keys, err := exportKeys(h.KeyDir)
 	if err != nil {
 		return nil, err
 	}

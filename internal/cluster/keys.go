@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,20 +26,14 @@ var sharedFiles = []string{
 	"service-account.key", "service-account.pub", "etcd-ca.key", "etcd-ca.crt", "front-proxy-ca.key", "front-proxy-ca.crt", "ca.key", caFile,
 }
 
-// ReadKeys reads the shared files of a directory. Files that do not exist are left out: a server may use keys of other files.
-func ReadKeys(dir string) (Keys, error) {
-	keys := Keys{}
-	for _, name := range sharedFiles {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read the keys of the cluster: %w", err)
-		}
-		keys[name] = data
+// exportKeys returns the shared files of a directory. Other keys in it stay where they are, and a server that is configured with keys elsewhere has fewer.
+func exportKeys(dir string) (Keys, error) {
+	exported, err := pki.Dir(dir).Export()
+	if err != nil {
+		return nil, fmt.Errorf("read the keys of the cluster: %w", err)
 	}
-	return keys, nil
+	maps.DeleteFunc(exported, func(name string, _ []byte) bool { return !slices.Contains(sharedFiles, name) })
+	return exported, nil
 }
 
 // Write writes the files to a directory. It refuses a directory that has other keys: they belong to another cluster.
@@ -48,13 +43,16 @@ func (k Keys) Write(dir string) error {
 			return fmt.Errorf("%q is not one of the files that servers share", name)
 		}
 	}
-	existing, err := ReadKeys(dir)
-	if err != nil {
-		return err
-	}
-	for name, data := range existing {
-		if shared, ok := k[name]; ok && !bytes.Equal(shared, data) {
-			return fmt.Errorf("%s has keys of another cluster: remove it to join this one", filepath.Join(dir, name))
+	for name, shared := range k {
+		existing, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read the keys of the cluster: %w", err)
+		}
+		if !bytes.Equal(shared, existing) {
+			return fmt.Errorf("%s is of another cluster: remove it to join this one", filepath.Join(dir, name))
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
