@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -390,23 +389,15 @@ func TestCheckpoint(t *testing.T) {
 			if row.change != nil {
 				row.change(&o)
 			}
-			if err := os.WriteFile(filepath.Join(o.Dir, checkpointName), []byte(row.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			n, err := tryStart(o)
-			if row.want != "" {
-				if err == nil || !strings.Contains(err.Error(), row.want) {
-					t.Errorf("error %v, want %q", err, row.want)
-				}
+			file := alignmenttest.Checkpoint{Path: filepath.Join(o.Dir, checkpointName), Text: row.text}
+			var n *node
+			if !file.Restore(t, row.want, func() (err error) { n, err = tryStart(o); return err }) {
 				return
 			}
-			if err != nil || n.Exclusive("p", "c").String() != "2-3" || n.Of("q", "c").String() != "0-1,4-7" {
-				t.Fatalf("error %v, CPUs %s", err, n.Exclusive("p", "c"))
+			if n.Exclusive("p", "c").String() != "2-3" || n.Of("q", "c").String() != "0-1,4-7" {
+				t.Fatalf("CPUs %s", n.Exclusive("p", "c"))
 			}
-			text, err := os.ReadFile(filepath.Join(o.Dir, checkpointName))
-			if err != nil || string(text) != upstreamCheckpoint {
-				t.Errorf("checkpoint %s, error %v, want upstream's %s", text, err, upstreamCheckpoint)
-			}
+			file.ExpectText(t, upstreamCheckpoint)
 		})
 	}
 }

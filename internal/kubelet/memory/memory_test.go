@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -338,26 +337,15 @@ func TestCheckpoint(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			o := options(t.TempDir(), 1)
-			if err := os.WriteFile(filepath.Join(o.Dir, checkpointName), []byte(row.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			n, err := tryStart(o)
-			if row.want != "" {
-				if err == nil || !strings.Contains(err.Error(), row.want) {
-					t.Errorf("error %v, want %q", err, row.want)
-				}
+			file := alignmenttest.Checkpoint{Path: filepath.Join(o.Dir, checkpointName), Text: row.text}
+			var n *node
+			if !file.Restore(t, row.want, func() (err error) { n, err = tryStart(o); return err }) {
 				return
-			}
-			if err != nil {
-				t.Fatal(err)
 			}
 			if got := n.Blocks("p", "c"); !reflect.DeepEqual(got, []Block{{NUMANodes: []int{0}, Type: corev1.ResourceMemory, Size: 300 * mega}}) {
 				t.Errorf("memory %v", got)
 			}
-			text, err := os.ReadFile(filepath.Join(o.Dir, checkpointName))
-			if err != nil || string(text) != upstreamCheckpoint {
-				t.Errorf("checkpoint %s, error %v, want upstream's %s", text, err, upstreamCheckpoint)
-			}
+			file.ExpectText(t, upstreamCheckpoint)
 		})
 	}
 }

@@ -3,8 +3,11 @@ package alignmenttest
 
 import (
 	"context"
+	"os"
 	"slices"
+	"strings"
 	"sync"
+	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,4 +86,33 @@ func Pod(name string, containers ...corev1.Container) *corev1.Pod {
 func WithInit(p *corev1.Pod, containers ...corev1.Container) *corev1.Pod {
 	p.Spec.InitContainers = containers
 	return p
+}
+
+// Checkpoint is a checkpoint file that a kubelet finds when it starts.
+type Checkpoint struct{ Path, Text string }
+
+// Restore writes the file and calls start, which reads it, and must fail with an error that contains failure, if that is not empty. It reports whether start
+// had to succeed.
+func (c Checkpoint) Restore(t *testing.T, failure string, start func() error) bool {
+	t.Helper()
+	if err := os.WriteFile(c.Path, []byte(c.Text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := start()
+	if failure == "" && err != nil {
+		t.Fatal(err)
+	}
+	if failure != "" && (err == nil || !strings.Contains(err.Error(), failure)) {
+		t.Errorf("error %v, want %q", err, failure)
+	}
+	return failure == ""
+}
+
+// ExpectText checks what the file contains now.
+func (c Checkpoint) ExpectText(t *testing.T, want string) {
+	t.Helper()
+	text, err := os.ReadFile(c.Path)
+	if err != nil || string(text) != want {
+		t.Errorf("checkpoint %s, error %v, want %s", text, err, want)
+	}
 }
