@@ -44,6 +44,19 @@ const (
 	kindUntyped
 )
 
+// hasItem reports whether an element names a value of a map, or an item of a list.
+func (k descriptorKind) hasItem(element string) bool {
+	switch k {
+	case kindMap:
+		return isElement(element, 'f')
+	case kindKeyedList:
+		return isElement(element, 'k')
+	case kindSet:
+		return isElement(element, 'v')
+	}
+	return false
+}
+
 type structField struct {
 	name      string
 	element   string
@@ -61,21 +74,11 @@ type listKey struct {
 
 // child implements fieldTree.
 func (p *descriptor) child(element string) (fieldTree, bool) {
-	if len(element) < 4 {
-		return nil, false
-	}
-	switch p.kind {
-	case kindStruct:
+	if p.kind == kindStruct {
 		child := p.byElement[element]
 		return child, child != nil
-	case kindMap:
-		return p.elem, element[1] == 'f'
-	case kindKeyedList:
-		return p.elem, element[1] == 'k'
-	case kindSet:
-		return p.elem, element[1] == 'v'
 	}
-	return nil, false
+	return p.elem, p.kind.hasItem(element)
 }
 
 // without returns a copy that lacks the field at path, so that nobody can own it.

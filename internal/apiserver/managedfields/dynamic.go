@@ -40,31 +40,23 @@ type dynamicKey struct {
 
 // child implements fieldTree.
 func (p *dynamicDescriptor) child(element string) (fieldTree, bool) {
-	if len(element) < 4 {
-		return nil, false
-	}
 	switch p.kind {
 	case kindStruct:
 		if child := p.byElement[element]; child != nil {
 			return child, true
 		}
-		return p.elem, p.elem != nil && element[1] == 'f' && !p.ignores(element)
-	case kindMap:
-		return p.elem, element[1] == 'f'
-	case kindKeyedList:
-		return p.elem, element[1] == 'k'
-	case kindSet:
-		return p.elem, element[1] == 'v'
+		return p.elem, p.elem != nil && isElement(element, 'f') && !p.ignores(element)
 	case kindUntyped:
 		inner := p.asList
-		if element[1] == 'f' {
+		if isElement(element, 'f') {
 			inner = p.asObject
 		}
-		if inner != nil {
-			return inner.child(element)
+		if inner == nil {
+			return nil, false
 		}
+		return inner.child(element)
 	}
-	return nil, false
+	return p.elem, p.kind.hasItem(element)
 }
 
 func (p *dynamicDescriptor) ignores(element string) bool {

@@ -285,6 +285,9 @@ func fieldElement(name string) (string, error) {
 	return encodeElement(fieldpath.FieldNameElement(name))
 }
 
+// isElement reports whether a text is an element of a kind: 'f' for a field, 'k' for the keys of an item, 'v' for a value.
+func isElement(text string, kind byte) bool { return len(text) >= len(`"f:"`) && text[1] == kind }
+
 // fieldTree says which elements a field set can have.
 type fieldTree interface {
 	// child returns what an element names. It returns false when the element cannot occur here.
