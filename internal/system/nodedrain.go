@@ -31,8 +31,8 @@ const (
 
 // drainPlan is what a drain does with the pods of a node.
 type drainPlan struct {
-	// evict are pods to evict, ending those that are terminating already.
-	evict, ending []*corev1.Pod
+	// evict are pods to evict, terminating those that have been evicted or deleted.
+	evict, terminating []*corev1.Pod
 	// refused says which pods must not be evicted without a flag, and which flag that is.
 	refused []string
 }
@@ -49,7 +49,7 @@ func planDrain(pods []*corev1.Pod, c config.NodeCommand) drainPlan {
 		switch {
 		case isStatic:
 		case pod.DeletionTimestamp != nil:
-			plan.ending = append(plan.ending, pod)
+			plan.terminating = append(plan.terminating, pod)
 		case finished:
 			plan.evict = append(plan.evict, pod)
 		case owner != nil && owner.Kind == "DaemonSet":
@@ -83,12 +83,8 @@ func DrainNode(ctx context.Context, c config.NodeCommand, name string, out io.Wr
 		return fmt.Errorf("drain node %s: %w", name, err)
 	}
 	d := &drain{config: c, node: name, pods: client.For[*corev1.Pod](remote), out: out, evicted: map[types.UID]bool{}}
-	plan, err := d.plan(ctx)
-	if err != nil {
+	if _, err := d.plan(ctx); err != nil {
 		return err
-	}
-	if len(plan.refused) > 0 {
-		return fmt.Errorf("node %s is not drained, because of pods that must not be evicted:\n  %s", name, strings.Join(plan.refused, "\n  "))
 	}
 	unschedulable := client.Patch{Type: types.MergePatchType, Data: []byte(`{"spec":{"unschedulable":true}}`)}
 	if _, err := client.For[*corev1.Node](remote).Patch(ctx, "", name, unschedulable, client.WriteOptions{}); err != nil {
@@ -115,18 +111,23 @@ type drain struct {
 	blocked []string
 }
 
+// plan decides about the pods that the node has now. Pods that must not be evicted are an error: others may have been created since the last time.
 func (d *drain) plan(ctx context.Context) (drainPlan, error) {
 	pods, _, err := d.pods.List(ctx, "", client.Selector{Fields: fields.OneTermEqualSelector("spec.nodeName", d.node)})
 	if err != nil {
 		return drainPlan{}, fmt.Errorf("list the pods of node %s: %w", d.node, err)
 	}
-	return planDrain(pods, d.config), nil
+	plan := planDrain(pods, d.config)
+	if len(plan.refused) > 0 {
+		return plan, fmt.Errorf("node %s is not drained, because of pods that must not be evicted:\n  %s", d.node, strings.Join(plan.refused, "\n  "))
+	}
+	return plan, nil
 }
 
 func (d *drain) run(ctx context.Context) error {
 	for pause := minDrainPause; ; pause = min(2*pause, maxDrainPause) {
 		plan, err := d.plan(ctx)
-		if err == nil && len(plan.evict)+len(plan.ending) == 0 {
+		if err == nil && len(plan.evict)+len(plan.terminating) == 0 {
 			return nil
 		}
 		if err == nil {
@@ -146,7 +147,7 @@ func (d *drain) run(ctx context.Context) error {
 // timedOut explains which pods are left.
 func (d *drain) timedOut(ctx context.Context, plan drainPlan) error {
 	left := slices.Clone(d.blocked)
-	for _, pod := range plan.ending {
+	for _, pod := range plan.terminating {
 		left = append(left, pod.Namespace+"/"+pod.Name+": has not ended yet")
 	}
 	err := ctx.Err()

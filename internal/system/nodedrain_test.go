@@ -7,8 +7,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/client"
 	"skiff/internal/config"
+	"skiff/test/inprocess"
 )
 
 func TestPlanDrain(t *testing.T) {
@@ -48,11 +51,27 @@ func TestPlanDrain(t *testing.T) {
 		for _, p := range plan.evict {
 			evict = append(evict, p.Name)
 		}
-		if !slices.Equal(evict, test.evict) || len(plan.ending) != 1 || plan.ending[0].Name != "terminating" {
-			t.Errorf("%+v: evict %v, ending %v, want %v", test.config, evict, plan.ending, test.evict)
+		if !slices.Equal(evict, test.evict) || len(plan.terminating) != 1 || plan.terminating[0].Name != "terminating" {
+			t.Errorf("%+v: evict %v, terminating %v, want %v", test.config, evict, plan.terminating, test.evict)
 		}
 		if !slices.EqualFunc(plan.refused, test.refused, strings.HasPrefix) {
 			t.Errorf("%+v: refused %v, want %v", test.config, plan.refused, test.refused)
 		}
+	}
+}
+
+// A pod that must not be evicted may come to the node between the first plan and the time when the node is unschedulable. The node is not drained then.
+func TestDrainFindsLatePods(t *testing.T) {
+	remote := inprocess.Start(t, t.Context())
+	d := &drain{node: "node1", pods: client.For[*corev1.Pod](remote), out: t.Output(), evicted: map[types.UID]bool{}}
+	if _, err := d.plan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	inprocess.Create(t, remote, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "late"},
+		Spec:       corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	})
+	if err := d.run(t.Context()); err == nil || !strings.Contains(err.Error(), "default/late: no controller") {
+		t.Errorf("the drain ends with %v", err)
 	}
 }
