@@ -28,6 +28,7 @@ const (
 	attempts       = 4
 	retryPause     = time.Second
 	requestTimeout = 5 * time.Minute
+	discardTimeout = time.Minute
 )
 
 // S3Options are the place of snapshots in an object store.
@@ -200,7 +201,7 @@ func (s *S3) Put(ctx context.Context, name string, content io.Reader) error {
 	n, err := io.ReadFull(content, part)
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		_, _, err = s.do(ctx, s3Request{method: http.MethodPut, key: s.Prefix + name, body: part[:n]})
+		err = s.putObject(ctx, s.Prefix+name, part[:n])
 	case err == nil:
 		err = s.upload(ctx, s.Prefix+name, part, content)
 	}
@@ -208,6 +209,27 @@ func (s *S3) Put(ctx context.Context, name string, content io.Reader) error {
 		return fmt.Errorf("write snapshot to %s: %w", s, err)
 	}
 	return nil
+}
+
+// putObject writes an object with one request. Unless the store refused it, the object may have been written although no response said so.
+func (s *S3) putObject(ctx context.Context, key string, body []byte) error {
+	_, _, err := s.do(ctx, s3Request{method: http.MethodPut, key: key, body: body})
+	var refused *s3Error
+	if err == nil || errors.As(err, &refused) && !refused.temporary() {
+		return err
+	}
+	return errors.Join(err, s.discard(ctx, key, nil))
+}
+
+// discard deletes an object, or with the ID of an upload its parts, although ctx may be done.
+func (s *S3) discard(ctx context.Context, key string, id url.Values) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTimeout)
+	defer cancel()
+	_, _, err := s.do(ctx, s3Request{method: http.MethodDelete, key: key, query: id})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // completedPart is a part of an upload, as the request that completes it lists them.
@@ -230,18 +252,12 @@ func (s *S3) upload(ctx context.Context, key string, part []byte, content io.Rea
 	}
 	id := url.Values{"uploadId": {created.UploadID}}
 	parts, err := s.uploadParts(ctx, key, created.UploadID, part, content)
-	if err == nil {
-		err = s.complete(ctx, key, id, parts)
-	}
 	if err != nil {
-		// The parts would be stored, and paid, until the upload is aborted.
-		abort, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
-		_, _, abortErr := s.do(abort, s3Request{method: http.MethodDelete, key: key, query: id})
-		if errors.Is(abortErr, fs.ErrNotExist) {
-			abortErr = nil
-		}
-		return errors.Join(err, abortErr)
+		return errors.Join(err, s.discard(ctx, key, id)) // the parts would be stored, and paid, until the upload is aborted
+	}
+	if err := s.complete(ctx, key, id, parts); err != nil {
+		// A completion whose response was lost has made the object, and the next attempt finds no upload.
+		return errors.Join(err, s.discard(ctx, key, id), s.discard(ctx, key, nil))
 	}
 	return nil
 }

@@ -275,7 +275,7 @@ func TestS3Retries(t *testing.T) {
 		requests         int
 	}{
 		{http.StatusServiceUnavailable, 3, "", 4},
-		{http.StatusServiceUnavailable, 4, "status 503: SlowDown: the message", 4},
+		{http.StatusServiceUnavailable, 4, "status 503: SlowDown: the message", 5}, // the last one deletes what may have been written
 		{http.StatusTooManyRequests, 1, "", 2},
 		{http.StatusForbidden, 1, "status 403: SlowDown", 1},
 		{http.StatusBadRequest, 1, "status 400", 1},
@@ -354,6 +354,37 @@ func TestS3AbortsUpload(t *testing.T) {
 	}
 	if len(b.uploads) != 0 || len(b.objects) != 0 {
 		t.Errorf("left are %d uploads and %d objects", len(b.uploads), len(b.objects))
+	}
+}
+
+// After an error there is no snapshot, also if the store has written it and only the responses were lost.
+func TestS3LostResponses(t *testing.T) {
+	for size, method := range map[int]string{10: http.MethodPut, 2500: http.MethodPost} {
+		b, storage := newBucket(t)
+		written := false
+		b.intercept = func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.Method != method || method == http.MethodPost && !r.URL.Query().Has("uploadId") || written && method == http.MethodPost {
+				return false
+			}
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			key := strings.TrimPrefix(r.URL.Path, bucketPath+"/")
+			if method == http.MethodPut {
+				b.objects[key] = body
+			} else {
+				b.complete(httptest.NewRecorder(), key, r.URL.Query().Get("uploadId"), body)
+			}
+			written = b.objects[key] != nil
+			panic(http.ErrAbortHandler)
+		}
+		if err := storage.Put(t.Context(), newName("manual", "host", at(1)), bytes.NewReader(randomBytes(size))); err == nil {
+			t.Errorf("%d bytes: no error", size)
+		}
+		if !written || len(b.objects) != 0 || len(b.uploads) != 0 {
+			t.Errorf("%d bytes: written %v, left are %d objects and %d uploads", size, written, len(b.objects), len(b.uploads))
+		}
 	}
 }
 
