@@ -56,7 +56,7 @@ type server struct {
 	address string
 	// failed is how often the check has failed since it has last succeeded. A failed dial counts as one.
 	failed int
-	// connections are closed when the server fails or is removed.
+	// connections are closed when the server fails. Those of a server that is removed stay, and nothing checks it any more.
 	connections map[*connection]struct{}
 }
 
