@@ -192,9 +192,14 @@ func TestInstallDebianPackage(t *testing.T) {
 	h.write(unit, "[Service]\nExecStart=/usr/lib/skiff/skiff server --no-node\n")
 	output, calls = h.install("1.0.0")
 	check("upgrade of an installed service", output, calls, "", "install|refresh|\n")
-	h.write(configurationFile, "# mine\nserver\n--data-dir=/srv/my cluster\n\n--no-node\n")
+	h.write(configurationFile, "# mine\nserver\n--data-dir=/srv/my cluster\n\n--no-node") // without the end of the last line
 	output, calls = h.install("1.0.1")
 	check("upgrade with a configuration", output, calls, "", "install|server|--data-dir=/srv/my cluster|--no-node|\n")
+	if err := os.Remove(filepath.Join(h.root, configurationFile)); err != nil {
+		t.Fatal(err)
+	}
+	output, calls = h.install("1.0.1+1")
+	check("upgrade after the configuration was removed", output, calls, "", "install|refresh|\n")
 	h.write(configurationFile, "# nothing\n")
 	h.write(unit, "[Service]\nExecStart=/usr/local/bin/skiff server\n")
 	output, calls = h.install("1.0.2")
