@@ -88,6 +88,7 @@ down:
 # statically.
 RELEASE_ARCHITECTURES := amd64 arm64
 MAINTAINER ?= $(shell git log -1 --format='%an <%ae>' 2>/dev/null)
+release: export MAINTAINER := $(MAINTAINER)
 release:
 	@[ -z "$$(git status --porcelain --untracked-files=no)" ] || { echo 'a release is made from a commit: commit your changes first' >&2; exit 1; }
 	@rm -rf dist
@@ -96,7 +97,7 @@ release:
 			-o bin/linux-$$arch/ ./cmd/skiff ./cmd/skiff-cni ./demo/web; \
 		scripts/step "container runtime for linux/$$arch" runtime/build bin/linux-$$arch $$arch; \
 	done
-	$(step) 'package the release' go run ./tools/release -version '$(VERSION)' -commit '$(COMMIT)' -date '$(DATE)' -maintainer '$(MAINTAINER)' \
+	$(step) 'package the release' go run ./tools/release -version '$(VERSION)' -commit '$(COMMIT)' -date '$(DATE)' -maintainer "$$MAINTAINER" \
 		-modules "$$(go env GOMODCACHE)" -goroot "$$(go env GOROOT)" -out dist $(foreach arch,$(RELEASE_ARCHITECTURES),$(arch)=bin/linux-$(arch))
 	@(cd dist && sha256sum --quiet -c SHA256SUMS && ls -l)
 
