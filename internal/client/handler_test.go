@@ -25,11 +25,11 @@ type registration struct {
 
 // A handler that needs no former state of an object does not cause it to be decoded.
 func TestFormerStateIsNotDecoded(t *testing.T) {
-	current, err := pack(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
+	current, err := encode(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	former := &packed{names: "defaulta1", namespaceEnd: 7, nameEnd: 8, data: []byte("not decodable")}
+	former := &encodedObject{names: "defaulta1", namespaceEnd: 7, nameEnd: 8, data: []byte("not decodable")}
 	r := &recorder{}
 	informer := Informer[*corev1.Service]{shared: r}
 	var events string

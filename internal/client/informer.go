@@ -135,7 +135,7 @@ func (i Informer[T]) Get(namespace, name string) (T, bool) {
 	if err != nil || !ok {
 		return *new(T), false
 	}
-	return unpack[T](obj), true
+	return decoded[T](obj), true
 }
 
 // Keys returns the namespaces and names of all objects.
@@ -155,7 +155,7 @@ func (i Informer[T]) List(namespace string, selector labels.Selector) []T {
 	i.objectsRead.Add(uint64(len(objs)))
 	matching := make([]T, 0, len(objs))
 	for _, obj := range objs {
-		typed := unpack[T](obj)
+		typed := decoded[T](obj)
 		if selector == nil || selector.Matches(labels.Set(typed.GetLabels())) {
 			matching = append(matching, typed)
 		}
@@ -184,7 +184,7 @@ func (i Informer[T]) candidates(namespace string, selector labels.Selector) []an
 
 // AddIndex adds an index for ByIndex. Call it before Run.
 func (i Informer[T]) AddIndex(name string, values func(obj T) []string) error {
-	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(unpack[T](obj)), nil }})
+	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(decoded[T](obj)), nil }})
 }
 
 // AddMetadataIndex is AddIndex for values that depend on metadata alone.
@@ -222,7 +222,7 @@ func (i Informer[T]) ByIndex(name, value string) ([]T, error) {
 	i.objectsRead.Add(uint64(len(objs)))
 	typed := make([]T, len(objs))
 	for n, obj := range objs {
-		typed[n] = unpack[T](obj)
+		typed[n] = decoded[T](obj)
 	}
 	return typed, nil
 }
@@ -238,12 +238,12 @@ func (i Informer[T]) AddEventHandler(onAdd func(T), onUpdate func(old, obj T), o
 
 // AddEventHandlerWithSync is AddEventHandler that also returns whether the handler has been called for the whole initial list.
 func (i Informer[T]) AddEventHandlerWithSync(onAdd func(T), onUpdate func(old, obj T), onDelete func(T)) (hasSynced func() bool, err error) {
-	return addEventHandler(i.shared, eventHandler[T]{onAdd: onAdd, onUpdate: onUpdate, onDelete: onDelete, view: unpack[T]})
+	return addEventHandler(i.shared, eventHandler[T]{onAdd: onAdd, onUpdate: onUpdate, onDelete: onDelete, view: decoded[T]})
 }
 
 // AddChangeHandlerWithSync is AddEventHandlerWithSync for functions that need no former state: onChange is called with objects that were added or changed.
 func (i Informer[T]) AddChangeHandlerWithSync(onChange, onDelete func(T)) (hasSynced func() bool, err error) {
-	return addEventHandler(i.shared, eventHandler[T]{onAdd: onChange, onChange: onChange, onDelete: onDelete, view: unpack[T]})
+	return addEventHandler(i.shared, eventHandler[T]{onAdd: onChange, onChange: onChange, onDelete: onDelete, view: decoded[T]})
 }
 
 // AddMetadataHandlerWithSync is AddEventHandlerWithSync for functions that need metadata alone.

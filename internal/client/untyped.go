@@ -78,7 +78,7 @@ func (s *Informers) Cached(obj kind.Object) (Cached, bool) {
 	// Read the resource version first: it must not be newer than the object.
 	cached := Cached{ResourceVersion: indexer.LastStoreSyncResourceVersion()}
 	if found, ok, err := indexer.GetByKey(cache.MetaObjectToName(obj).String()); err == nil && ok {
-		cached.Object = unpacked(found, reflect.TypeOf(obj)).(kind.Object)
+		cached.Object = decodedObject(found, reflect.TypeOf(obj)).(kind.Object)
 	}
 	return cached, true
 }

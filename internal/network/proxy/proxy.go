@@ -102,7 +102,7 @@ func New(c Config) (*Proxy, error) {
 	if err := p.slices.AddMetadataIndex(byService, func(s client.Metadata) []string { return []string{serviceOf(s).String()} }); err != nil {
 		return nil, fmt.Errorf("index EndpointSlices by Service: %w", err)
 	}
-	return p, errors.Join(p.services.SetPacked(trimService), p.slices.SetPacked(trimSlice), p.handleEvents())
+	return p, errors.Join(p.services.SetEncoded(trimService), p.slices.SetEncoded(trimSlice), p.handleEvents())
 }
 
 // handleEvents registers the event handlers.

@@ -16,8 +16,8 @@ import (
 	"skiff/internal/client"
 )
 
-// A packed informer behaves as any other: what its users get is decoded.
-func TestPackedInformer(t *testing.T) {
+// An informer that keeps its objects encoded behaves as any other: what its users get is decoded.
+func TestEncodedInformer(t *testing.T) {
 	onBothTransports(t, func(t *testing.T, c *client.Client) {
 		ctx, cancel := context.WithCancel(t.Context())
 		maps := client.For[*corev1.ConfigMap](c)
@@ -47,7 +47,7 @@ func TestPackedInformer(t *testing.T) {
 				record(&metadataEvents, "delete "+m.GetName()+fmt.Sprint(len(m.GetAnnotations())))
 			})
 		if err := errors.Join(err,
-			informer.SetPacked(func(cm *corev1.ConfigMap) *corev1.ConfigMap {
+			informer.SetEncoded(func(cm *corev1.ConfigMap) *corev1.ConfigMap {
 				kept := *cm
 				kept.Data, kept.ManagedFields = map[string]string{"k": cm.Data["k"]}, nil
 				return &kept
