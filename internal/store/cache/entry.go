@@ -22,17 +22,17 @@ import (
 // There are as many entries as objects in the cluster, so an entry is small: its bytes, and pointers to derived values.
 // The decoded object is held by a weak pointer and lives as long as it is in use. Encodings and labels are dropped when
 // they have not been used for a while (see Cache.sweep). The bytes of an entry that only history references may be evicted;
-// they are read back from the store when they are needed (see body.go).
+// they are read back from the store when they are needed (see value.go).
 type Entry struct {
-	table    *Table
-	key      string
-	data     atomic.Pointer[byte] // the stored bytes; nil when body replaces them
-	size     uint32               // of the stored bytes
-	revision store.Revision
-	hash     uint64 // of the key
-	object   atomic.Pointer[reference]
-	memos    atomic.Pointer[memo]
-	body     atomic.Pointer[body]
+	table       *Table
+	key         string
+	data        atomic.Pointer[byte] // the stored bytes; nil when replacement has them
+	size        uint32               // of the stored bytes
+	revision    store.Revision
+	hash        uint64 // of the key
+	object      atomic.Pointer[reference]
+	memos       atomic.Pointer[memo]
+	replacement atomic.Pointer[replacement]
 }
 
 // EncodingID identifies an encoding of an entry: its API version and format. Equal IDs must mean equal bytes.

@@ -11,13 +11,13 @@ import (
 	"skiff/internal/store"
 )
 
-// body replaces the bytes with which an entry was made.
-type body struct {
+// replacement is what an entry has instead of the bytes with which it was made.
+type replacement struct {
 	// decrypted is the value of an entry that could not be decrypted when it was read; nil for an evicted entry.
 	decrypted []byte
 
-	// An evicted value is read from the store at revision at. The write that made it was at modified.
-	at, modified store.Revision
+	// An evicted value is read from the store at the last revision that has it. The write that made it was at modified.
+	last, modified store.Revision
 	// index is the value of the resource's indexed field, if isIndexed.
 	index     string
 	isIndexed bool
@@ -35,7 +35,7 @@ func (e *Entry) Stored() []byte {
 	if data := e.data.Load(); data != nil {
 		return unsafe.Slice(data, e.size)
 	}
-	if replaced := e.body.Load(); replaced != nil {
+	if replaced := e.replacement.Load(); replaced != nil {
 		return replaced.decrypted
 	}
 	return nil
@@ -55,7 +55,7 @@ func (e *Entry) encrypted() bool { return store.IsEncrypted(e.Stored()) }
 // for a KMS plugin.
 func (e *Entry) Value() ([]byte, error) {
 	value := e.Stored()
-	if replaced := e.body.Load(); value == nil && replaced != nil {
+	if replaced := e.replacement.Load(); value == nil && replaced != nil {
 		var err error
 		if value, err = e.readBack(replaced); err != nil {
 			return nil, err
@@ -69,17 +69,17 @@ func (e *Entry) Value() ([]byte, error) {
 		return nil, &store.EncryptionError{Key: e.key, Err: store.ErrNoProvider}
 	}
 	decrypted, err := decrypter.Decrypt(context.Background(), e.key, value)
-	if err == nil && e.body.CompareAndSwap(nil, &body{decrypted: decrypted}) {
+	if err == nil && e.replacement.CompareAndSwap(nil, &replacement{decrypted: decrypted}) {
 		e.data.Store(nil)
 	}
 	return decrypted, err
 }
 
-// evict drops the bytes of an entry that is no longer in the tree. until is the last revision at which the store has them.
-func (e *Entry) evict(modified, until store.Revision) {
-	evicted := &body{at: until, modified: modified}
+// evict drops the bytes of an entry that is no longer in the tree. last is the last revision at which the store has them.
+func (e *Entry) evict(modified, last store.Revision) {
+	evicted := &replacement{last: last, modified: modified}
 	evicted.index, evicted.isIndexed = e.indexValue()
-	e.body.Store(evicted)
+	e.replacement.Store(evicted)
 	e.data.Store(nil)
 }
 
@@ -88,7 +88,7 @@ func (e *Entry) indexValue() (string, bool) {
 	if stored := e.Stored(); stored != nil && e.table.resource.Index != nil {
 		return e.table.resource.Index(stored)
 	}
-	if replaced := e.body.Load(); replaced != nil && replaced.isIndexed {
+	if replaced := e.replacement.Load(); replaced != nil && replaced.isIndexed {
 		return replaced.index, true
 	}
 	return "", false
@@ -120,11 +120,11 @@ func isTransient(err error) bool {
 }
 
 // readBack reads an evicted value from the store.
-func (e *Entry) readBack(evicted *body) ([]byte, error) {
+func (e *Entry) readBack(evicted *replacement) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), readBackTimeout)
 	defer cancel()
 	// A key is the first of those that have it as prefix.
-	kvs, _, _, err := e.table.cache.store.List(ctx, e.key, "", 1, evicted.at)
+	kvs, _, _, err := e.table.cache.store.List(ctx, e.key, "", 1, evicted.last)
 	found := err == nil && len(kvs) > 0 && kvs[0].Key == e.key && kvs[0].Modified == evicted.modified
 	switch {
 	case found:
@@ -132,5 +132,5 @@ func (e *Entry) readBack(evicted *body) ([]byte, error) {
 	case err == nil, errors.Is(err, store.ErrCompacted):
 		err = ErrExpired // compacted, or the store was restored from a backup
 	}
-	return nil, &readBackError{fmt.Errorf("read %s at revision %d from the store: %w", e.key, evicted.at, err)}
+	return nil, &readBackError{fmt.Errorf("read %s at revision %d from the store: %w", e.key, evicted.last, err)}
 }
