@@ -22,7 +22,7 @@ func (s *Server) runAction(req *request, w *write, obj kind.Object, options *met
 		return err
 	}
 	if validate := w.res.kind.Validate; validate != nil {
-		if errs := validate(&w.rules, obj, nil); len(errs) > 0 {
+		if errs := validate(&w.kindRequest, obj, nil); len(errs) > 0 {
 			return kind.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
 		}
 	}
@@ -32,11 +32,11 @@ func (s *Server) runAction(req *request, w *write, obj kind.Object, options *met
 	}
 	done := false
 	defer undoUnless(&done, undo)
-	result, err := w.res.kind.Action(w.ctx, s.KindClient(), &w.rules, obj)
+	result, err := w.res.kind.Action(w.ctx, s.KindClient(), &w.kindRequest, obj)
 	if err != nil {
 		return err
 	}
-	done = !w.rules.DryRun
+	done = !w.kindRequest.DryRun
 	return s.respondCreated(req, result)
 }
 

@@ -28,7 +28,8 @@ type write struct {
 	sub       *kind.Subresource // nil for the resource itself
 	namespace string            // "" for kinds without namespaces
 	name      string
-	rules     kind.Request
+	// kindRequest is what the functions of the Kind get of the request.
+	kindRequest kind.Request
 
 	// manager is the field manager; "" is recorded as unknown.
 	manager string
@@ -47,7 +48,7 @@ type write struct {
 func (s *Server) newWrite(req *request, dryRun bool) *write {
 	w := &write{
 		s: s, ctx: req.ctx, res: req.res, sub: req.sub, name: req.info.name, warn: req.warn, chain: s.config.Admission,
-		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn},
+		kindRequest: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn},
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
 			User: req.user, DryRun: dryRun, Versions: &writtenVersions{req.ctx, s, req.res, req.sub},
@@ -69,7 +70,7 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 // ownWrite is a write of the server itself. It passes no admission and leaves managedFields as they are.
 func (s *Server) ownWrite(ctx context.Context, res *resource, namespace, name string) *write {
 	return &write{
-		s: s, ctx: ctx, res: res, namespace: namespace, name: name, warn: func(string) {}, rules: kind.Request{Now: now()},
+		s: s, ctx: ctx, res: res, namespace: namespace, name: name, warn: func(string) {}, kindRequest: kind.Request{Now: now()},
 	}
 }
 
@@ -227,7 +228,7 @@ func (w *write) setManagedFields(live, obj kind.Object) error {
 	if err != nil {
 		return err
 	}
-	m.With(w.ctx).Update(live, obj, w.manager, w.rules.Now.Time)
+	m.With(w.ctx).Update(live, obj, w.manager, w.kindRequest.Now.Time)
 	return nil
 }
 
@@ -253,7 +254,7 @@ func (w *write) create(obj kind.Object, options runtime.Object) (outcome, error)
 }
 
 func (w *write) createOnce(obj kind.Object, options runtime.Object) (outcome, error) {
-	fillSystemFields(obj, w.rules.Now)
+	fillSystemFields(obj, w.kindRequest.Now)
 	w.name = obj.GetName()
 	if w.check != nil {
 		if err := w.check(obj, nil); err != nil {
@@ -267,14 +268,14 @@ func (w *write) createOnce(obj kind.Object, options runtime.Object) (outcome, er
 	stored := false
 	defer undoUnless(&stored, undoHook)
 	made, err := w.createPrepared(obj, options)
-	stored = err == nil && !w.rules.DryRun
+	stored = err == nil && !w.kindRequest.DryRun
 	return made, err
 }
 
 // beforeCreate runs the kind's BeforeCreate hook, which may reserve resources. undoHook releases them.
 func (w *write) beforeCreate(obj kind.Object) (undoHook func(), err error) {
 	if hook := w.res.kind.Hooks.BeforeCreate; hook != nil {
-		if undoHook, err = hook(w.ctx, w.s.KindClient(), &w.rules, obj); err != nil {
+		if undoHook, err = hook(w.ctx, w.s.KindClient(), &w.kindRequest, obj); err != nil {
 			return nil, err
 		}
 	}
@@ -295,7 +296,7 @@ func (w *write) createPrepared(obj kind.Object, options runtime.Object) (outcome
 	stored := false
 	defer undoUnless(&stored, undo)
 	made, err := w.insert(obj)
-	stored = err == nil && !w.rules.DryRun
+	stored = err == nil && !w.kindRequest.DryRun
 	return made, err
 }
 
@@ -313,11 +314,11 @@ func (w *write) prepareNew(obj kind.Object) error {
 		obj.SetGeneration(1)
 	}
 	if k.Prepare != nil {
-		k.Prepare(&w.rules, obj, nil)
+		k.Prepare(&w.kindRequest, obj, nil)
 	}
 	errs := validateNewMetadata(k, obj)
 	if k.Validate != nil {
-		errs = append(errs, k.Validate(&w.rules, obj, nil)...)
+		errs = append(errs, k.Validate(&w.kindRequest, obj, nil)...)
 	}
 	if len(errs) == 0 {
 		errs = validateNames(obj)
@@ -344,7 +345,7 @@ func (w *write) insert(obj kind.Object) (outcome, error) {
 	if obj.GetResourceVersion() != "" && obj.GetResourceVersion() != "0" {
 		return outcome{}, errors.New("resourceVersion should not be set on objects to be created")
 	}
-	if w.rules.DryRun {
+	if w.kindRequest.DryRun {
 		if entry := w.res.table.Get(w.key()); entry != nil {
 			return outcome{}, w.errExists(obj)
 		}

@@ -114,7 +114,7 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 		}
 	}
 	done, err := w.deleteOrMark(entry, live, options, grace)
-	stored = err == nil && !w.rules.DryRun
+	stored = err == nil && !w.kindRequest.DryRun
 	return done, err
 }
 
@@ -187,7 +187,7 @@ func (w *write) graceFor(live kind.Object, options *metav1.DeleteOptions) grace 
 			return grace{}
 		}
 		seconds := *options.GracePeriodSeconds
-		return grace{graceful: true, first: true, seconds: seconds, until: after(w.rules.Now, seconds)}
+		return grace{graceful: true, first: true, seconds: seconds, until: after(w.kindRequest.Now, seconds)}
 	}
 	left := live.GetDeletionGracePeriodSeconds()
 	if left == nil || *left == 0 {
@@ -206,8 +206,8 @@ func (w *write) graceFor(live kind.Object, options *metav1.DeleteOptions) grace 
 		return grace{pending: true}
 	}
 	until := after(after(*begun, -had), seconds)
-	if until.Before(&w.rules.Now) {
-		until = w.rules.Now
+	if until.Before(&w.kindRequest.Now) {
+		until = w.kindRequest.Now
 		if seconds != 0 {
 			// The grace period is over, but the kubelet still has to confirm.
 			seconds = 1
@@ -226,7 +226,7 @@ func (w *write) deleteOrMark(entry *cache.Entry, live kind.Object, options *meta
 	if !g.graceful && len(finalizers) == 0 {
 		return w.remove(entry, live)
 	}
-	if g.graceful && g.seconds == 0 && len(finalizers) == 0 && live.GetDeletionTimestamp() != nil && !w.rules.DryRun {
+	if g.graceful && g.seconds == 0 && len(finalizers) == 0 && live.GetDeletionTimestamp() != nil && !w.kindRequest.DryRun {
 		return w.remove(entry, live) // it is already marked: this request confirms the end of the grace period
 	}
 	obj := live.DeepCopyObject().(kind.Object)
@@ -246,7 +246,7 @@ func (w *write) deleteOrMark(entry *cache.Entry, live kind.Object, options *meta
 		begin(obj)
 	}
 	gone := len(finalizers) == 0 && g.seconds == 0
-	if w.rules.DryRun {
+	if w.kindRequest.DryRun {
 		obj.SetResourceVersion(live.GetResourceVersion())
 		return deletion{obj: obj, deleted: gone}, nil
 	}
@@ -266,8 +266,8 @@ func (w *write) markDeleting(obj kind.Object) {
 	if begun == nil && obj.GetGeneration() > 0 {
 		obj.SetGeneration(obj.GetGeneration() + 1)
 	}
-	if begun == nil || begun.After(w.rules.Now.Time) {
-		at := w.rules.Now
+	if begun == nil || begun.After(w.kindRequest.Now.Time) {
+		at := w.kindRequest.Now
 		obj.SetDeletionTimestamp(&at)
 	}
 	zero := int64(0)
@@ -276,7 +276,7 @@ func (w *write) markDeleting(obj kind.Object) {
 
 // remove deletes the object from the store.
 func (w *write) remove(entry *cache.Entry, live kind.Object) (deletion, error) {
-	if w.rules.DryRun {
+	if w.kindRequest.DryRun {
 		return w.finished(entry, live, true), nil
 	}
 	deleted, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
@@ -323,7 +323,7 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 	stored := false
 	defer undoUnless(&stored, undo)
 	obj := live.DeepCopyObject().(kind.Object)
-	at := w.rules.Now
+	at := w.kindRequest.Now
 	obj.SetDeletionTimestamp(&at)
 	if finalizers, changed := w.deletionFinalizers(live, options); changed {
 		obj.SetFinalizers(finalizers)
@@ -331,7 +331,7 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 	if begin := w.res.kind.Delete.MarkTerminating; begin != nil {
 		begin(obj)
 	}
-	if w.rules.DryRun {
+	if w.kindRequest.DryRun {
 		return deletion{obj: obj}, nil
 	}
 	marked, err := w.store(obj, entry)

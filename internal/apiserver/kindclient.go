@@ -150,7 +150,7 @@ func (c kindClient) Delete(ctx context.Context, gr schema.GroupResource, namespa
 		options = &metav1.DeleteOptions{}
 	}
 	w := c.s.ownWrite(ctx, res, namespace, name)
-	w.rules.DryRun = isDryRun(options.DryRun)
+	w.kindRequest.DryRun = isDryRun(options.DryRun)
 	_, err = w.delete(options)
 	return err
 }

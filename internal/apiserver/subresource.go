@@ -70,7 +70,7 @@ func (s *Server) updateSub(req *request) error {
 	c.updateOptions = options
 	return s.changeView(req, w, c, func(old kind.Object, m *managedfields.Manager) (kind.Object, error) {
 		view := wanted.DeepCopyObject().(kind.Object)
-		m.Update(old, view, w.manager, w.rules.Now.Time)
+		m.Update(old, view, w.manager, w.kindRequest.Now.Time)
 		return view, nil
 	})
 }
@@ -109,7 +109,7 @@ func (s *Server) patchSub(req *request) error {
 			view, err = p.merge(m, old)
 		} else if view, err = p.patched(old, req.sub.NewBody, nil, gvk); err == nil {
 			kind.ClearType(view)
-			m.Update(old, view, p.w.manager, p.w.rules.Now.Time)
+			m.Update(old, view, p.w.manager, p.w.kindRequest.Now.Time)
 		}
 		if err != nil {
 			return nil, err
@@ -269,10 +269,10 @@ func (s *Server) createSub(req *request) error {
 	}
 	done := false
 	defer undoUnless(&done, undo)
-	created, err := req.sub.Create(w.ctx, s.KindClient(), &w.rules, types.NamespacedName{Namespace: w.namespace, Name: w.name}, obj)
+	created, err := req.sub.Create(w.ctx, s.KindClient(), &w.kindRequest, types.NamespacedName{Namespace: w.namespace, Name: w.name}, obj)
 	if err != nil {
 		return err
 	}
-	done = !w.rules.DryRun
+	done = !w.kindRequest.DryRun
 	return s.respondCreated(req, created)
 }

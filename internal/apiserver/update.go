@@ -136,8 +136,8 @@ func (w *write) mutated(c *change, live, wanted kind.Object) (kind.Object, error
 	if live == nil {
 		return w.mutate(admission.Create, wanted, nil, c.createOptions)
 	}
-	if part := w.part(); part != nil && part.Complete != nil {
-		part.Complete(wanted, live)
+	if strategy := w.strategy(); strategy != nil && strategy.Complete != nil {
+		strategy.Complete(wanted, live)
 	}
 	return w.mutate(admission.Update, wanted, live, c.updateOptions)
 }
@@ -222,8 +222,8 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 			return outcome{}, err
 		}
 	}
-	if part := w.part(); part != nil && part.Before != nil && !c.internal {
-		if err := part.Before(w.ctx, w.s.KindClient(), &w.rules, obj, live); err != nil {
+	if strategy := w.strategy(); strategy != nil && strategy.Before != nil && !c.internal {
+		if err := strategy.Before(w.ctx, w.s.KindClient(), &w.kindRequest, obj, live); err != nil {
 			return outcome{}, err
 		}
 	}
@@ -233,7 +233,7 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 	hooks := &w.res.kind.Hooks
 	undoHook := func() {}
 	if hooks.BeforeUpdate != nil {
-		undo, err := hooks.BeforeUpdate(w.ctx, w.s.KindClient(), &w.rules, obj, live)
+		undo, err := hooks.BeforeUpdate(w.ctx, w.s.KindClient(), &w.kindRequest, obj, live)
 		if err != nil {
 			return outcome{}, err
 		}
@@ -244,7 +244,7 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 	stored := false
 	defer undoUnless(&stored, undoHook)
 	done, err := w.changePrepared(c, obj, live, entry)
-	stored = err == nil && !w.rules.DryRun
+	stored = err == nil && !w.kindRequest.DryRun
 	if stored && hooks.AfterUpdate != nil && done.entry != nil {
 		hooks.AfterUpdate(context.WithoutCancel(w.ctx), w.s.KindClient(), obj, live)
 	}
@@ -269,7 +269,7 @@ func (w *write) changePrepared(c *change, obj, live kind.Object, entry *cache.En
 	stored := false
 	defer undoUnless(&stored, undo)
 	done, err := w.replace(obj, live, entry)
-	stored = err == nil && !w.rules.DryRun
+	stored = err == nil && !w.kindRequest.DryRun
 	return done, err
 }
 
@@ -327,11 +327,11 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 	}
 	k := w.res.kind
 	obj.SetGeneration(live.GetGeneration())
-	part := w.part()
+	strategy := w.strategy()
 	switch {
 	case c.internal:
-	case part != nil:
-		w.preparePart(part, obj, live)
+	case strategy != nil:
+		w.prepareSubresource(strategy, obj, live)
 	default:
 		from := live
 		if k.Prepare != nil {
@@ -341,7 +341,7 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 			k.CopyStatus(obj, from)
 		}
 		if k.Prepare != nil {
-			k.Prepare(&w.rules, obj, live)
+			k.Prepare(&w.kindRequest, obj, live)
 		}
 	}
 	// A write of the status may change annotations, which SpecChanged of some kinds includes; the generation stays the same.
@@ -352,11 +352,11 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 	errs := validateChangedMetadata(k, obj, live)
 	if !c.internal {
 		validate, warnings := k.Validate, k.Warn
-		if part != nil {
-			validate, warnings = part.Validate, part.Warn
+		if strategy != nil {
+			validate, warnings = strategy.Validate, strategy.Warn
 		}
 		if validate != nil {
-			errs = append(errs, validate(&w.rules, obj, live)...)
+			errs = append(errs, validate(&w.kindRequest, obj, live)...)
 		}
 		if len(errs) == 0 && w.validate != nil {
 			errs = w.validate(obj, live)
@@ -379,27 +379,28 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 
 func (w *write) writesStatus() bool { return w.sub != nil && w.sub.Name == "status" }
 
-func (w *write) part() *kind.UpdateStrategy {
+// strategy is that of the written subresource; nil if it has none.
+func (w *write) strategy() *kind.UpdateStrategy {
 	if w.sub == nil {
 		return nil
 	}
 	return w.sub.Update
 }
 
-// preparePart leaves the client's part on the live rest. Of metadata the client's is taken where the part has it so.
-func (w *write) preparePart(part *kind.UpdateStrategy, obj, live kind.Object) {
+// prepareSubresource keeps of the client's object what the subresource writes, and takes everything else from the live one.
+func (w *write) prepareSubresource(strategy *kind.UpdateStrategy, obj, live kind.Object) {
 	entries := obj.GetManagedFields()
 	labels, annotations := obj.GetLabels(), obj.GetAnnotations()
 	owners, finalizers := obj.GetOwnerReferences(), obj.GetFinalizers()
 	uid := obj.GetUID()
-	part.Prepare(&w.rules, obj, live)
+	strategy.Prepare(&w.kindRequest, obj, live)
 	copyMetadata(obj, live)
 	// A UID in the request is a precondition.
 	if uid != "" {
 		obj.SetUID(uid)
 	}
 	obj.SetManagedFields(entries)
-	if part.UpdatesMetadata {
+	if strategy.UpdatesMetadata {
 		obj.SetLabels(labels)
 		obj.SetAnnotations(annotations)
 		obj.SetOwnerReferences(owners)
@@ -410,7 +411,7 @@ func (w *write) preparePart(part *kind.UpdateStrategy, obj, live kind.Object) {
 // replace stores the object. An object that is being deleted is removed with its last finalizer.
 func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, error) {
 	if w.deletesNow(obj, live) {
-		if w.rules.DryRun {
+		if w.kindRequest.DryRun {
 			return outcome{obj: obj}, nil
 		}
 		deleted, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
@@ -424,7 +425,7 @@ func (w *write) replace(obj, live kind.Object, entry *cache.Entry) (outcome, err
 		obj.SetResourceVersion(live.GetResourceVersion())
 		return outcome{obj: obj}, w.afterDelete(deleted)
 	}
-	if w.rules.DryRun {
+	if w.kindRequest.DryRun {
 		return outcome{obj: obj}, nil
 	}
 	stored, err := w.store(obj, entry)
@@ -457,7 +458,7 @@ func (w *write) deletesNow(obj, live kind.Object) bool {
 // afterDelete runs the kind's AfterDelete hook.
 func (w *write) afterDelete(deleted *cache.Entry) error {
 	hook := w.res.kind.Hooks.AfterDelete
-	if hook == nil || w.rules.DryRun {
+	if hook == nil || w.kindRequest.DryRun {
 		return nil
 	}
 	obj, err := deleted.Object()
