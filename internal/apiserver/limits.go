@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -8,7 +9,7 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// Limits protect the server from overload. Zero values mean the defaults.
+// Limits protect the server from overload. Zero values, and negative durations, mean the defaults.
 type Limits struct {
 	// ReadOnly and Mutating are how many requests of each kind are served at once without priority and fairness; long-running
 	// requests are not counted. A negative number means no limit.
@@ -28,25 +29,10 @@ var defaultLimits = Limits{
 }
 
 func (l Limits) withDefaults() Limits {
-	pick := func(value, standard int) int {
-		if value != 0 {
-			return value
-		}
-		return standard
-	}
-	pickTime := func(value, standard time.Duration) time.Duration {
-		if value > 0 {
-			return value
-		}
-		return standard
-	}
 	return Limits{
-		ReadOnly:     pick(l.ReadOnly, defaultLimits.ReadOnly),
-		Mutating:     pick(l.Mutating, defaultLimits.Mutating),
-		Timeout:      pickTime(l.Timeout, defaultLimits.Timeout),
-		Body:         int64(pick(int(l.Body), int(defaultLimits.Body))),
-		WatchTimeout: pickTime(l.WatchTimeout, defaultLimits.WatchTimeout),
-		Bookmark:     pickTime(l.Bookmark, defaultLimits.Bookmark),
+		ReadOnly: cmp.Or(l.ReadOnly, defaultLimits.ReadOnly), Mutating: cmp.Or(l.Mutating, defaultLimits.Mutating),
+		Timeout: cmp.Or(max(l.Timeout, 0), defaultLimits.Timeout), Body: cmp.Or(l.Body, defaultLimits.Body),
+		WatchTimeout: cmp.Or(max(l.WatchTimeout, 0), defaultLimits.WatchTimeout), Bookmark: cmp.Or(max(l.Bookmark, 0), defaultLimits.Bookmark),
 	}
 }
 
