@@ -13,8 +13,8 @@ type AccessReviewer struct {
 }
 
 // Authorize implements the Authorizer of the authorization.k8s.io kinds.
-func (r AccessReviewer) Authorize(ctx context.Context, user authenticationv1.UserInfo, resource *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string, err error) {
-	a, err := ReviewAttributes(user, resource, path)
+func (r AccessReviewer) Authorize(ctx context.Context, user authenticationv1.UserInfo, resource *authorizationv1.ResourceAttributes, nonResource *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string, err error) {
+	a, err := ReviewAttributes(user, resource, nonResource)
 	if err != nil {
 		return false, false, "", err
 	}

@@ -50,8 +50,8 @@ type candidate struct {
 	position int
 }
 
-// compiled is a state of all configurations.
-type compiled struct {
+// compiledConfigurations are a state of all configurations.
+type compiledConfigurations struct {
 	revision int64
 	static   *manifests
 	// index are all webhooks, those of files first; staticIndex are those of files.
@@ -60,7 +60,7 @@ type compiled struct {
 }
 
 // candidates are the webhooks that can be for a write. Only those of files are for configurations of webhooks and policies.
-func (c *compiled) candidates(a *admission.Attributes) []*candidate {
+func (c *compiledConfigurations) candidates(a *admission.Attributes) []*candidate {
 	if match.IsConfiguration(a) {
 		return c.staticIndex.Candidates(a)
 	}
@@ -83,22 +83,22 @@ type configurations struct {
 	manifestsDir string
 	static       atomic.Pointer[manifests]
 
-	loader *admission.Loader[compiled]
+	loader *admission.Loader[compiledConfigurations]
 }
 
 // newConfigurations returns the configurations of a kind, none of which is read yet.
 func newConfigurations(o *Options, step string, resource schema.GroupResource, parse func(kind.Object) []definition) *configurations {
 	c := &configurations{options: o, step: step, resource: resource, parse: parse}
-	c.loader = admission.NewLoader(func(state *compiled) bool {
+	c.loader = admission.NewLoader(func(state *compiledConfigurations) bool {
 		return state.revision == o.Objects().LastChange(resource) && state.static == c.static.Load()
 	}, c.read)
 	return c
 }
 
 // read compiles the configurations in the cache that have changed since last, which is nil for the first state.
-func (c *configurations) read(last *compiled) (*compiled, error) {
+func (c *configurations) read(last *compiledConfigurations) (*compiledConfigurations, error) {
 	// A write after this is seen by the next call.
-	next := &compiled{revision: c.options.Objects().LastChange(c.resource), static: c.static.Load()}
+	next := &compiledConfigurations{revision: c.options.Objects().LastChange(c.resource), static: c.static.Load()}
 	objs, err := c.options.Objects().List(c.resource, "", nil)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", c.resource.Resource, err)
@@ -109,7 +109,7 @@ func (c *configurations) read(last *compiled) (*compiled, error) {
 
 // compile compiles the configurations, which are sorted by name, and closes the connections of webhooks that are gone. last is nil for the
 // first state.
-func (c *configurations) compile(objs []kind.Object, next, last *compiled) {
+func (c *configurations) compile(objs []kind.Object, next, last *compiledConfigurations) {
 	next.byName = make(map[string]*compiledConfiguration, len(objs))
 	var candidates []*candidate
 	add := func(key, version string, obj kind.Object) {

@@ -145,7 +145,7 @@ func (p *Mutating) apply(v *invocation, r *request, patch jsonpatch.Patch) (chan
 	if a.Object == nil {
 		return false, apierrors.NewInternalError(fmt.Errorf("admission webhook %q attempted to modify the object, which is not supported for this operation", v.name))
 	}
-	before, err := r.object(v.as.Kind)
+	before, err := r.object(v.equivalent.Kind)
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
@@ -153,7 +153,7 @@ func (p *Mutating) apply(v *invocation, r *request, patch jsonpatch.Patch) (chan
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
-	next, err := a.Versions.Decode(after, v.as.Kind)
+	next, err := a.Versions.Decode(after, v.equivalent.Kind)
 	if apierrors.IsRequestEntityTooLargeError(err) {
 		return false, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("admission webhook %q made the object too large: %v", v.name, err))
 	}

@@ -109,8 +109,8 @@ type invocation struct {
 	*hook
 	// position is that of the webhook among all.
 	position int
-	// as is the resource and kind that the webhook gets.
-	as admission.Equivalent
+	// equivalent is the resource and kind that the webhook gets.
+	equivalent admission.Equivalent
 }
 
 // request is a write as the plugin's webhooks see it.
@@ -132,24 +132,24 @@ func (r *request) changed() {
 
 // applies decides whether a webhook is called.
 func (p *plugin) applies(ctx context.Context, h *candidate, r *request) (*invocation, error) {
-	as, ok, err := h.matcher.Match(ctx, r.matching)
+	equivalent, ok, err := h.matcher.Match(ctx, r.matching)
 	if err != nil || !ok {
 		return nil, err
 	}
 	if h.conditions != nil {
-		if ok, err = h.matchesConditions(ctx, as, r); err != nil {
+		if ok, err = h.matchesConditions(ctx, equivalent, r); err != nil {
 			p.Log.Warn("failed to evaluate the match conditions of a webhook, request rejected", "webhook", h.name, "error", err)
 		}
 		if err != nil || !ok {
 			return nil, err
 		}
 	}
-	return &invocation{hook: h.hook, position: h.position, as: as}, nil
+	return &invocation{hook: h.hook, position: h.position, equivalent: equivalent}, nil
 }
 
 // matchesConditions evaluates the match conditions. A webhook whose failures are ignored is not called if they cannot be evaluated.
-func (h *hook) matchesConditions(ctx context.Context, as admission.Equivalent, r *request) (bool, error) {
-	version, err := r.conditions.Version(as.Kind)
+func (h *hook) matchesConditions(ctx context.Context, equivalent admission.Equivalent, r *request) (bool, error) {
+	version, err := r.conditions.Version(equivalent.Kind)
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}

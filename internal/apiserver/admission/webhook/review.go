@@ -62,11 +62,11 @@ func newReview(e *encoder, v *invocation) (body []byte, uid types.UID, err error
 	if v.reviewVersion == "" {
 		return nil, "", errors.New("webhook does not accept known AdmissionReview versions (v1, v1beta1)")
 	}
-	object, err := e.object(v.as.Kind)
+	object, err := e.object(v.equivalent.Kind)
 	if err != nil {
 		return nil, "", err
 	}
-	old, err := e.oldObject(v.as.Kind)
+	old, err := e.oldObject(v.equivalent.Kind)
 	if err != nil {
 		return nil, "", err
 	}
@@ -77,7 +77,7 @@ func newReview(e *encoder, v *invocation) (body []byte, uid types.UID, err error
 		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.GroupName + "/" + v.reviewVersion, Kind: reviewKind},
 		Request: &admissionv1.AdmissionRequest{
 			UID:  uid,
-			Kind: metav1.GroupVersionKind(v.as.Kind), Resource: metav1.GroupVersionResource(v.as.Resource), SubResource: a.Subresource,
+			Kind: metav1.GroupVersionKind(v.equivalent.Kind), Resource: metav1.GroupVersionResource(v.equivalent.Resource), SubResource: a.Subresource,
 			RequestKind: &requestKind, RequestResource: &requestResource, RequestSubResource: a.Subresource,
 			Name: a.Name, Namespace: a.Namespace, Operation: admissionv1.Operation(a.Operation),
 			UserInfo: userInfo(a), Object: runtime.RawExtension{Raw: object}, OldObject: runtime.RawExtension{Raw: old},
