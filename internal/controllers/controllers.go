@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -45,7 +46,7 @@ func All(settings Settings) []controller.Definition {
 		cleanup.Pods(settings.terminatedPods()),
 		cleanup.CertificateRequests,
 		cleanup.PodCertificateRequests,
-		cleanup.LegacyTokens(or(settings.LegacyTokenLife, cleanup.DefaultLegacyTokenUnusedPeriod)),
+		cleanup.LegacyTokens(ptr.Deref(settings.LegacyTokenLifetime, cleanup.DefaultLegacyTokenUnusedPeriod)),
 		cleanup.ServerLeases,
 		identity.ServiceAccount,
 		identity.Tokens(settings.TokenSigner, settings.RootCA),
@@ -57,12 +58,12 @@ func All(settings Settings) []controller.Definition {
 		identity.CertificateSigning(settings.Signing),
 		identity.BootstrapSigner,
 		identity.BootstrapTokenCleaner,
-		network.EndpointSlice(or(settings.EndpointsPerSlice, network.DefaultEndpointsPerSlice)),
+		network.EndpointSlice(ptr.Deref(settings.EndpointsPerSlice, network.DefaultEndpointsPerSlice)),
 		network.Endpoints,
-		network.EndpointSliceMirroring(or(settings.MirroredPerSubset, network.DefaultMirroredPerSubset)),
+		network.EndpointSliceMirroring(ptr.Deref(settings.MirroredPerSubset, network.DefaultMirroredPerSubset)),
 		network.ServiceCIDR,
-		network.LoadBalancer(or(settings.ReservedPorts, network.DefaultReservedPorts)),
-		node.Lifecycle(or(settings.NodeLifecycle, node.DefaultLifecycle)),
+		network.LoadBalancer(ptr.Deref(settings.ReservedPorts, network.DefaultReservedPorts)),
+		node.Lifecycle(ptr.Deref(settings.NodeLifecycle, node.DefaultLifecycle)),
 		node.TaintEviction,
 		node.PodCIDR(settings.PodRanges, settings.ServiceRanges),
 		node.TTL,
@@ -70,15 +71,15 @@ func All(settings Settings) []controller.Definition {
 		resourceclaim.ResourceClaim,
 		resourceclaim.DeviceTaintEviction,
 		scaling.Disruption,
-		scaling.Autoscaler(or(settings.Autoscaler, scaling.DefaultAutoscaler)),
+		scaling.Autoscaler(ptr.Deref(settings.Autoscaler, scaling.DefaultAutoscaler)),
 		volume.Binder,
 		volume.ClaimProtection,
 		volume.VolumeProtection,
 		volume.AttributesClassProtection,
 		volume.Ephemeral,
 		volume.Expand,
-		volume.AttachDetach(or(settings.UnmountWait, volume.DefaultMaxUnmountWait)),
-		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Dir: volume.DefaultLocalPathDir})),
+		volume.AttachDetach(ptr.Deref(settings.UnmountWait, volume.DefaultMaxUnmountWait)),
+		volume.LocalPath(ptr.Deref(settings.LocalPath, volume.LocalPathSettings{Dir: volume.DefaultLocalPathDir})),
 		volume.LocalPathCleaner,
 	}
 }

@@ -55,7 +55,7 @@ var testCA = func() *pki.CA {
 // allSettings enable all controllers.
 func allSettings() controllers.Settings {
 	return controllers.Settings{
-		NamespaceGrace: new(time.Duration), LegacyTokenLife: new(24 * time.Hour), TerminatedPods: new(1), RootCA: testCA.Cert, TokenSigner: fakeTokenSigner{},
+		NamespaceGrace: new(time.Duration), LegacyTokenLifetime: new(24 * time.Hour), TerminatedPods: new(1), RootCA: testCA.Cert, TokenSigner: fakeTokenSigner{},
 		Signing:       identity.SigningCAs{KubeletClient: testCA, KubeletServing: testCA, APIServerClient: testCA, LegacyUnknown: testCA},
 		PodRanges:     []node.PodRange{{Prefix: netip.MustParsePrefix("10.244.0.0/16"), NodeBits: 24}},
 		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"skiff/internal/controllers/cleanup"
 	"skiff/internal/controllers/identity"
 	"skiff/internal/controllers/node"
@@ -18,8 +20,8 @@ type Settings struct {
 	NamespaceGrace *time.Duration
 	// TerminatedPods is the number of terminated pods that are kept. Nil: cleanup.DefaultTerminatedPods. Zero: all.
 	TerminatedPods *int
-	// LegacyTokenLife is the time after which an unused token secret becomes invalid. Nil: cleanup.DefaultLegacyTokenUnusedPeriod.
-	LegacyTokenLife *time.Duration
+	// LegacyTokenLifetime is the time after which an unused token secret becomes invalid. Nil: cleanup.DefaultLegacyTokenUnusedPeriod.
+	LegacyTokenLifetime *time.Duration
 	// RootCA are the PEM certificates that verify the API server. They are published in every namespace.
 	RootCA []byte
 	// TokenSigner signs the tokens in secrets.
@@ -50,16 +52,10 @@ type Settings struct {
 	Autoscaler *scaling.AutoscalerSettings
 }
 
-// or returns the value that is set, or the default.
-func or[T any](set *T, otherwise T) T {
-	if set != nil {
-		return *set
-	}
-	return otherwise
-}
-
 func (s Settings) namespaceGrace() time.Duration {
-	return or(s.NamespaceGrace, cleanup.NamespaceDeletionDelay)
+	return ptr.Deref(s.NamespaceGrace, cleanup.NamespaceDeletionDelay)
 }
 
-func (s Settings) terminatedPods() int { return or(s.TerminatedPods, cleanup.DefaultTerminatedPods) }
+func (s Settings) terminatedPods() int {
+	return ptr.Deref(s.TerminatedPods, cleanup.DefaultTerminatedPods)
+}

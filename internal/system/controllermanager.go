@@ -66,7 +66,7 @@ func nodeLifecycle(c config.NodeLifecycle) *node.LifecycleSettings {
 // controllerManagerSettings are the settings of single controllers, with the keys that some need.
 func controllerManagerSettings(c config.ControllerManager) (controllers.Settings, error) {
 	s := controllers.Settings{
-		TerminatedPods: &c.TerminatedPods, LegacyTokenLife: &c.LegacyTokenCleanUpPeriod, EndpointsPerSlice: &c.EndpointsPerSlice, MirroredPerSubset: &c.MirroredPerSubset,
+		TerminatedPods: &c.TerminatedPods, LegacyTokenLifetime: &c.LegacyTokenCleanUpPeriod, EndpointsPerSlice: &c.EndpointsPerSlice, MirroredPerSubset: &c.MirroredPerSubset,
 		NodeLifecycle: nodeLifecycle(c.NodeLifecycle),
 		Autoscaler: &scaling.AutoscalerSettings{
 			SyncPeriod: c.Autoscaling.SyncPeriod, DownscaleStabilization: c.Autoscaling.DownscaleStabilization, Tolerance: c.Autoscaling.Tolerance,
