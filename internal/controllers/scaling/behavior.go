@@ -39,23 +39,23 @@ const maxStabilizationWindow = time.Hour
 type replicaBounds struct{ min, max int32 }
 
 const (
-	inRange     = "DesiredWithinRange"
-	inRangeText = "the desired count is within the acceptable range"
-	upLimit     = "ScaleUpLimit"
-	upLimitText = "the desired replica count is increasing faster than the maximum scale rate"
-	downLimit   = "ScaleDownLimit"
-	downText    = "the desired replica count is decreasing faster than the maximum scale rate"
-	tooMany     = "TooManyReplicas"
-	tooManyText = "the desired replica count is more than the maximum replica count"
-	tooFew      = "TooFewReplicas"
-	tooFewText  = "the desired replica count is less than the minimum replica count"
+	inRange       = "DesiredWithinRange"
+	inRangeText   = "the desired count is within the acceptable range"
+	upLimit       = "ScaleUpLimit"
+	upLimitText   = "the desired replica count is increasing faster than the maximum scale rate"
+	downLimit     = "ScaleDownLimit"
+	downLimitText = "the desired replica count is decreasing faster than the maximum scale rate"
+	tooMany       = "TooManyReplicas"
+	tooManyText   = "the desired replica count is more than the maximum replica count"
+	tooFew        = "TooFewReplicas"
+	tooFewText    = "the desired replica count is less than the minimum replica count"
 )
 
 // limit applies the limits of an autoscaler without behavior: at most twice the current replicas, or four.
 func (b replicaBounds) limit(current, desired int32) (replicas int32, reason, message string) {
 	most, reason, message := b.max, tooMany, tooManyText
-	if fast := bounded(max(2*float64(current), 4)); b.max > fast {
-		most, reason, message = fast, upLimit, upLimitText
+	if byRate := bounded(max(2*float64(current), 4)); b.max > byRate {
+		most, reason, message = byRate, upLimit, upLimitText
 	}
 	switch {
 	case desired < b.min:
@@ -70,19 +70,19 @@ func (b replicaBounds) limit(current, desired int32) (replicas int32, reason, me
 func (b replicaBounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, steps []scaleEvent, now time.Time) (replicas int32, reason, message string) {
 	switch {
 	case desired > current:
-		fast := max(current, rate(behavior.ScaleUp, current, steps, now, true))
+		byRate := max(current, rate(behavior.ScaleUp, current, steps, now, true))
 		most, reason, message := b.max, tooMany, tooManyText
-		if most > fast {
-			most, reason, message = fast, upLimit, upLimitText
+		if most > byRate {
+			most, reason, message = byRate, upLimit, upLimitText
 		}
 		if desired > most {
 			return most, reason, message
 		}
 	case desired < current:
-		fast := min(current, rate(behavior.ScaleDown, current, steps, now, false))
+		byRate := min(current, rate(behavior.ScaleDown, current, steps, now, false))
 		least, reason, message := b.min, tooFew, tooFewText
-		if least < fast {
-			least, reason, message = fast, downLimit, downText
+		if least < byRate {
+			least, reason, message = byRate, downLimit, downLimitText
 		}
 		if desired < least {
 			return least, reason, message

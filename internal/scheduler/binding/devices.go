@@ -28,27 +28,27 @@ func (b *Binder) prepareDevices(ctx context.Context, d *decision.Decision, alloc
 }
 
 // bindDevices writes the allocation of a claim and reserves the claim for the pod.
-func (b *Binder) bindDevices(ctx context.Context, pod *corev1.Pod, g *snapshot.ClaimAllocation) error {
-	if resourceclaim.IsReservedForPod(pod, g.Claim, false) {
+func (b *Binder) bindDevices(ctx context.Context, pod *corev1.Pod, allocated *snapshot.ClaimAllocation) error {
+	if resourceclaim.IsReservedForPod(pod, allocated.Claim, false) {
 		return nil
 	}
-	if g.Extended != nil {
-		if err := b.createExtendedResourceClaim(ctx, g); err != nil {
+	if allocated.Extended != nil {
+		if err := b.createExtendedResourceClaim(ctx, allocated); err != nil {
 			return err
 		}
 	}
-	updated, err := b.changeClaim(ctx, g.Claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-		return b.writeAllocation(ctx, claim, g.Allocation, pod)
+	updated, err := b.changeClaim(ctx, allocated.Claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		return b.writeAllocation(ctx, claim, allocated.Allocation, pod)
 	})
 	if err != nil {
 		return err
 	}
-	b.WithSnapshot(func(cluster *snapshot.Snapshot) { cluster.Devices.AllocationWritten(g, updated) })
-	if g.Extended == nil {
+	b.WithSnapshot(func(cluster *snapshot.Snapshot) { cluster.Devices.AllocationWritten(allocated, updated) })
+	if allocated.Extended == nil {
 		return nil
 	}
 	patch := statusPatch(pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
-		RequestMappings: g.Extended.Mappings, ResourceClaimName: updated.Name,
+		RequestMappings: allocated.Extended.Mappings, ResourceClaimName: updated.Name,
 	}})
 	if err := b.Writer.PatchStatus(ctx, pod, patch); err != nil {
 		return fmt.Errorf("update pod %s ExtendedResourceClaimStatus: %w", snapshot.ObjectKey(pod), err)
@@ -108,18 +108,18 @@ func (b *Binder) changeClaim(ctx context.Context, claim *resourcev1.ResourceClai
 }
 
 // createExtendedResourceClaim creates the claim for the extended resources of a pod.
-func (b *Binder) createExtendedResourceClaim(ctx context.Context, g *snapshot.ClaimAllocation) error {
-	claim := g.Claim.DeepCopy()
+func (b *Binder) createExtendedResourceClaim(ctx context.Context, allocated *snapshot.ClaimAllocation) error {
+	claim := allocated.Claim.DeepCopy()
 	claim.Name = ""
 	created, err := b.Writer.CreateResourceClaim(ctx, claim)
 	b.ClaimCreated(claim, err)
 	if err != nil {
-		return fmt.Errorf("create claim for extended resources %s: %w", snapshot.ObjectKey(g.Claim), err)
+		return fmt.Errorf("create claim for extended resources %s: %w", snapshot.ObjectKey(allocated.Claim), err)
 	}
 	b.WithSnapshot(func(cluster *snapshot.Snapshot) {
-		cluster.Devices.RevertAllocations([]snapshot.ClaimAllocation{*g})
-		g.Claim, g.Created = created, true
-		cluster.Devices.AssumeAllocations([]snapshot.ClaimAllocation{*g})
+		cluster.Devices.RevertAllocations([]snapshot.ClaimAllocation{*allocated})
+		allocated.Claim, allocated.Created = created, true
+		cluster.Devices.AssumeAllocations([]snapshot.ClaimAllocation{*allocated})
 	})
 	return nil
 }
@@ -187,7 +187,7 @@ func (b *Binder) DeallocateUnusedClaims(ctx context.Context, cluster *snapshot.S
 
 // awaitDevices waits until the binding conditions of the pod's devices are met.
 func (b *Binder) awaitDevices(ctx context.Context, d *decision.Decision, allocations []snapshot.ClaimAllocation) error {
-	if !slices.ContainsFunc(allocations, func(g snapshot.ClaimAllocation) bool { return plugins.HasBindingConditions(g.Claim) }) {
+	if !slices.ContainsFunc(allocations, func(allocated snapshot.ClaimAllocation) bool { return plugins.HasBindingConditions(allocated.Claim) }) {
 		return nil
 	}
 	b.RecordEvent(d.Profile, d.Pod.Pod, corev1.EventTypeNormal, "BindingConditionsPending", "waiting for binding conditions for device on node "+d.Node)
@@ -215,10 +215,10 @@ func allDevicesReady(cluster *snapshot.Snapshot, d *decision.Decision, allocatio
 	if cluster.PodEntries[d.Pod.Pod.UID] == nil {
 		return false, fmt.Errorf("pod does not exist any more: %s", snapshot.ObjectKey(d.Pod.Pod))
 	}
-	for _, g := range allocations {
-		claim := cluster.Devices.Claim(snapshot.ObjectKey(g.Claim))
+	for _, allocated := range allocations {
+		claim := cluster.Devices.Claim(snapshot.ObjectKey(allocated.Claim))
 		if claim == nil {
-			return false, fmt.Errorf("could not find ResourceClaim %q", snapshot.ObjectKey(g.Claim))
+			return false, fmt.Errorf("could not find ResourceClaim %q", snapshot.ObjectKey(allocated.Claim))
 		}
 		ready, err := plugins.BindingConditionsMet(claim)
 		if err == nil && !ready && d.Profile.DynamicResources.BindingTimedOut(claim) {

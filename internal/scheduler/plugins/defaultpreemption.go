@@ -118,7 +118,7 @@ func violatesBudget(pod *corev1.Pod, budgets BudgetsOf, used map[*policyv1.PodDi
 // ChooseCandidate picks a candidate by upstream's criteria: fewest PDB violations, then the lowest highest victim priority, the smallest sum
 // of priorities, the fewest victims, and the latest start time of the highest-priority victims.
 func ChooseCandidate(candidates []Preemption) *Preemption {
-	measures := []func(*Preemption) int64{
+	criteria := []func(*Preemption) int64{
 		func(c *Preemption) int64 { return int64(c.Violations) },
 		func(c *Preemption) int64 { return int64(snapshot.PriorityOf(c.Victims[0])) },
 		func(c *Preemption) (sum int64) {
@@ -139,12 +139,12 @@ func ChooseCandidate(candidates []Preemption) *Preemption {
 	if len(left) == 0 {
 		return nil
 	}
-	for _, measure := range measures {
+	for _, criterion := range criteria {
 		least := int64(math.MaxInt64)
 		for _, c := range left {
-			least = min(least, measure(c))
+			least = min(least, criterion(c))
 		}
-		left = slices.DeleteFunc(left, func(c *Preemption) bool { return measure(c) != least })
+		left = slices.DeleteFunc(left, func(c *Preemption) bool { return criterion(c) != least })
 	}
 	return left[0]
 }

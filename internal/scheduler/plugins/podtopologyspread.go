@@ -283,7 +283,7 @@ func (l *RequiredSpread) Check(node, minMatch int32) uint8 {
 // AddScores adds the normalized scores.
 func (n *SpreadState) AddScores(s *snapshot.Snapshot, x Scoring) {
 	list := x.Nodes
-	complete := !n.requireAllTopologies || n.complete(list)
+	complete := !n.requireAllTopologies || n.allHaveKeys(list)
 	if complete && len(n.Preferred) == 1 && !n.Preferred[0].host {
 		n.Preferred[0].addScoresByDomain(s, x, n.requireAllTopologies)
 		return
@@ -395,8 +395,8 @@ func (n *SpreadState) hasAllKeys(node int32) bool {
 	return true
 }
 
-// complete reports whether all nodes in list have the topology keys of all preferred constraints.
-func (n *SpreadState) complete(list []int32) bool {
+// allHaveKeys reports whether all nodes in list have the topology keys of all preferred constraints.
+func (n *SpreadState) allHaveKeys(list []int32) bool {
 	for i := range n.Preferred {
 		of := n.Preferred[i].label.ValueOf
 		for _, node := range list {
@@ -423,15 +423,15 @@ func (n *SpreadState) domainWeights(s *snapshot.Snapshot, list []int32, complete
 	for w := range n.Preferred {
 		size := eligible
 		if !n.Preferred[w].host {
-			size = n.distinct(s, list, n.Preferred[w].label, complete)
+			size = n.countDomains(s, list, n.Preferred[w].label, complete)
 		}
 		weights[w] = math.Log(float64(size + 2))
 	}
 	return weights
 }
 
-// distinct returns the number of domains of the nodes in list. Nodes without the label are in the domain of the empty value.
-func (n *SpreadState) distinct(s *snapshot.Snapshot, list []int32, column *snapshot.LabelColumn, complete bool) int {
+// countDomains returns the number of domains of the nodes in list. Nodes without the label are in the domain of the empty value.
+func (n *SpreadState) countDomains(s *snapshot.Snapshot, list []int32, column *snapshot.LabelColumn, complete bool) int {
 	seen := s.FlagBuffer(len(column.Values) + 1)
 	unlabelled := int32(len(column.Values))
 	if empty, known := column.ValueNumbers[""]; known {
