@@ -166,13 +166,19 @@ func (ca *CA) crossSign(other *CA) ([]byte, error) {
 // Dir is a directory that holds pairs as NAME.crt and NAME.key.
 type Dir string
 
-// CA loads the CA with the given file name, or creates and stores a new one.
+// CA loads the CA with the given file name, or creates and stores a new one. A certificate without its key is not replaced, because what it has signed
+// would not be trusted any more.
 func (d Dir) CA(name, commonName string, now time.Time) (*CA, error) {
 	pair, err := d.read(name)
 	if err == nil {
 		return parseCA(pair)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if _, err := os.Lstat(d.path(name + ".crt")); err == nil {
+		return nil, fmt.Errorf("%s has no key: %s does not exist", d.path(name+".crt"), d.path(name+".key"))
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	ca, err := NewCA(commonName, now)

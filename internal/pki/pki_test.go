@@ -143,3 +143,21 @@ func TestRSASigningKey(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// The certificate of a CA whose key is missing is not replaced by that of another CA.
+func TestCAWithoutKey(t *testing.T) {
+	dir := Dir(t.TempDir())
+	ca, err := dir.CA("ca", "test-ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(dir.path("ca.key")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dir.CA("ca", "test-ca", time.Now()); err == nil || !strings.Contains(err.Error(), dir.path("ca.key")+" does not exist") {
+		t.Errorf("error %v", err)
+	}
+	if left, err := os.ReadFile(dir.path("ca.crt")); err != nil || string(left) != string(ca.Cert) {
+		t.Errorf("the certificate has changed: %v", err)
+	}
+}
