@@ -52,7 +52,7 @@ func (j Join) Send(ctx context.Context, request JoinRequest) (*JoinResponse, err
 	}
 	for {
 		response, err := j.attempt(ctx, token, body)
-		if err == nil || !passes(err) {
+		if err == nil || !isTemporary(err) {
 			return response, explain(err)
 		}
 		j.Log.Warn("failed to join the cluster, retrying", "server", j.Server, "error", err)
@@ -64,8 +64,8 @@ func (j Join) Send(ctx context.Context, request JoinRequest) (*JoinResponse, err
 	}
 }
 
-// passes reports whether an error may pass: the server is starting, or busy.
-func passes(err error) bool {
+// isTemporary reports whether another attempt may succeed: the server is starting, or busy.
+func isTemporary(err error) bool {
 	var dial *net.OpError
 	return errors.As(err, &dial) && dial.Op == "dial" || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err)
 }

@@ -410,7 +410,7 @@ func isListening(ctx context.Context, peerURL string) bool {
 	return true
 }
 
-// memberError says what was to be done, and marks errors that pass.
+// memberError says what was to be done, and marks temporary errors with ErrNotNow.
 func memberError(ctx context.Context, action string, err error) error {
 	switch {
 	case err == nil:
