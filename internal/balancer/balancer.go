@@ -155,6 +155,12 @@ func (b *Balancer) serve(ctx context.Context, client net.Conn) {
 	defer client.Close()
 	for _, s := range b.candidates() {
 		conn, err := dial(ctx, s.address)
+		if ctx.Err() != nil {
+			if err == nil {
+				conn.Close()
+			}
+			return // which says nothing about the server
+		}
 		if err != nil {
 			b.report(s, err)
 			continue

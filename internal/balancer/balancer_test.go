@@ -230,3 +230,18 @@ func TestHalfClose(t *testing.T) {
 		t.Errorf("%q, %v", data, err)
 	}
 }
+
+// A connection that cannot be made because the balancer ends says nothing about the server.
+func TestEndWhileDialing(t *testing.T) {
+	a := startEcho(t, "a")
+	balancer := &Balancer{Log: slog.New(slog.DiscardHandler)}
+	balancer.SetServers([]string{a.address()})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	client, other := net.Pipe()
+	defer other.Close()
+	balancer.serve(ctx, client)
+	if s := balancer.candidates()[0]; s.failed != 0 {
+		t.Errorf("the server has failed %d times", s.failed)
+	}
+}
