@@ -2,22 +2,17 @@ package runtime
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/sha512"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
-	content "github.com/containerd/containerd/api/services/content/v1"
 	images "github.com/containerd/containerd/api/services/images/v1"
 	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
 	"golang.org/x/sys/unix"
@@ -51,7 +46,8 @@ type syncedImages struct {
 	Images []string `json:"images"`
 }
 
-// readSyncedImages reads the record; nil: there is none.
+// readSyncedImages reads the record; nil: there is none. One that is damaged has no images, so that all are checked: the disk that it is for may have lost
+// the record too.
 func readSyncedImages(path string) (*syncedImages, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -61,8 +57,8 @@ func readSyncedImages(path string) (*syncedImages, error) {
 		return nil, err
 	}
 	var record syncedImages
-	if err := json.Unmarshal(text, &record); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+	if json.Unmarshal(text, &record) != nil {
+		record = syncedImages{}
 	}
 	return &record, nil
 }
@@ -167,7 +163,7 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 		if isInterrupted(err) {
 			return err
 		}
-		if !slices.Contains(r.recorded.Images, digest) {
+		if _, recorded := slices.BinarySearch(r.recorded.Images, digest); !recorded {
 			image.chain = chain
 			added = append(added, image)
 			continue
@@ -176,7 +172,7 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 			sound[id] = true
 		}
 	}
-	if err := r.importer.removeSnapshots(ctx, added, sound); err != nil {
+	if err := r.removeSnapshots(ctx, added, sound); err != nil {
 		return err
 	}
 	for _, image := range added {
@@ -187,7 +183,8 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 	return nil
 }
 
-// repair unpacks an image whose layers were removed, or removes it if its blobs are damaged.
+// repair unpacks an image whose layers were removed, or removes it if its blobs are damaged. One that cannot be unpacked now, because the disk is full or
+// because it is no image of a container, must not keep the node from starting: the CRI unpacks images when containers use them.
 func (r *imageRecorder) repair(ctx context.Context, image unpackedImage) error {
 	err := r.importer.verify(ctx, image.target)
 	if isInterrupted(err) {
@@ -198,8 +195,61 @@ func (r *imageRecorder) repair(ctx context.Context, image unpackedImage) error {
 		return r.importer.remove(ctx, image.names)
 	}
 	r.log.Info("unpacking an image again that may have been damaged by a power loss", "images", image.names)
-	if err := r.importer.unpackWithLease(ctx, image.target); err != nil {
-		return fmt.Errorf("unpack image %s: %w", image.names[0], err)
+	err = r.importer.unpackWithLease(ctx, image.target)
+	if isInterrupted(err) {
+		return err
+	}
+	if err != nil {
+		r.log.Warn("failed to unpack an image", "images", image.names, "error", err)
+	}
+	return nil
+}
+
+// removeSnapshots removes the layers of images, except those that are sound, with everything that is on them: layers of other images, containers, image
+// volumes, and what a pull was unpacking. No container runs: the host was rebooted.
+func (r *imageRecorder) removeSnapshots(ctx context.Context, list []unpackedImage, sound map[string]bool) error {
+	var damaged []string
+	for _, image := range list {
+		for _, id := range image.chain {
+			if !sound[id] {
+				damaged = append(damaged, id)
+			}
+		}
+	}
+	if len(damaged) == 0 {
+		return nil
+	}
+	on, err := r.importer.snapshotsOn(ctx, damaged)
+	if err != nil {
+		return err
+	}
+	client := snapshots.NewSnapshotsClient(r.importer.connection)
+	for _, s := range on {
+		if s.Kind == snapshots.Kind_ACTIVE {
+			if err := r.removeContainer(ctx, s.Name); err != nil {
+				return err
+			}
+		}
+		_, err := client.Remove(ctx, &snapshots.RemoveSnapshotRequest{Snapshotter: snapshotter, Key: s.Name})
+		if err != nil && status.Code(err) != codes.NotFound {
+			return fmt.Errorf("remove snapshot %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// removeContainer removes the container or sandbox whose snapshot has a name, which is its ID. The CRI ignores other names. One that cannot be removed
+// now is left to the kubelet: it does not need its snapshot any more.
+func (r *imageRecorder) removeContainer(ctx context.Context, id string) error {
+	runtime := cri.New(cri.NewClient(r.importer.connection))
+	for _, remove := range []func(context.Context, string) error{runtime.RemoveContainer, runtime.RemovePodSandbox} {
+		err := remove(ctx, id)
+		if isInterrupted(err) {
+			return err
+		}
+		if err != nil && !cri.NotFound(err) {
+			r.log.Warn("failed to remove a container whose image may be damaged", "container", id, "error", err)
+		}
 	}
 	return nil
 }
@@ -251,10 +301,7 @@ func (i Importer) chain(ctx context.Context, target descriptor) ([]string, error
 
 // verify reads all blobs of an image for this platform and compares them with their digests.
 func (i Importer) verify(ctx context.Context, target descriptor) error {
-	if err := i.verifyBlob(ctx, target.Digest); err != nil {
-		return err
-	}
-	manifest, err := i.manifest(ctx, target)
+	manifest, err := i.manifest(ctx, target) // it compares what it reads
 	if err != nil || manifest == nil {
 		return err
 	}
@@ -268,36 +315,7 @@ func (i Importer) verify(ctx context.Context, target descriptor) error {
 
 // verifyBlob compares a blob with its digest.
 func (i Importer) verifyBlob(ctx context.Context, digest string) error {
-	algorithm, _, _ := strings.Cut(digest, ":")
-	var sum hash.Hash
-	switch algorithm {
-	case "sha256":
-		sum = sha256.New()
-	case "sha512":
-		sum = sha512.New()
-	default:
-		return fmt.Errorf("blob %s: unknown digest algorithm", digest)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := content.NewContentClient(i.connection).Read(ctx, &content.ReadContentRequest{Digest: digest})
-	if err != nil {
-		return fmt.Errorf("read blob %s: %w", digest, err)
-	}
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("read blob %s: %w", digest, err)
-		}
-		sum.Write(part.Data)
-	}
-	if got := fmt.Sprintf("%s:%x", algorithm, sum.Sum(nil)); got != digest {
-		return fmt.Errorf("blob %s has the digest %s", digest, got)
-	}
-	return nil
+	return i.readBlob(ctx, digest, func([]byte) error { return nil })
 }
 
 // remove removes an image under all its names, and what only it refers to: the next import or pull must not find damaged blobs and snapshots. It
@@ -328,61 +346,41 @@ func (i Importer) remove(ctx context.Context, names []string) error {
 	return nil
 }
 
-// removeSnapshots removes the layers of images, the highest first, except those that are sound, and the containers on them. No container runs: the host
-// was rebooted.
-func (i Importer) removeSnapshots(ctx context.Context, list []unpackedImage, sound map[string]bool) error {
-	depth := map[string]int{}
-	for _, image := range list {
-		for n, id := range image.chain {
-			if !sound[id] {
-				depth[id] = n
-			}
-		}
-	}
-	if len(depth) == 0 {
-		return nil
-	}
-	if err := i.removeContainersOn(ctx, depth); err != nil {
-		return err
-	}
-	highestFirst := slices.SortedFunc(maps.Keys(depth), func(a, b string) int { return depth[b] - depth[a] })
-	for _, id := range highestFirst {
-		_, err := snapshots.NewSnapshotsClient(i.connection).Remove(ctx, &snapshots.RemoveSnapshotRequest{Snapshotter: snapshotter, Key: id})
-		if err != nil && status.Code(err) != codes.NotFound {
-			return fmt.Errorf("remove layer %s: %w", id, err)
-		}
-	}
-	return nil
-}
-
-// removeContainersOn removes the containers and sandboxes whose file systems are on one of the layers. The snapshot of a container has its ID.
-func (i Importer) removeContainersOn(ctx context.Context, layers map[string]int) error {
+// snapshotsOn returns the snapshots with some names and all that are on them, each before the one it is on.
+func (i Importer) snapshotsOn(ctx context.Context, names []string) ([]*snapshots.Info, error) {
 	stream, err := snapshots.NewSnapshotsClient(i.connection).List(ctx, &snapshots.ListSnapshotsRequest{Snapshotter: snapshotter})
 	if err != nil {
-		return fmt.Errorf("list snapshots: %w", err)
+		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	var keys []string
+	byName, children := map[string]*snapshots.Info{}, map[string][]string{}
 	for {
 		response, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("list snapshots: %w", err)
+			return nil, fmt.Errorf("list snapshots: %w", err)
 		}
 		for _, info := range response.Info {
-			if _, ok := layers[info.Parent]; ok && info.Kind == snapshots.Kind_ACTIVE {
-				keys = append(keys, info.Name)
-			}
+			byName[info.Name] = info
+			children[info.Parent] = append(children[info.Parent], info.Name)
 		}
 	}
-	runtime := cri.New(cri.NewClient(i.connection))
-	for _, id := range keys {
-		for _, remove := range []func(context.Context, string) error{runtime.RemoveContainer, runtime.RemovePodSandbox} {
-			if err := remove(ctx, id); err != nil && !cri.NotFound(err) {
-				return fmt.Errorf("remove container %s: %w", id, err)
-			}
+	var ordered []*snapshots.Info
+	var add func(name string)
+	add = func(name string) {
+		info := byName[name]
+		if info == nil {
+			return // it was added, or does not exist
 		}
+		delete(byName, name)
+		for _, child := range children[name] {
+			add(child)
+		}
+		ordered = append(ordered, info)
 	}
-	return nil
+	for _, name := range names {
+		add(name)
+	}
+	return ordered, nil
 }

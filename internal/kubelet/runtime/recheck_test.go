@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -126,7 +127,7 @@ func (f fakeSnapshots) List(_ *snapshots.ListSnapshotsRequest, to snapshots.Snap
 	response := &snapshots.ListSnapshotsResponse{}
 	for name, parent := range f.parents {
 		kind := snapshots.Kind_COMMITTED
-		if strings.HasPrefix(name, "container") {
+		if !strings.HasPrefix(name, "sha256:") {
 			kind = snapshots.Kind_ACTIVE
 		}
 		response.Info = append(response.Info, &snapshots.Info{Name: name, Parent: parent, Kind: kind})
@@ -181,12 +182,17 @@ func (f fakeImageService) ImageStatus(_ context.Context, r *runtimeapi.ImageStat
 }
 
 func (f fakeRuntimeService) RemoveContainer(_ context.Context, r *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
-	f.removed = append(f.removed, r.ContainerId)
-	delete(f.parents, r.ContainerId)
+	if strings.HasPrefix(r.ContainerId, "container") {
+		f.removed = append(f.removed, r.ContainerId)
+		delete(f.parents, r.ContainerId)
+	}
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 
-func (f fakeRuntimeService) RemovePodSandbox(context.Context, *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+func (f fakeRuntimeService) RemovePodSandbox(_ context.Context, r *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+	if strings.HasPrefix(r.PodSandboxId, "sandbox") {
+		return nil, status.Error(codes.Unknown, "failed to destroy network for sandbox: cni plugin not initialized")
+	}
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
@@ -226,6 +232,114 @@ func newFakeContainerd(t *testing.T) (*fakeContainerd, Importer) {
 	}
 	t.Cleanup(func() { _ = importer.Close() })
 	return f, importer
+}
+
+// recheckIn checks the images after a reboot, with a record in a directory.
+func recheckIn(t *testing.T, importer Importer, dir string) error {
+	t.Helper()
+	r := &imageRecorder{importer: importer, dir: dir, file: filepath.Join(dir, "images.json"), boot: "second", log: slog.New(slog.DiscardHandler)}
+	return r.recheck(t.Context())
+}
+
+// writeRecord writes the record of an earlier boot.
+func writeRecord(t *testing.T, text string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "images.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestRecheckOfLayersInUse: what is on the layers of an image does not keep them from being unpacked again, and nothing of it keeps the node from starting.
+func TestRecheckOfLayersInUse(t *testing.T) {
+	f, importer := newFakeContainerd(t)
+	f.add("new", "base", "top")
+	base := sum([]byte("base"))
+	top := chainID(base, sum([]byte("top")))
+	for name, parent := range map[string]string{
+		"extract-1 " + chainID(base, "other"):  base, // a pull was unpacking another image with the same first layer
+		chainID(base, "removed"):               base, // of an image that is removed, and not collected yet
+		"container of removed":                 chainID(base, "removed"),
+		"/state/image-volumes/sandbox-1/image": top,
+		"sandbox-1":                            top,
+	} {
+		f.parents[name] = parent
+	}
+	if err := recheckIn(t, importer, writeRecord(t, `{"boot":"first"}`)); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !slices.Equal(f.unpacked, []string{"base", "top"}) || !maps.Equal(f.parents, map[string]string{base: "", top: base}) {
+		t.Errorf("unpacked %q, snapshots %q", f.unpacked, f.parents)
+	}
+	if !slices.Equal(f.removed, []string{"container of removed"}) {
+		t.Errorf("removed %q", f.removed)
+	}
+}
+
+// TestRecheckWithDamagedRecord: all images are checked if the disk has lost the record too.
+func TestRecheckWithDamagedRecord(t *testing.T) {
+	for _, record := range []string{"", "\x00\x00", `{"boot":"fir`} {
+		f, importer := newFakeContainerd(t)
+		f.add("image", "layer")
+		dir := writeRecord(t, record)
+		if err := recheckIn(t, importer, dir); err != nil {
+			t.Fatalf("record %q: %v", record, err)
+		}
+		f.mu.Lock()
+		if !slices.Equal(f.unpacked, []string{"layer"}) {
+			t.Errorf("record %q: unpacked %q", record, f.unpacked)
+		}
+		f.mu.Unlock()
+		if text, err := os.ReadFile(filepath.Join(dir, "images.json")); err != nil || !bytes.Contains(text, []byte(`"boot":"second"`)) {
+			t.Errorf("record %q: recorded %s, %v", record, text, err)
+		}
+	}
+}
+
+// TestRecheckOfArtifacts: an image that cannot be unpacked, such as an artifact whose configuration has no layers, is kept, and the node starts.
+func TestRecheckOfArtifacts(t *testing.T) {
+	f, importer := newFakeContainerd(t)
+	f.add("artifact", "layer")
+	var manifest imageManifest
+	if err := json.Unmarshal(f.blobs[f.targets["artifact"]], &manifest); err != nil {
+		t.Fatal(err)
+	}
+	f.blobs[sum([]byte("{}"))] = []byte("{}")
+	manifest.Config.Digest = sum([]byte("{}"))
+	text, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.blobs[sum(text)], f.targets["artifact"] = text, sum(text)
+	if err := recheckIn(t, importer, writeRecord(t, `{"boot":"first"}`)); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.targets) != 1 || len(f.unpacked) > 0 {
+		t.Errorf("images %v, unpacked %q", f.targets, f.unpacked)
+	}
+}
+
+// TestRecheckOfIndex: the manifest that an index refers to is compared with its digest, as everything else.
+func TestRecheckOfIndex(t *testing.T) {
+	f, importer := newFakeContainerd(t)
+	f.add("image", "layer")
+	manifest := f.targets["image"]
+	index := fmt.Appendf(nil, `{"manifests":[{"digest":%q,"platform":{"os":"linux","architecture":%q}}]}`, manifest, goruntime.GOARCH)
+	f.blobs[sum(index)], f.targets["image"] = index, sum(index)
+	f.blobs[manifest] = bytes.Replace(f.blobs[manifest], []byte("{"), []byte("{ "), 1)
+	if err := recheckIn(t, importer, writeRecord(t, `{"boot":"first"}`)); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.targets) != 0 {
+		t.Errorf("images %v, want none with a damaged manifest", f.targets)
+	}
 }
 
 // TestRecheck: after a reboot, images that are not recorded are unpacked again, or removed if their blobs are damaged. Others are not read.
@@ -307,10 +421,7 @@ func TestRecheck(t *testing.T) {
 func TestRecheckInterrupted(t *testing.T) {
 	f, importer := newFakeContainerd(t)
 	f.add("new", "layer")
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "images.json"), []byte(`{"boot":"first"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := writeRecord(t, `{"boot":"first"}`)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r := &imageRecorder{importer: importer, dir: dir, file: filepath.Join(dir, "images.json"), boot: "second", log: slog.New(slog.DiscardHandler)}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	goruntime "runtime"
+	"strings"
 
 	content "github.com/containerd/containerd/api/services/content/v1"
 	diff "github.com/containerd/containerd/api/services/diff/v1"
@@ -135,27 +138,55 @@ func (i Importer) manifest(ctx context.Context, target descriptor) (*imageManife
 
 // readDocument reads a manifest, index or configuration from containerd.
 func (i Importer) readDocument(ctx context.Context, d descriptor, document any) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := content.NewContentClient(i.connection).Read(ctx, &content.ReadContentRequest{Digest: d.Digest})
+	var data []byte
+	err := i.readBlob(ctx, d.Digest, func(part []byte) error {
+		if data = append(data, part...); len(data) > documentMax {
+			return fmt.Errorf("read %s: it has more than %d bytes", d.Digest, documentMax)
+		}
+		return nil
+	})
 	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, document); err != nil {
 		return fmt.Errorf("read %s: %w", d.Digest, err)
 	}
-	var data []byte
+	return nil
+}
+
+// readBlob reads a blob from containerd in parts, and compares it with its digest.
+func (i Importer) readBlob(ctx context.Context, digest string, add func(part []byte) error) error {
+	algorithm, _, _ := strings.Cut(digest, ":")
+	var sum hash.Hash
+	switch algorithm {
+	case "sha256":
+		sum = sha256.New()
+	case "sha512":
+		sum = sha512.New()
+	default:
+		return fmt.Errorf("blob %s: unknown digest algorithm", digest)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := content.NewContentClient(i.connection).Read(ctx, &content.ReadContentRequest{Digest: digest})
+	if err != nil {
+		return fmt.Errorf("read %s: %w", digest, err)
+	}
 	for {
 		part, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("read %s: %w", d.Digest, err)
+			return fmt.Errorf("read %s: %w", digest, err)
 		}
-		if data = append(data, part.Data...); len(data) > documentMax {
-			return fmt.Errorf("read %s: it has more than %d bytes", d.Digest, documentMax)
+		sum.Write(part.Data)
+		if err := add(part.Data); err != nil {
+			return err
 		}
 	}
-	if err := json.Unmarshal(data, document); err != nil {
-		return fmt.Errorf("read %s: %w", d.Digest, err)
+	if got := fmt.Sprintf("%s:%x", algorithm, sum.Sum(nil)); got != digest {
+		return fmt.Errorf("blob %s has the digest %s", digest, got)
 	}
 	return nil
 }
