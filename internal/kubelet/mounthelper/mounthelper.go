@@ -5,6 +5,7 @@ package mounthelper
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,7 +17,7 @@ import (
 // Dirs are the directories in which mount(8) looks for helpers.
 var Dirs = []string{"/sbin", "/sbin/fs.d", "/sbin/fs", "/usr/sbin"}
 
-// waitDelay is how long the output of a helper that was killed is waited for.
+// waitDelay is how long the output of a helper that has ended, or was killed, is waited for.
 const waitDelay = time.Second
 
 // Helper mounts file systems of one type.
@@ -48,7 +49,8 @@ func (h Helper) Mount(ctx context.Context, source, target string, options []stri
 	command := exec.CommandContext(ctx, h.path, args...)
 	command.WaitDelay = waitDelay
 	output, err := command.CombinedOutput()
-	if err != nil {
+	// A helper may leave a process that has its output, such as a daemon for file locks.
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("mount failed: %w\nMounting command: %s\nMounting arguments: %s\nOutput: %s", err, h.path, strings.Join(args, " "), bytes.TrimSpace(output))
 	}
 	return nil

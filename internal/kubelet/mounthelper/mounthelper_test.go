@@ -4,7 +4,9 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -38,6 +40,22 @@ func TestMount(t *testing.T) {
 	write("echo access denied by server >&2; exit 32")
 	if err := helper.Mount(t.Context(), "server:/", "/target", nil); err == nil || !strings.HasPrefix(err.Error(), "mount failed: exit status 32\n") || !strings.HasSuffix(err.Error(), "Output: access denied by server") {
 		t.Errorf("a helper that fails: %v", err)
+	}
+	daemon := filepath.Join(dir, "daemon")
+	write("sleep 1000 & echo $! > " + daemon)
+	if err := helper.Mount(t.Context(), "server:/", "/target", nil); err != nil {
+		t.Errorf("a helper that starts a daemon: %v", err)
+	}
+	text, err := os.ReadFile(daemon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(id, syscall.SIGKILL); err != nil {
+		t.Error(err)
 	}
 	write("exec sleep 1000")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

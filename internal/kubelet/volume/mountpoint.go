@@ -12,13 +12,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isMounted reports whether path is a mount point.
+// isMounted reports whether path is a mount point. What is mounted is not looked at: the server of a network file system may not respond.
 func isMounted(path string) (bool, error) {
-	mounted, err := mountinfo.Mounted(path)
+	parent, err := openDir(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
-	return mounted, err
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(parent)
+	fd, err := openat2(parent, filepath.Base(path), unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
+	switch {
+	case err == nil:
+		return false, unix.Close(fd)
+	case errors.Is(err, unix.EXDEV):
+		return true, nil
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	}
+	return false, &os.PathError{Op: "open", Path: path, Err: err}
 }
 
 // mountTmpfs mounts a tmpfs on a directory. size is in bytes; 0 is the kernel's default, half of the memory.

@@ -5,6 +5,7 @@ package volume
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -526,6 +527,44 @@ func TestNFS(t *testing.T) {
 		if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
 			t.Errorf("left %v", entries)
 		}
+	}
+}
+
+// mountUnresponsive mounts a file system whose server never responds. The returned function ends it and reports whether somebody had to wait for it.
+func mountUnresponsive(t *testing.T, dir string) (waited func() bool) {
+	t.Helper()
+	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no file system without a server can be mounted: %v", err)
+	}
+	if err := unix.Mount("fuse", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(10*time.Second, func() { server.Close() })
+	return func() bool { return !late.Stop() || server.Close() != nil }
+}
+
+// TestUnresponsiveNFS: a kubelet that starts while the server of a volume does not respond does not wait for that, nor when the pod is removed.
+func TestUnresponsiveNFS(t *testing.T) {
+	v := clusterVolumes(t, privateMounts(t))
+	v.helperDirs = nil // it is not mounted again
+	pod := testPod(corev1.Volume{Name: "share", VolumeSource: corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "files", Path: "/export"}}})
+	dir := v.dir(pod.UID, nfsPlugin, "share")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	waited := mountUnresponsive(t, dir)
+	if err := v.Mount(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	if err := v.Unmount(t.Context(), pod.UID); err != nil {
+		t.Error(err)
+	}
+	if waited() {
+		t.Error("the server was waited for")
+	}
+	if entries, err := os.ReadDir(v.podDir(pod.UID)); err != nil || len(entries) != 0 {
+		t.Errorf("left %v, %v", entries, err)
 	}
 }
 
