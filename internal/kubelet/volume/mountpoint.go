@@ -74,9 +74,16 @@ func remountReadOnly(target string) error {
 	return unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
-// unmountBelow unmounts everything at and below a directory, deepest first.
+// unmountBelow unmounts everything at and below a directory, deepest first. The directories above it may be reached through symlinks.
 func unmountBelow(dir string) error {
-	dir = filepath.Clean(dir)
+	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(dir))) // the kernel lists mounts by paths without symlinks
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("resolve the directory of %s: %w", dir, err)
+	}
+	dir = filepath.Join(parent, filepath.Base(dir))
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return fmt.Errorf("read mounts below %s: %w", dir, err)

@@ -530,6 +530,39 @@ func TestNFS(t *testing.T) {
 	}
 }
 
+// TestSymlinkedRoot: the mounts of pods are found where the kubelet's directory is reached through a symlink.
+func TestSymlinkedRoot(t *testing.T) {
+	dir := privateMounts(t)
+	root := filepath.Join(dir, "link")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "disk"), 0o755), os.Symlink("disk", root)); err != nil {
+		t.Fatal(err)
+	}
+	v := testVolumes(root, &fakeObjects{})
+	if err := v.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	pod := testPod(corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
+	if err := v.Mount(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	m := v.mounted(pod.UID, "scratch")
+	if mounted, err := isMounted(m.path); err != nil || !mounted || !strings.HasPrefix(m.path, root+"/") {
+		t.Fatalf("mounted at %s: %t, %v", m.path, mounted, err)
+	}
+	if err := v.Unmount(t.Context(), pod.UID); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(v.podDir(pod.UID)); err != nil || len(entries) != 0 {
+		t.Errorf("left %v, %v", entries, err)
+	}
+	if err := v.Release(); err != nil {
+		t.Error(err)
+	}
+	if mounted, err := isMounted(filepath.Join(dir, "disk")); err != nil || mounted {
+		t.Errorf("the directory is still mounted on itself, %v", err)
+	}
+}
+
 // mountUnresponsive mounts a file system whose server never responds. The returned function ends it and reports whether somebody had to wait for it.
 func mountUnresponsive(t *testing.T, dir string) (waited func() bool) {
 	t.Helper()

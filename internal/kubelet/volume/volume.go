@@ -136,7 +136,11 @@ func (v *Volumes) Prepare() error {
 			return err
 		}
 	}
-	shared, err := share(v.Root)
+	root, err := filepath.EvalSymlinks(v.Root)
+	if err != nil {
+		return err
+	}
+	shared, err := share(root)
 	v.mu.Lock()
 	v.shared = v.shared || shared
 	v.mu.Unlock()
@@ -151,7 +155,11 @@ func (v *Volumes) Release() error {
 		return nil
 	}
 	v.shared = false
-	return unmount(v.Root)
+	root, err := filepath.EvalSymlinks(v.Root)
+	if err != nil {
+		return err
+	}
+	return unmount(root)
 }
 
 // CSIDrivers returns the handler of CSI drivers for the registry of plugins.
