@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +50,7 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (
 	}
 	if len(runtime.Sandboxes) > 0 || len(runtime.Containers) > 0 {
 		allocated := allocationFromStatus(pod)
-		w.reassign(ctx, allocated.applied(pod))
+		w.reassign(ctx, withoutEndedInit(allocated.applied(pod), runtime))
 		w.allocate(allocated)
 		return true, nil
 	}
@@ -87,6 +88,17 @@ func (w *worker) reassign(ctx context.Context, pod *corev1.Pod) {
 	if err := w.k.Allocator.Allocate(ctx, pod); err != nil {
 		w.k.Log.Warn("failed to assign resources to a running pod", "pod", describe(pod), "error", err)
 	}
+}
+
+// withoutEndedInit returns a pod without its init containers that have ended for good, because a container that starts after them was created: what they
+// had was released then. Sidecars are kept.
+func withoutEndedInit(pod *corev1.Pod, runtime *cri.Pod) *corev1.Pod {
+	if !slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return runtime.Container(c.Name) != nil }) {
+		return pod
+	}
+	started := *pod
+	started.Spec.InitContainers = slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !container.IsSidecar(&c) })
+	return &started
 }
 
 func (w *worker) allocate(a *allocation) {

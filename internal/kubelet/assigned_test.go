@@ -75,10 +75,14 @@ func (b *testKubelet) assignCPUsAndMemory() {
 
 // withEqualResources makes a container with equal requests and limits.
 func withEqualResources(cpu, memory string) podOption {
+	return regular("c", equalResources(cpu, memory))
+}
+
+func equalResources(cpu, memory string) containerOption {
 	list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse(memory)}
-	return regular("c", func(c *corev1.Container) {
+	return func(c *corev1.Container) {
 		c.Resources = corev1.ResourceRequirements{Requests: list, Limits: list.DeepCopy()}
-	})
+	}
 }
 
 // assigned returns the CPUs and the NUMA nodes of a pod's container in the runtime, and its CPU quota.
@@ -146,6 +150,28 @@ func TestAssignedAfterRestart(t *testing.T) {
 		ofExclusive, _, _ := b.assigned(exclusive)
 		return ofShared == "0-1" && ofExclusive == "2-3"
 	})
+}
+
+// TestEndedInitContainersAfterRestart: an init container that has ended gets no memory again when the kubelet starts again.
+func TestEndedInitContainersAfterRestart(t *testing.T) {
+	b := newTestKubelet(t)
+	b.assignCPUsAndMemory()
+	pod := b.until(b.create(initial("i", command("exit 0"), equalResources("1", "1Gi")), withEqualResources("1", "512Mi")), "running", isRunning)
+	if nodes := b.config.Memory.NUMANodes(pod.UID, "i"); nodes != 0 {
+		t.Fatalf("the init container has memory of the NUMA nodes %s while the container runs", nodes)
+	}
+	b.stop()
+	if err := os.Remove(filepath.Join(b.root, "cpu_manager_state")); err != nil {
+		t.Fatal(err)
+	}
+	b.assignCPUsAndMemory()
+	b.eventually("the pod is admitted again", func() bool { return b.config.CPUs.Exclusive(pod.UID, "c").Size() == 1 })
+	if nodes := b.config.Memory.NUMANodes(pod.UID, "i"); nodes != 0 {
+		t.Errorf("the init container has memory of the NUMA nodes %s", nodes)
+	}
+	if nodes := b.config.Memory.NUMANodes(pod.UID, "c"); nodes.Count() != 1 {
+		t.Errorf("the container has memory of the NUMA nodes %s", nodes)
+	}
 }
 
 // TestResizeOfAssigned: the requests of guaranteed pods cannot be changed while CPUs and memory are assigned.
