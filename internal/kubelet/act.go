@@ -107,11 +107,17 @@ func (w *worker) reset(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, r
 	return nil
 }
 
-// sandboxConfig returns the configuration of the pod's sandbox.
-func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxConfig, error) {
+// resolver returns the resolver configuration of the pod.
+func (w *worker) resolver(pod *corev1.Pod) (*environment.DNSConfig, error) {
 	k := w.k
 	dns := k.DNS
 	dns.NodeIPs = k.HostIPs()
+	if k.HostDNS != nil {
+		var err error
+		if dns.Host, err = k.HostDNS(); err != nil {
+			return nil, err
+		}
+	}
 	dns.Warn = func(reason, message string, ofNode bool) {
 		w.eventOnce("dns/"+reason+message, message, func() {
 			if ofNode {
@@ -121,7 +127,13 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxCon
 			k.podEvent(pod, corev1.EventTypeWarning, reason, "%s", message)
 		})
 	}
-	resolver, err := environment.DNS(pod, dns)
+	return environment.DNS(pod, dns)
+}
+
+// sandboxConfig returns the configuration of the pod's sandbox.
+func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxConfig, error) {
+	k := w.k
+	resolver, err := w.resolver(pod)
 	if err != nil {
 		return nil, err
 	}

@@ -58,6 +58,8 @@ type Config struct {
 	Events  client.EventRecorder
 	Host    cri.Host
 	DNS     environment.DNSSettings
+	// HostDNS reads the resolver configuration of the host for each pod, because it changes with the networks of the host; nil: it is disabled.
+	HostDNS func() (*environment.DNSConfig, error)
 	// MaxContainerRestartPeriod is the maximum CrashLoopBackOff delay; zero means upstream's default of five minutes.
 	MaxContainerRestartPeriod time.Duration
 	// StaticPods is the directory or file of static pod manifests, StaticPodURL the URL of a manifest; both may be empty.

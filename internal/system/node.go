@@ -401,8 +401,11 @@ func (n *nodeComponents) buildVolumes() error {
 func (n *nodeComponents) buildKubelet() error {
 	services := client.InformerFor[*corev1.Service](n.informers)
 	classes := kubelet.RuntimeClasses{Classes: client.InformerFor[*nodev1.RuntimeClass](n.informers)}
-	resolver, err := n.resolver()
-	if err != nil {
+	resolver := environment.DNSSettings{ClusterDNS: n.settings.ClusterDNS, ClusterDomain: cmp.Or(n.settings.ClusterDomain, n.clusterDomain)}
+	if len(resolver.ClusterDNS) == 0 {
+		resolver.ClusterDNS = n.clusterDNS
+	}
+	if _, err := n.hostDNS(); err != nil {
 		return err
 	}
 	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
@@ -410,7 +413,7 @@ func (n *nodeComponents) buildKubelet() error {
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
 		Allocator: n.admission, CPUs: n.cpus, Memory: n.memory, StaticCPUs: n.settings.CPUManagerPolicy == cpus.Static,
 		StaticMemory: n.settings.MemoryManagerPolicy == memory.Static, Devices: n.devices, ResourceClaims: n.claims, Handlers: classes,
-		Services: nodeServices{services}, Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver,
+		Services: nodeServices{services}, Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver, HostDNS: n.hostDNS,
 		MaxContainerRestartPeriod: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
 		StaticPods:                cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
@@ -569,24 +572,20 @@ func reserved(amounts map[string]string) corev1.ResourceList {
 	return list
 }
 
-// resolver is the DNS configuration of pods.
-func (n *nodeComponents) resolver() (environment.DNSSettings, error) {
-	s := environment.DNSSettings{ClusterDNS: n.settings.ClusterDNS, ClusterDomain: cmp.Or(n.settings.ClusterDomain, n.clusterDomain)}
-	if len(s.ClusterDNS) == 0 {
-		s.ClusterDNS = n.clusterDNS
-	}
+// hostDNS reads the resolver configuration of the host, which pods with the dnsPolicy Default get; nil: it is disabled.
+func (n *nodeComponents) hostDNS() (*environment.DNSConfig, error) {
 	if *n.settings.ResolverConfig == "" {
-		return s, nil
+		return nil, nil
 	}
-	path := dns.HostResolvConf(*n.settings.ResolverConfig)
-	text, err := os.ReadFile(path)
-	if err == nil {
-		s.Host, err = environment.ParseResolver(string(text))
-	}
+	text, err := os.ReadFile(dns.HostResolvConf(*n.settings.ResolverConfig))
 	if err != nil {
-		return s, fmt.Errorf("resolvConf: %w", err)
+		return nil, fmt.Errorf("resolvConf: %w", err)
 	}
-	return s, nil
+	config, err := environment.ParseResolver(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("resolvConf: %w", err)
+	}
+	return config, nil
 }
 
 // podLimits are the limits of all pods together: what the host has, without what is reserved if that is enforced.

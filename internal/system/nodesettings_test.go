@@ -1,6 +1,9 @@
 package system
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
@@ -48,5 +51,28 @@ func TestPodLimits(t *testing.T) {
 		if got := limits.Memory().String() + " " + limits.Cpu().String(); got != row.memory+" "+row.cpu {
 			t.Errorf("enforceNodeAllocatable: %q limits pods to %s, want %s %s", row.enforced, got, row.memory, row.cpu)
 		}
+	}
+}
+
+// The resolver configuration of the host is read each time, unless it is disabled.
+func TestHostDNS(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	s := defaultSettings(t)
+	s.ResolverConfig = &path
+	n := &nodeComponents{settings: s}
+	if config, err := n.hostDNS(); err == nil {
+		t.Errorf("got %v without a file", config)
+	}
+	for _, server := range []string{"192.0.2.53", "198.51.100.53"} {
+		if err := os.WriteFile(path, []byte("nameserver "+server+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if config, err := n.hostDNS(); err != nil || !slices.Equal(config.Servers, []string{server}) {
+			t.Errorf("got %v, %v, want %s", config, err, server)
+		}
+	}
+	s.ResolverConfig = new("")
+	if config, err := n.hostDNS(); config != nil || err != nil {
+		t.Errorf("got %v, %v although it is disabled", config, err)
 	}
 }
