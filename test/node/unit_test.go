@@ -1,7 +1,13 @@
 package node
 
 import (
+	"bytes"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"skiff/test/cluster"
@@ -14,7 +20,11 @@ func TestPrivilegedUnitTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, pkg := range []string{"./internal/kubelet/cgroup", "./internal/kubelet/volume", "./internal/network/cni", "./internal/network/conflict"} {
+	packages := privilegedPackages(t, root)
+	if len(packages) < 10 {
+		t.Errorf("only %q have tests that need root", packages)
+	}
+	for _, pkg := range packages {
 		t.Run(pkg, func(t *testing.T) {
 			cmd := exec.Command("go", "test", "-count=1", "-tags=root", pkg)
 			cmd.Dir = root
@@ -23,4 +33,27 @@ func TestPrivilegedUnitTests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// privilegedPackages finds the packages with tests that have the build tag root.
+func privilegedPackages(t *testing.T, root string) (packages []string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(root, "internal"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || !bytes.HasPrefix(text, []byte("//go:build root\n")) {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if pkg := "./" + dir; !slices.Contains(packages, pkg) {
+			packages = append(packages, pkg)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packages
 }

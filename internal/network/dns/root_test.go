@@ -8,45 +8,20 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"syscall"
 	"testing"
 
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"skiff/test/netns"
 )
 
-// The tests run in a network namespace of their own: the test program starts itself again there.
-func TestMain(m *testing.M) {
-	const inside = "SKIFF_TEST_DNS_NAMESPACE"
-	if os.Getenv(inside) != "" {
-		link, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(link)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "set up the loopback interface:", err)
-			os.Exit(1)
-		}
-		os.Exit(m.Run())
-	}
-	again := exec.Command("/proc/self/exe", os.Args[1:]...)
-	again.Env = append(os.Environ(), inside+"=1")
-	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
-	again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	if err := again.Run(); err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			os.Exit(exit.ExitCode())
-		}
-		fmt.Fprintln(os.Stderr, "enter a private network namespace:", err)
-		os.Exit(1)
-	}
-}
+// The tests run in namespaces of their own.
+func TestMain(m *testing.M) { netns.Main(m) }
 
 // addresses are the addresses of an interface, except the usual ones of loopback.
 func addresses(t *testing.T, link netlink.Link) []netip.Addr {
