@@ -145,7 +145,9 @@ func newClient(c *rest.Config) (*client.Client, error) {
 func runRenewedNode(ctx context.Context, remote *client.Client, certificate *bootstrap.Certificate, o nodeOptions, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	start := starter(ctx, group)
-	start("kubelet", func(ctx context.Context) error { return runNode(ctx, remote, o, log) })
+	start("kubelet", func(ctx context.Context) error {
+		return runWithAddress(ctx, func(ctx context.Context) error { return runNode(ctx, remote, o, log) }, log)
+	})
 	if certificate != nil {
 		start("certificates", func(ctx context.Context) error { return certificate.Run(ctx, remote) })
 	}

@@ -21,6 +21,7 @@ import (
 
 	"skiff/internal/atomicfile"
 	"skiff/internal/config"
+	"skiff/internal/network/hostnet"
 	"skiff/internal/pki"
 )
 
@@ -327,11 +328,9 @@ func advertisedAddress(c config.APIServer) net.IP {
 			return ip
 		}
 	}
-	addresses, _ := net.InterfaceAddrs()
-	for _, a := range addresses {
-		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
-			return n.IP
-		}
+	services, _ := c.ServiceCIDRs() // validated before
+	if address, err := hostnet.PrimaryAddress(services...); err == nil && address.Is4() {
+		return address.AsSlice()
 	}
 	return net.IPv4(127, 0, 0, 1)
 }

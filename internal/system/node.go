@@ -192,6 +192,7 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 		start("kubelet health checks", n.serveHealthz)
 	}
 	start("kubelet certificates", n.proof.run)
+	start("addresses", n.watchAddress)
 	start("CPU manager", func(ctx context.Context) error { return n.runCPUs(ctx, runtime) })
 	start("kubelet", func(ctx context.Context) error { return n.runKubelet(ctx, runtime) })
 	return group.Wait()
@@ -280,11 +281,7 @@ func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*node
 	}
 	n.metrics = metrics.New(n.name)
 	n.metrics.All.MustRegister(version.Metric(), config.FeatureGates(n.settings.FeatureGates))
-	var configured []string
-	if n.IP != "" {
-		configured = strings.Split(n.IP, ",")
-	}
-	if n.addresses, err = node.Addresses(configured); err != nil {
+	if n.addresses, err = n.ownAddresses(); err != nil {
 		return nil, err
 	}
 	return n, nil

@@ -192,7 +192,7 @@ func startAgent(host *namespaces.Host, o agentOptions) (*Process, error) {
 		return nil, err
 	}
 	return startBy(host.Start, o.logDir, host.Name, filepath.Join(root, "bin/skiff"), "agent", "--server="+o.server, "--token="+o.token, "--data-dir="+o.dir,
-		"--kubelet-config="+config, "--node-name="+host.Name, "--node-ip="+host.Address)
+		"--kubelet-config="+config, "--node-name="+host.Name)
 }
 
 // serveImages starts a registry with the images of the conformance suite.

@@ -3,6 +3,7 @@ package node
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -10,10 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"skiff/test/cluster"
 	"skiff/test/namespaces"
+	"skiff/test/netns"
 )
 
 // TestJoinWithToken: a host with nothing but a token becomes a node, runs a pod, and its logs can be read.
@@ -86,10 +89,42 @@ spec:
 		out, err := kubectlCommand(c, "", "logs", "guest")
 		return err == nil && string(out) == "hello\n"
 	})
-	kubectl(t, c, "", "delete", "pod", "guest", "--wait")
 	if out := kubectl(t, c, "", "get", "csr", "-o", "name"); strings.Count(out, "\n") != 2 {
 		t.Errorf("certificates were asked for again:\n%s", out)
 	}
+	// The host gets another address, as from DHCP. The node has it too, and the pod runs on.
+	before := identity(podNow(t, c, "guest"))
+	if err := changeAddress(c.Host(2), "10.88.0.77"); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, c, "", "wait", "node/node-2", "--for=jsonpath={.status.addresses[0].address}=10.88.0.77", "--timeout=90s")
+	eventually(t, "the log of the pod, over the new address", func() bool {
+		out, err := kubectlCommand(c, "", "logs", "guest")
+		return err == nil && string(out) == "hello\n"
+	})
+	if after := identity(podNow(t, c, "guest")); after != before {
+		t.Errorf("the pod has %s, and had %s", after, before)
+	}
+	kubectl(t, c, "", "delete", "pod", "guest", "--wait")
+}
+
+// changeAddress gives a host another address instead of the one it has.
+func changeAddress(host *namespaces.Host, address string) error {
+	return netns.At(host.Network()).Do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		addresses := map[string]*netlink.Addr{}
+		for _, text := range []string{host.Address, address} {
+			if addresses[text], err = netlink.ParseAddr(text + "/16"); err != nil {
+				return err
+			}
+		}
+		everywhere := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+		return errors.Join(netlink.AddrDel(link, addresses[host.Address]), netlink.AddrAdd(link, addresses[address]),
+			netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everywhere, Scope: netlink.SCOPE_LINK}))
+	})
 }
 
 // TestKubeletBootstrap runs `skiff kubelet` with a bootstrap token as a node of upstream's cluster, where an

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
 // Host describes the host the node runs on. Amounts are in bytes.
@@ -131,12 +130,11 @@ func osImage() string {
 	return "Unknown"
 }
 
-// Addresses returns the addresses to report: the configured ones, which must be assigned to the host, else that of the default
-// route's interface, else the first of any interface.
-func Addresses(configured []string) ([]string, error) {
+// CheckAddresses returns an error if an address that is configured for the node cannot be one: it must be assigned to the host.
+func CheckAddresses(configured []string) error {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil, fmt.Errorf("find the node's addresses: %w", err)
+		return fmt.Errorf("find the node's addresses: %w", err)
 	}
 	var found []net.IP
 	for _, a := range own {
@@ -144,25 +142,12 @@ func Addresses(configured []string) ([]string, error) {
 			found = append(found, n.IP)
 		}
 	}
-	if len(configured) > 0 {
-		for _, text := range configured {
-			if err := validateNodeIP(text, found); err != nil {
-				return nil, fmt.Errorf("failed to validate nodeIP: %w", err)
-			}
-		}
-		return configured, nil
-	}
-	if ip, err := utilnet.ChooseHostInterface(); err == nil {
-		return []string{ip.String()}, nil
-	}
-	for _, wantIPv4 := range []bool{true, false} {
-		for _, ip := range found {
-			if ip.IsGlobalUnicast() && (ip.To4() != nil) == wantIPv4 {
-				return []string{ip.String()}, nil
-			}
+	for _, text := range configured {
+		if err := validateNodeIP(text, found); err != nil {
+			return fmt.Errorf("failed to validate nodeIP: %w", err)
 		}
 	}
-	return nil, errors.New("find the node's addresses: the host has none")
+	return nil
 }
 
 func validateNodeIP(text string, own []net.IP) error {

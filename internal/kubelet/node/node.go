@@ -48,7 +48,7 @@ type Settings struct {
 	Hostname string // Name if empty
 	Labels   map[string]string
 	Taints   []corev1.Taint
-	// IPs are the node's addresses, the primary one first. If empty they are detected.
+	// IPs are the node's addresses, the primary one first.
 	IPs        []string
 	ProviderID string
 	// Port is the kubelet's port.
@@ -474,9 +474,10 @@ func (n *Node) hostInput(old corev1.NodeStatus) StatusInput {
 	if in.Host, in.HostError = read(); in.HostError != nil {
 		n.Log.Warn("failed to read host properties", "error", in.HostError)
 	}
-	var err error
-	if in.Addresses, err = Addresses(n.settings.IPs); err != nil {
+	if err := CheckAddresses(n.settings.IPs); err != nil {
 		n.Log.Warn("failed to determine node addresses", "error", err)
+	} else {
+		in.Addresses = n.settings.IPs
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/network/hostnet"
 	"skiff/test/inprocess"
 )
 
@@ -75,8 +76,12 @@ func newTestNode(t *testing.T, ctx context.Context, before func(*client.Client))
 		before(s.client)
 	}
 	events := client.NewEventBroadcaster(s.client)
+	address, err := hostnet.PrimaryAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.node = New(Settings{
-		Name: "a", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Effect: corev1.TaintEffectNoSchedule}},
+		Name: "a", IPs: []string{address.String()}, Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Effect: corev1.TaintEffectNoSchedule}},
 		Annotations:           map[string]string{"example.com/dir": "/data"},
 		StatusUpdateFrequency: 50 * time.Millisecond, LeaseDurationSeconds: 1,
 	}, Dependencies{

@@ -378,7 +378,7 @@ func TestReadHost(t *testing.T) {
 		"127.0.0.1": "can't be loopback", "224.0.0.1": "can't be a multicast", "fe80::1": "can't be a link-local", "0.0.0.0": "all zeros",
 		"x": "must be a valid IP", "203.0.113.77": "not found in the host's network interfaces",
 	} {
-		if _, err := Addresses([]string{given}); err == nil || !strings.Contains(err.Error(), want) {
+		if err := CheckAddresses([]string{given}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", given, err)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -55,17 +54,6 @@ func Check(ranges []Range, networks []Network) error {
 	return errors.Join(errs...)
 }
 
-// ownLinks are interfaces on which skiff, or another Service proxy or DNS server of the cluster, has addresses of the cluster; a name that ends
-// with * stands for all with the prefix.
-var ownLinks = []string{"skiff*", "kube-ipvs0", "nodelocaldns"}
-
-func isOwnLink(name string) bool {
-	return slices.ContainsFunc(ownLinks, func(own string) bool {
-		prefix, isPrefix := strings.CutSuffix(own, "*")
-		return name == own || isPrefix && strings.HasPrefix(name, prefix)
-	})
-}
-
 // HostNetworks lists the networks of the host: those of its interfaces, and those it has routes to in the main table. What skiff itself has set
 // up is left out; ownProtocols are those of its routes.
 func HostNetworks(ownProtocols ...int) ([]Network, error) {
@@ -75,7 +63,7 @@ func HostNetworks(ownProtocols ...int) ([]Network, error) {
 	}
 	names := map[int]string{}
 	for _, l := range links {
-		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 && !isOwnLink(a.Name) {
+		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 && !hostnet.IsOwnLink(a.Name) {
 			names[a.Index] = a.Name
 		}
 	}

@@ -37,11 +37,3 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
-
-func TestOwnLinks(t *testing.T) {
-	for name, want := range map[string]bool{"skiff0": true, "skiff-wg": true, "kube-ipvs0": true, "eth0": false, "kube-ipvs01": false, "docker0": false} {
-		if got := isOwnLink(name); got != want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-}

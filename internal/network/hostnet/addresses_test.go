@@ -18,3 +18,11 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("%s is an IPv4 address in the form of an IPv6 address", all[i])
 	}
 }
+
+func TestOwnLinks(t *testing.T) {
+	for name, want := range map[string]bool{"skiff0": true, "skiff-wg": true, "kube-ipvs0": true, "eth0": false, "kube-ipvs01": false, "docker0": false} {
+		if got := IsOwnLink(name); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

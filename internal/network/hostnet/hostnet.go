@@ -3,6 +3,7 @@
 package hostnet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -85,6 +86,16 @@ func AddAddress(link netlink.Link, p netip.Prefix) error {
 
 // UplinkMTU is the MTU of the interface with the default route.
 func UplinkMTU() int {
+	for _, index := range uplinks() {
+		if link, err := netlink.LinkByIndex(index); err == nil && link.Attrs().Flags&net.FlagLoopback == 0 && link.Attrs().MTU > 0 {
+			return link.Attrs().MTU
+		}
+	}
+	return UsualMTU
+}
+
+// uplinks are the indexes of the links with a default route, those of IPv4 first, and of a family those that the kernel prefers.
+func uplinks() (indexes []int) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := Dump(func() ([]netlink.Route, error) {
 			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
@@ -92,16 +103,18 @@ func UplinkMTU() int {
 		if err != nil {
 			continue
 		}
+		slices.SortStableFunc(routes, func(a, b netlink.Route) int { return cmp.Compare(a.Priority, b.Priority) })
 		for _, r := range routes {
-			if r.Dst != nil && PrefixOf(r.Dst).Bits() != 0 || r.LinkIndex == 0 {
-				continue
-			}
-			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && link.Attrs().Flags&net.FlagLoopback == 0 && link.Attrs().MTU > 0 {
-				return link.Attrs().MTU
+			switch {
+			case r.Dst != nil && PrefixOf(r.Dst).Bits() != 0:
+			case r.LinkIndex != 0:
+				indexes = append(indexes, r.LinkIndex)
+			case len(r.MultiPath) > 0:
+				indexes = append(indexes, r.MultiPath[0].LinkIndex)
 			}
 		}
 	}
-	return UsualMTU
+	return indexes
 }
 
 // Network is a network that an interface of the host is on.
