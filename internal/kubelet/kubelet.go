@@ -153,7 +153,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	k.mu.Unlock()
 	watcher := &cri.Watcher{Runtime: k.Runtime, Changed: k.Changed, Healthy: k.runtimeHealth, Relisted: k.Metrics.Relisted, Log: k.Log}
 	for _, run := range []func(context.Context) error{
-		k.writer.Run, watcher.Run, k.watchPods, k.watchStatic, k.housekeep, k.rotateLogs, k.checkSandboxes,
+		k.writer.Run, watcher.Run, k.watchPods, k.watchStatic, k.housekeep, k.rotateLogs, k.checkSandboxes, k.watchClock,
 	} {
 		group.Go(func() error { return run(ctx) })
 	}
