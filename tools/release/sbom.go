@@ -79,7 +79,6 @@ const (
 	apacheLicense   = "Apache-2.0"
 	purposeLibrary  = "LIBRARY"
 	purposeProgram  = "APPLICATION"
-	moduleProxy     = "https://proxy.golang.org/"
 	spdxTimeFormat  = "2006-01-02T15:04:05Z"
 	goModuleHash    = "h1:" // the prefix of hashes in go.sum
 	standardLibrary = "stdlib"
@@ -172,11 +171,11 @@ func (r *release) linkedInto(p program) []spdxPackage {
 // modulePackage is the package of a Go module.
 func (r *release) modulePackage(m module) spdxPackage {
 	p := spdxPackage{
-		Name: m.path, VersionInfo: m.version, DownloadLocation: moduleProxy + escape(m.path) + "/@v/" + escape(m.version) + ".zip",
+		Name: m.path, VersionInfo: m.version, DownloadLocation: noAssertion,
 		LicenseConcluded: noAssertion, LicenseDeclared: noAssertion, CopyrightText: noAssertion, PrimaryPurpose: purposeLibrary,
 	}
 	if m.isOwn() {
-		p.VersionInfo, p.DownloadLocation, p.LicenseDeclared = r.version, noAssertion, apacheLicense
+		p.VersionInfo, p.LicenseDeclared = r.version, apacheLicense
 	}
 	p.SPDXID = packageID(m.path, p.VersionInfo)
 	// The package URL of a Go module is in lower case.
