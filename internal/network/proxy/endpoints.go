@@ -31,7 +31,7 @@ type portKey struct {
 func endpointsByPort(slicesOfService []*discoveryv1.EndpointSlice, nodeName string) map[portKey][]endpoint {
 	all := map[portKey][]endpoint{}
 	for _, slice := range slicesOfService {
-		if slice.AddressType != discoveryv1.AddressTypeIPv4 && slice.AddressType != discoveryv1.AddressTypeIPv6 {
+		if isIgnored(slice.Labels) || slice.AddressType != discoveryv1.AddressTypeIPv4 && slice.AddressType != discoveryv1.AddressTypeIPv6 {
 			continue
 		}
 		is4 := slice.AddressType == discoveryv1.AddressTypeIPv4

@@ -132,6 +132,9 @@ func (q question) candidates() (all []candidate) {
 		want = discoveryv1.AddressTypeIPv4
 	}
 	for _, slice := range q.slices {
+		if len(slice.Labels) > 1 {
+			continue // for another proxy, or for clients without one
+		}
 		for _, e := range slice.Endpoints {
 			if slice.AddressType != want {
 				continue

@@ -308,7 +308,7 @@ func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) {
 		if service, ok := p.services.Get(key.Namespace, key.Name); ok {
 			// The index exists: New has made it.
 			ofService, _ := p.slices.ByIndex(byService, key.String())
-			c = Compile(p.Settings, p.node, service, slices.DeleteFunc(ofService, isForAnotherProxy))
+			c = Compile(p.Settings, p.node, service, ofService)
 		}
 		p.datagrams.add(key, old.Datagrams, c.Datagrams)
 		p.model.Replace(key.String(), c.Part)
@@ -319,11 +319,6 @@ func (p *Proxy) compile(changed map[types.NamespacedName][]time.Time) {
 			p.compiled[key] = c
 		}
 	}
-}
-
-func isForAnotherProxy(s *discoveryv1.EndpointSlice) bool {
-	_, other := s.Labels[labelProxyName]
-	return other
 }
 
 func (p *Proxy) reportPolicies() {

@@ -16,11 +16,16 @@ import (
 // labelProxyName marks Services and EndpointSlices that another proxy handles.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
+// isIgnored reports whether the labels of a Service or of an EndpointSlice leave it to another proxy, or say that its clients use no proxy.
+func isIgnored(labels map[string]string) bool {
+	_, headless := labels[corev1.IsHeadlessService]
+	_, other := labels[labelProxyName]
+	return headless || other
+}
+
 // isProxied reports whether a Service is one for this proxy: headless and ExternalName Services have nothing to translate.
 func isProxied(s *corev1.Service) bool {
-	_, headless := s.Labels[corev1.IsHeadlessService]
-	_, other := s.Labels[labelProxyName]
-	return !headless && !other && s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.ClusterIP != ""
+	return !isIgnored(s.Labels) && s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.ClusterIP != ""
 }
 
 // servicePorts lists the ports of a Service in each family that it has a cluster IP of.

@@ -82,6 +82,11 @@ func label(key, value string) option {
 	return func(o *object) { o.service.Labels = map[string]string{key: value} }
 }
 
+// sliceLabel adds a label to the last slice.
+func sliceLabel(key string) option {
+	return func(o *object) { o.slices[len(o.slices)-1].Labels[key] = "" }
+}
+
 func clusterIPs(ips ...string) option {
 	return spec(func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = ips[0], ips })
 }
@@ -237,6 +242,9 @@ func shapes() []shape {
 		})),
 		one("another proxy's", label(labelProxyName, "other"), endpoints("a")),
 		one("headless label", label(corev1.IsHeadlessService, ""), endpoints("a")),
+		one("slice of another proxy", endpoints("a"), endpoints("c"), sliceLabel(labelProxyName)),
+		one("slice with headless label", endpoints("a"), endpoints("c"), sliceLabel(corev1.IsHeadlessService)),
+		one("all slices with headless label", endpoints("a"), sliceLabel(corev1.IsHeadlessService)),
 		one("endpoint not ready", endpoints("a !", "c")),
 		one("all endpoints not ready", endpoints("a !", "c !")),
 		one("terminating endpoints serve", endpoints("a t", "c t", "d x")),
