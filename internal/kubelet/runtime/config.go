@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"skiff/internal/atomicfile"
+	"skiff/internal/capability"
 )
 
 // directories are the directories of containerd.
@@ -176,10 +177,6 @@ func quote(s string) string { return strconv.Quote(s) }
 
 // mayLowerOOMScore reports whether this process may lower oom_score_adj.
 func mayLowerOOMScore() bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return false
-	}
-	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+	own, err := capability.Effective()
+	return err == nil && own.Has(unix.CAP_SYS_RESOURCE)
 }
