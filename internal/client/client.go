@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -172,22 +173,56 @@ func (r Resource[T]) List(ctx context.Context, namespace string, selector Select
 		}
 		return typed, resourceVersion, nil
 	}
-	options := selector.listOptions()
 	var all []T
+	resourceVersion, err := r.listPages(ctx, namespace, selector, 0, func(page []T) error {
+		all = append(all, page...)
+		return nil
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return all, resourceVersion, nil
+}
+
+// EachPage reads all objects that match, of one namespace or of all, and calls visit with at most limit of them at a time, so that the memory that is needed does not
+// grow with their number. It ends with the first error of visit. Objects from other pages than the first may be older than the newest.
+func (r Resource[T]) EachPage(ctx context.Context, namespace string, selector Selector, limit int64, visit func(page []T) error) error {
+	if r.client.local != nil {
+		all, _, err := r.List(ctx, namespace, selector)
+		if err != nil {
+			return err
+		}
+		for page := range slices.Chunk(all, int(limit)) {
+			if err := visit(page); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	_, err := r.listPages(ctx, namespace, selector, limit, visit)
+	return err
+}
+
+// listPages reads objects from a remote server in pages of at most limit, or of as many as the server likes if it is 0. It returns the resource version of the last one.
+func (r Resource[T]) listPages(ctx context.Context, namespace string, selector Selector, limit int64, visit func(page []T) error) (resourceVersion string, err error) {
+	options := selector.listOptions()
+	options.Limit = limit
 	for {
 		list := r.newList()
 		err := r.rest.Get().NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).
 			VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(list)
 		if err != nil {
-			return nil, "", err
+			return "", err
 		}
 		items, meta, err := itemsOf[T](list)
 		if err != nil {
-			return nil, "", err
+			return "", err
 		}
-		all = append(all, items...)
+		if err := visit(items); err != nil {
+			return "", err
+		}
 		if options.Continue = meta.GetContinue(); options.Continue == "" {
-			return all, meta.GetResourceVersion(), nil
+			return meta.GetResourceVersion(), nil
 		}
 	}
 }

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"net/http/httptest"
 	"reflect"
 	"slices"
@@ -322,6 +323,39 @@ func TestNodeRegistersWithStatus(t *testing.T) {
 		namespace, err := client.For[*corev1.Namespace](c).Create(t.Context(), terminating, client.WriteOptions{})
 		if err != nil || namespace.Status.Phase != corev1.NamespaceActive {
 			t.Fatalf("status after create: %+v, %v", namespace, err)
+		}
+	})
+}
+
+func TestEachPage(t *testing.T) {
+	onBothTransports(t, func(t *testing.T, c *client.Client) {
+		maps := client.For[*corev1.ConfigMap](c)
+		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g"} {
+			if _, err := maps.Create(t.Context(), configMap(name, nil), client.WriteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var names []string
+		pages := 0
+		visit := func(page []*corev1.ConfigMap) error {
+			if pages++; len(page) > 3 {
+				t.Errorf("a page has %d objects", len(page))
+			}
+			for _, m := range page {
+				names = append(names, m.Name)
+			}
+			return nil
+		}
+		if err := maps.EachPage(t.Context(), "default", client.Selector{}, 3, visit); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(names, []string{"a", "b", "c", "d", "e", "f", "g"}) || pages != 3 {
+			t.Errorf("%d pages have %q", pages, names)
+		}
+		stop := errors.New("stop")
+		pages = 0
+		if err := maps.EachPage(t.Context(), "default", client.Selector{}, 3, func([]*corev1.ConfigMap) error { pages++; return stop }); !errors.Is(err, stop) || pages != 1 {
+			t.Errorf("%d pages, error %v", pages, err)
 		}
 	})
 }
