@@ -15,7 +15,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strconv"
 
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -105,7 +104,7 @@ func (b *agentBalancer) follow(ctx context.Context, remote *client.Client) {
 
 // update uses the servers of a slice. One without servers changes nothing.
 func (b *agentBalancer) update(slice *discoveryv1.EndpointSlice) {
-	servers := endpointAddresses(slice)
+	servers := balancer.EndpointAddresses(slice)
 	if len(servers) == 0 {
 		return
 	}
@@ -114,22 +113,6 @@ func (b *agentBalancer) update(slice *discoveryv1.EndpointSlice) {
 	if err := atomicfile.Write(b.file, data, 0o600); err != nil {
 		b.log.Warn("failed to record the API servers of the cluster", "error", err)
 	}
-}
-
-// endpointAddresses are the addresses of the endpoints that are ready.
-func endpointAddresses(slice *discoveryv1.EndpointSlice) []string {
-	var addresses []string
-	for _, port := range slice.Ports {
-		if port.Port == nil {
-			continue
-		}
-		for _, endpoint := range slice.Endpoints {
-			if ready := endpoint.Conditions.Ready; (ready == nil || *ready) && len(endpoint.Addresses) > 0 {
-				addresses = append(addresses, net.JoinHostPort(endpoint.Addresses[0], strconv.Itoa(int(*port.Port))))
-			}
-		}
-	}
-	return addresses
 }
 
 // load returns the recorded servers.
