@@ -7,7 +7,7 @@ import (
 // The hooks in which packets of pods may be dropped.
 const (
 	hookForward = "forward"
-	hookInput   = "input"
+	hookInput   = HookInput
 	hookOutput  = "output"
 )
 

@@ -98,12 +98,8 @@ func syncLegacy(wanted map[string][]acceptance) error {
 
 // sync changes the table if it is in use and does not have the entries. It holds the lock only for a change.
 func (f legacyFamily) sync(entries map[string][][]byte) error {
-	names, err := os.ReadFile(f.names)
-	if err != nil || !slices.Contains(strings.Fields(string(names)), legacyTableName) {
-		return nil //nolint:nilerr // the kernel does not have the interface, or nobody uses it
-	}
-	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-	if err != nil {
+	fd, isUsed, err := f.open()
+	if err != nil || !isUsed {
 		return err
 	}
 	defer unix.Close(fd)
@@ -135,6 +131,16 @@ func (f legacyFamily) sync(entries map[string][][]byte) error {
 		return fmt.Errorf("replace table %s: %w", legacyTableName, err)
 	}
 	return nil
+}
+
+// open opens a socket with which the table is read and changed. isUsed is false if the kernel does not have the interface, or nobody uses it.
+func (f legacyFamily) open() (fd int, isUsed bool, err error) {
+	names, err := os.ReadFile(f.names)
+	if err != nil || !slices.Contains(strings.Fields(string(names)), legacyTableName) {
+		return 0, false, nil //nolint:nilerr // the file does not exist without the interface
+	}
+	fd, err = unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	return fd, err == nil, err
 }
 
 // lockTables takes the lock of the tables.
