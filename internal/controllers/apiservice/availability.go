@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
@@ -146,23 +147,28 @@ type backing struct {
 
 // unavailable is why the Service cannot have a server; the reason is empty if it can.
 func (v *backing) unavailable() (reason, message string) {
-	namespace, name := v.reference.Namespace, v.reference.Name
-	if v.service == nil {
+	key := types.NamespacedName{Namespace: v.reference.Namespace, Name: v.reference.Name}
+	return Unavailable(key, ptr.Deref(v.reference.Port, 443), v.service, v.slices)
+}
+
+// Unavailable is why a Service, which is nil if it does not exist, cannot have a server at a port; the reason is empty if it can. all are the EndpointSlices of the Service.
+func Unavailable(key types.NamespacedName, number int32, service *corev1.Service, all []*discoveryv1.EndpointSlice) (reason, message string) {
+	namespace, name := key.Namespace, key.Name
+	if service == nil {
 		return "ServiceNotFound", fmt.Sprintf("service/%s in %q is not present", name, namespace)
 	}
-	if v.service.Spec.Type != corev1.ServiceTypeClusterIP {
+	if service.Spec.Type != corev1.ServiceTypeClusterIP {
 		return "", ""
 	}
-	number := ptr.Deref(v.reference.Port, 443)
-	i := slices.IndexFunc(v.service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == number })
+	i := slices.IndexFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == number })
 	switch {
 	case i < 0:
 		return "ServicePortError", fmt.Sprintf("service/%s in %q is not listening on port %d", name, namespace, number)
-	case len(v.slices) == 0:
+	case len(all) == 0:
 		return "EndpointsNotFound", fmt.Sprintf("cannot find endpointslices for service/%s in %q", name, namespace)
 	}
-	port := v.service.Spec.Ports[i].Name
-	if !slices.ContainsFunc(v.slices, func(s *discoveryv1.EndpointSlice) bool { return hasReadyEndpoint(s, port) }) {
+	port := service.Spec.Ports[i].Name
+	if !slices.ContainsFunc(all, func(s *discoveryv1.EndpointSlice) bool { return hasReadyEndpoint(s, port) }) {
 		return "MissingEndpoints", fmt.Sprintf("endpointslices for service/%s in %q have no addresses with port name %q", name, namespace, port)
 	}
 	return "", ""

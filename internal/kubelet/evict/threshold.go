@@ -82,6 +82,9 @@ type Threshold struct {
 	MinReclaim Value
 }
 
+// Minimum is how much of a capacity must be available.
+func (t Threshold) Minimum(capacity int64) int64 { return t.Value.of(capacity) }
+
 // hard reports whether pods are evicted without a grace period.
 func (t Threshold) hard() bool { return t.Grace == 0 }
 
