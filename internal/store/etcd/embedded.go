@@ -65,10 +65,10 @@ type embedded struct {
 	streams streams
 	// rejectedBytes is the size of the last write for which there was no space. It is 0 when writes are accepted; otherwise reclaim runs.
 	rejectedBytes atomic.Int64
-	// maintaining is true while maintain runs, usageHigh when most of the quota is in use.
-	maintaining, usageHigh atomic.Bool
-	defragmenting          sync.Mutex
-	allocation             allocation
+	// maintaining is true while maintain runs, usageHigh when most of the quota is in use, diskLow when little of the disk is free.
+	maintaining, usageHigh, diskLow atomic.Bool
+	defragmenting                   sync.Mutex
+	allocation                      allocation
 	// running is done when the store is closed.
 	running context.Context
 	stop    context.CancelFunc
@@ -103,6 +103,8 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	}
 	// A server without space serves reads from the start.
 	e.allocate()
+	e.warnUsage()
+	e.warnDisk()
 	if err := e.lacksSpace(0, forWrites); err != nil {
 		e.reject(1, err)
 	}

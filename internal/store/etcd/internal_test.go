@@ -165,6 +165,41 @@ func TestLogBridge(t *testing.T) {
 	}
 }
 
+// What etcd repeats while a member is unreachable, or its clock differs, is logged once in an hour for each member.
+func TestLogWithoutRepetitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		log := newLogger(slog.New(slog.NewTextHandler(&out, nil))).With(zap.String("local", "a"))
+		const drift = "prober found high clock drift"
+		for range 3 * 120 {
+			for _, peer := range []string{"b", "c"} {
+				for _, tripper := range []string{"messages", "snapshots"} {
+					log.Warn(drift, zap.String("round-tripper-name", tripper), zap.String("remote-peer-id", peer), zap.Duration("clock-drift", 2*time.Second))
+				}
+			}
+			log.Warn("other")
+			time.Sleep(30 * time.Second)
+		}
+		for text, want := range map[string]int{drift: 6, "remote-peer-id=b": 3, "msg=other": 360} {
+			if got := strings.Count(out.String(), text); got != want {
+				t.Errorf("%q is logged %d times in three hours, want %d", text, got, want)
+			}
+		}
+	})
+}
+
+func TestDiskLow(t *testing.T) {
+	low := false
+	for _, step := range []struct {
+		free int64
+		want bool
+	}{{10 << 30, false}, {600 << 20, false}, {500 << 20, true}, {600 << 20, true}, {641 << 20, false}, {600 << 20, false}} {
+		if low = isDiskLow(low, step.free); low != step.want {
+			t.Errorf("%d MiB free: %v", step.free>>20, low)
+		}
+	}
+}
+
 // The default quota is the largest that etcd starts with without a warning.
 func TestDefaultQuota(t *testing.T) {
 	if got := serverConfig(Config{QuotaBytes: defaultQuotaBytes, Log: slog.New(slog.DiscardHandler)}).QuotaBackendBytes; got != storage.MaxQuotaBytes {

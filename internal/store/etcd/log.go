@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -12,7 +14,7 @@ import (
 
 // newLogger forwards etcd's log from level warning up to skiff's. Lower levels are of interest only to etcd's developers.
 func newLogger(log *slog.Logger, options ...zap.Option) *zap.Logger {
-	return zap.New(&core{handler: log.Handler()}, options...)
+	return zap.New(&core{handler: log.Handler(), repeated: &repetitions{last: map[string]time.Time{}}}, options...)
 }
 
 // fatal ends the process after an error that etcd cannot handle, such as a failed write to its disk. What was acknowledged is on the disk, so
@@ -34,7 +36,10 @@ func (f fatal) OnWrite(entry *zapcore.CheckedEntry, _ []zapcore.Field) {
 }
 
 // core is a zapcore.Core on a slog.Handler.
-type core struct{ handler slog.Handler }
+type core struct {
+	handler  slog.Handler
+	repeated *repetitions
+}
 
 func (c *core) Enabled(level zapcore.Level) bool {
 	return level >= zapcore.WarnLevel && c.handler.Enabled(context.Background(), slogLevel(level))
@@ -48,7 +53,7 @@ func slogLevel(level zapcore.Level) slog.Level {
 }
 
 func (c *core) With(fields []zapcore.Field) zapcore.Core {
-	return &core{handler: c.handler.WithAttrs(attributes(fields))}
+	return &core{handler: c.handler.WithAttrs(attributes(fields)), repeated: c.repeated}
 }
 
 func (c *core) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -72,9 +77,44 @@ func isHarmless(entry zapcore.Entry, attrs []slog.Attr) bool {
 	return ok && (part == "" || slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "error" && strings.Contains(a.Value.String(), part) }))
 }
 
+// repeatedMessages are what etcd logs about another member every few seconds while it lasts. They are logged once in repetitionInterval.
+var repeatedMessages = []string{"prober found high clock drift", "prober detected unhealthy status"}
+
+const (
+	repetitionInterval = time.Hour
+	// peerKey is the attribute that names the member.
+	peerKey = "remote-peer-id"
+)
+
+// repetitions remembers when repeatedMessages were logged.
+type repetitions struct {
+	mu   sync.Mutex
+	last map[string]time.Time // by message and member
+}
+
+// contains reports whether an entry repeats one that was logged.
+func (r *repetitions) contains(entry zapcore.Entry, attrs []slog.Attr) bool {
+	if !slices.Contains(repeatedMessages, entry.Message) {
+		return false
+	}
+	key := entry.Message
+	for _, a := range attrs {
+		if a.Key == peerKey {
+			key += " " + a.Value.String()
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last, ok := r.last[key]; ok && entry.Time.Sub(last) < repetitionInterval {
+		return true
+	}
+	r.last[key] = entry.Time
+	return false
+}
+
 func (c *core) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	attrs := attributes(fields)
-	if isHarmless(entry, attrs) {
+	if isHarmless(entry, attrs) || c.repeated.contains(entry, attrs) {
 		return nil
 	}
 	record := slog.NewRecord(entry.Time, slogLevel(entry.Level), entry.Message, 0)

@@ -29,6 +29,8 @@ const (
 	allocatedAhead = 32 << 20
 	// A warning is logged when more than warnPercent of the quota are in use, and again after the usage was below resetPercent.
 	warnPercent, resetPercent = 80, 75
+	// A warning is logged when less than warnDiskFree is free on the disk, before writes are refused, and again after there was more than resetDiskFree.
+	warnDiskFree, resetDiskFree = 4 * diskReserve, 5 * diskReserve
 	// The file is defragmented when that frees at least minReclaimedBytes and more than half of it: the server is blocked
 	// meanwhile.
 	minReclaimedBytes = 256 << 20
@@ -118,6 +120,23 @@ func (e *embedded) warnUsage() {
 	}
 }
 
+// warnDisk logs a warning when little space has become left on the disk.
+func (e *embedded) warnDisk() {
+	free, err := freeBytes(e.dir)
+	if err != nil {
+		return
+	}
+	wasLow := e.diskLow.Load()
+	if low := isDiskLow(wasLow, free); low != wasLow && e.diskLow.CompareAndSwap(wasLow, low) && low {
+		e.log.Warn("disk of etcd is nearly full", "directory", e.dir, "free", free, "reserved", int64(diskReserve))
+	}
+}
+
+// isDiskLow reports whether little of the disk is free, given whether it was.
+func isDiskLow(wasLow bool, free int64) bool {
+	return free < warnDiskFree || wasLow && free <= resetDiskFree
+}
+
 // reject records that a write was refused and, if it is the first one, begins to free space.
 func (e *embedded) reject(size int64, reason error) {
 	if e.rejectedBytes.Swap(size) != 0 {
@@ -173,6 +192,7 @@ func (e *embedded) maintain() {
 	e.wait.Go(func() {
 		defer e.maintaining.Store(false)
 		e.warnUsage()
+		e.warnDisk()
 		if err := errors.Join(e.defragment(0), e.disarm(e.running)); err != nil && e.running.Err() == nil {
 			e.log.Warn("failed to maintain etcd", "error", err)
 		}
