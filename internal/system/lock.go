@@ -50,3 +50,13 @@ func lockDir(dir, flag string) (unlock func(), err error) {
 	}
 	return func() { f.Close() }, nil
 }
+
+// isLocked reports whether a skiff uses a directory. It creates nothing.
+func isLocked(dir string) bool {
+	f, err := os.Open(filepath.Join(dir, lockFile))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}

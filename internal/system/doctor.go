@@ -1,0 +1,196 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"skiff/internal/client"
+	"skiff/internal/config"
+	"skiff/internal/doctor"
+	"skiff/internal/network/conflict"
+	"skiff/internal/network/overlay"
+	"skiff/internal/network/proxy"
+	"skiff/internal/pki"
+)
+
+// Doctor examines a cluster, or this host and what runs on it. It returns an error if something will break.
+func Doctor(ctx context.Context, c config.Doctor, out io.Writer) error {
+	report, err := examine(ctx, c)
+	if err != nil {
+		return err
+	}
+	write := report.WriteTable
+	if c.Output == "json" {
+		write = report.WriteJSON
+	}
+	if err := write(out); err != nil {
+		return err
+	}
+	switch count := report.Count(doctor.Error); count {
+	case 0:
+		return nil
+	case 1:
+		return errors.New("something will break: 1 error was found")
+	default:
+		return fmt.Errorf("something will break: %d errors were found", count)
+	}
+}
+
+func examine(ctx context.Context, c config.Doctor) (report doctor.Report, err error) {
+	if c.Kubeconfig != "" {
+		remote, err := dial(c.Kubeconfig)
+		if err != nil {
+			return report, fmt.Errorf("--kubeconfig: %w", err)
+		}
+		return doctor.Cluster{Client: remote, ServerName: serverName}.Examine(ctx, c.Timeout), nil
+	}
+	role, err := roleOf(c.DataDir)
+	if err != nil {
+		return report, fmt.Errorf("--data-dir: %w", err)
+	}
+	host, err := examinedHost(c.DataDir, role)
+	if err != nil {
+		return report, err
+	}
+	report = doctor.Run(ctx, host.Checks(), c.Timeout)
+	switch role {
+	case commandServer:
+		remote, err := adminClient(c.DataDir, "")
+		if err != nil {
+			return report, err
+		}
+		cluster := doctor.Cluster{Client: remote, ServerName: serverName, Keys: pki.Dir(filepath.Join(c.DataDir, "pki"))}
+		report.Add(cluster.Examine(ctx, c.Timeout))
+	case commandAgent:
+		node, err := examinedNode(c.DataDir)
+		if err != nil {
+			return report, err
+		}
+		report.Add(doctor.Run(ctx, node.Checks(), c.Timeout))
+	}
+	return report, nil
+}
+
+// roleOf is what has run with a data directory: a server, an agent that has joined, or "".
+func roleOf(dataDir string) (string, error) {
+	for _, known := range []struct{ role, file string }{{commandServer, adminKubeconfig}, {commandAgent, "kubelet/kubeconfig"}} {
+		_, err := os.Stat(filepath.Join(dataDir, known.file))
+		if err == nil {
+			return known.role, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// examinedHost is this host with the settings that skiff has without flags.
+func examinedHost(dataDir, role string) (h doctor.Host, err error) {
+	c := config.DefaultServer()
+	settings, err := c.Node.KubeletConfiguration()
+	if err != nil {
+		return h, err
+	}
+	h = doctor.Host{DataDir: dataDir, KubeletDir: c.Node.KubeletDir(dataDir), Thresholds: settings.EvictionHard, IsRunning: isLocked(dataDir)}
+	used, err := usedKubeletDir(h.KubeletDir, dataDir)
+	if err != nil {
+		return h, err
+	}
+	h.IsForeignKubelet = used == ""
+	if h.NodeName, err = c.Node.NodeName(); err != nil {
+		return h, err
+	}
+	services, err := c.ServiceCIDRs()
+	if err != nil {
+		return h, err
+	}
+	for _, p := range services {
+		h.CIDRs = append(h.CIDRs, conflict.Range{CIDR: p, Flag: doctor.FlagServiceCIDR})
+	}
+	pods, err := podRanges(c.PodCIDRs)
+	if err != nil {
+		return h, err
+	}
+	for _, p := range pods {
+		h.CIDRs = append(h.CIDRs, conflict.Range{CIDR: p.Prefix, Flag: doctor.FlagClusterCIDR})
+	}
+	if role != commandAgent {
+		h.Ports = serverPorts(&c)
+	}
+	h.Ports = append(h.Ports, nodePorts(settings.Port, *settings.HealthzPort, services)...)
+	return h, nil
+}
+
+// serverPorts are the ports of a control plane.
+func serverPorts(c *config.Server) []doctor.Port {
+	return []doctor.Port{
+		{Protocol: "tcp", Number: uint16(c.SecurePort), Breaks: "the API is not served: a server does not start", Flag: "--secure-port"},
+		{Protocol: "tcp", Number: uint16(c.Servers.PeerPort), Breaks: "the server cannot be one of several", Flag: "--etcd-peer-port", IsOptional: true},
+	}
+}
+
+// nodePorts are the ports of a node.
+func nodePorts(kubelet, healthz int32, services []netip.Prefix) []doctor.Port {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	ports := []doctor.Port{
+		{Protocol: "tcp", Number: uint16(kubelet), Breaks: "the node does not start; logs and exec need it", Flag: "port of a KubeletConfiguration"},
+		{Protocol: "tcp", Number: uint16(healthz), Address: loopback, Breaks: "the node does not start", Flag: "healthzPort of a KubeletConfiguration"},
+		{Protocol: "udp", Number: overlay.VXLANPort, Breaks: "pods of different nodes do not reach each other with --network-backend=vxlan", Flag: "--network-backend", IsOptional: true},
+	}
+	if address, err := netip.ParseAddrPort(proxy.DefaultHealthzAddress); err == nil {
+		ports = append(ports, doctor.Port{Protocol: "tcp", Number: address.Port(), Breaks: "load balancers do not see whether the node's Service proxy is healthy", IsOptional: true})
+	}
+	for _, text := range clusterDNS(services) {
+		if address, err := netip.ParseAddr(text); err == nil {
+			ports = append(ports, doctor.Port{Protocol: "tcp", Number: 53, Address: address, Breaks: "pods of the node resolve no names"})
+		}
+	}
+	return ports
+}
+
+// examinedNode is the node that an agent has made of this host.
+func examinedNode(dataDir string) (n doctor.Node, err error) {
+	dir := filepath.Join(dataDir, "kubelet")
+	kubeconfig, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "kubeconfig"))
+	if err != nil {
+		return n, err
+	}
+	n = doctor.Node{KeyDir: filepath.Join(dir, "pki")}
+	if n.Name, err = joinedName(n.KeyDir); err != nil {
+		return n, err
+	}
+	// The kubeconfig has the address of the agent's balancer, which is another one after each start.
+	n.Servers, err = (&agentBalancer{file: filepath.Join(dir, "servers.json"), log: slog.New(slog.DiscardHandler)}).load()
+	n.Connect = func(address string) (*client.Client, error) {
+		connection := rest.CopyConfig(kubeconfig)
+		connection.Host, connection.TLSClientConfig.ServerName = "https://"+address, serverName
+		return newClient(connection)
+	}
+	return n, err
+}
+
+// joinedName is the name with which a node has joined.
+func joinedName(keyDir string) (string, error) {
+	path := filepath.Join(keyDir, "kubelet-client-current.pem")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	certs, err := pki.ParseCertificates(data)
+	if err != nil {
+		return "", fmt.Errorf("parse %s: %w", path, err)
+	}
+	return strings.TrimPrefix(certs[0].Subject.CommonName, "system:node:"), nil
+}

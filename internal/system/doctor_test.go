@@ -1,0 +1,170 @@
+package system
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"skiff/internal/client"
+	"skiff/internal/config"
+	"skiff/internal/doctor"
+)
+
+// A broken cluster is examined through its API.
+func TestDoctorExaminesACluster(t *testing.T) {
+	server, _ := startAPIServer(t, testConfig(t))
+	for path, body := range map[string]string{
+		"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations": `{"metadata":{"name":"hooks"},"webhooks":[{"name":"a.example.com","sideEffects":"None","admissionReviewVersions":["v1"],
+			"clientConfig":{"service":{"namespace":"default","name":"gone"}},"rules":[{"apiGroups":["apps"],"apiVersions":["*"],"operations":["CREATE"],"resources":["deployments"]}]}]}`,
+		"/api/v1/nodes": `{"metadata":{"name":"lost"}}`,
+	} {
+		if w := do(server.Handler(), "admin", http.MethodPost, path, body); w.Code != http.StatusCreated {
+			t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+	listening := httptest.NewServer(server.Handler())
+	t.Cleanup(listening.Close)
+	remote, err := newClient(&rest.Config{Host: listening.URL, BearerToken: "admin"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := doctor.Cluster{Client: remote, ServerName: serverName}.Examine(t.Context(), 20*time.Second)
+	problems := map[string]string{}
+	for _, f := range report.Findings {
+		problems[f.Check] += f.Problem + "\n"
+		if strings.HasPrefix(f.Problem, "not examined") {
+			t.Errorf("%s: %s", f.Check, f.Problem)
+		}
+	}
+	for check, want := range map[string]string{
+		"webhooks": `validating webhook a.example.com of hooks has no server: service/gone in "default" is not present`, "nodes": "1 node lost: their kubelets do not renew their leases: lost since",
+	} {
+		if !strings.Contains(problems[check], want) {
+			t.Errorf("%s: found %q, want %q", check, problems[check], want)
+		}
+	}
+	if problems["api"] != "" || report.Count(doctor.Error) != 2 || len(report.Checks) < 10 {
+		t.Errorf("report %+v", report)
+	}
+}
+
+// A node asks the servers that it knows, and one of them for itself.
+func TestDoctorExaminesANode(t *testing.T) {
+	server, _ := startAPIServer(t, testConfig(t))
+	if w := do(server.Handler(), "admin", http.MethodPost, "/api/v1/nodes", `{"metadata":{"name":"lost"}}`); w.Code != http.StatusCreated {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	listening := httptest.NewServer(server.Handler())
+	t.Cleanup(listening.Close)
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	node := doctor.Node{Name: "lost", KeyDir: t.TempDir(), Servers: []string{down.Listener.Addr().String(), listening.Listener.Addr().String()}}
+	node.Connect = func(address string) (*client.Client, error) {
+		return newClient(&rest.Config{Host: "http://" + address, BearerToken: "admin"})
+	}
+	report := doctor.Run(t.Context(), node.Checks(), 20*time.Second)
+	var problems []string
+	for _, f := range report.Findings {
+		problems = append(problems, f.Problem)
+	}
+	if len(problems) != 2 || !strings.Contains(problems[0], node.Servers[0]+" does not respond") || !strings.Contains(problems[1], "1 node lost") {
+		t.Errorf("problems %q", problems)
+	}
+}
+
+// A user without rights is told what was not examined.
+func TestDoctorWithoutRights(t *testing.T) {
+	server, _ := startAPIServer(t, testConfig(t))
+	listening := httptest.NewServer(server.Handler())
+	t.Cleanup(listening.Close)
+	remote, err := newClient(&rest.Config{Host: listening.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := doctor.Cluster{Client: remote, ServerName: serverName}.Examine(t.Context(), 20*time.Second)
+	if !slices.ContainsFunc(report.Findings, func(f doctor.Finding) bool {
+		return f.Check == "nodes" && strings.HasPrefix(f.Problem, "not examined") && strings.Contains(f.Fix, "administrator's kubeconfig")
+	}) {
+		t.Errorf("report %+v", report)
+	}
+}
+
+func TestDoctorWithoutServer(t *testing.T) {
+	listening := httptest.NewServer(http.NotFoundHandler())
+	listening.Close()
+	remote, err := newClient(&rest.Config{Host: listening.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := doctor.Cluster{Client: remote, ServerName: serverName}.Examine(t.Context(), 20*time.Second)
+	if len(report.Checks) != 1 || report.Count(doctor.Error) != 1 {
+		t.Errorf("report %+v", report)
+	}
+}
+
+// The host is examined with a data directory that does not exist, and nothing is made.
+func TestDoctorExaminesTheHost(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	c := config.DefaultDoctor()
+	c.DataDir, c.Output = dir, "json"
+	var out bytes.Buffer
+	err := Doctor(t.Context(), c, &out)
+	var report doctor.Report
+	if decodeErr := json.Unmarshal(out.Bytes(), &report); decodeErr != nil {
+		t.Fatalf("%v: %s", decodeErr, out.String())
+	}
+	if hasErrors := report.Count(doctor.Error) > 0; (err != nil) != hasErrors {
+		t.Errorf("%d errors, returned %v", report.Count(doctor.Error), err)
+	}
+	if !slices.Contains(report.Checks, "ports") || slices.Contains(report.Checks, "api") {
+		t.Errorf("checks %q", report.Checks)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the data directory was made: %v", err)
+	}
+}
+
+func TestRoleOf(t *testing.T) {
+	for file, want := range map[string]string{"": "", adminKubeconfig: commandServer, "kubelet/kubeconfig": commandAgent} {
+		dir := t.TempDir()
+		if file != "" {
+			path := filepath.Join(dir, file)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if role, err := roleOf(dir); role != want || err != nil {
+			t.Errorf("%q: role %q, %v", file, role, err)
+		}
+	}
+}
+
+func TestIsLocked(t *testing.T) {
+	dir := t.TempDir()
+	if isLocked(dir) {
+		t.Error("an empty directory is locked")
+	}
+	unlock, err := lockDir(dir, "data-dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !isLocked(dir) {
+		t.Error("a locked directory is not locked")
+	}
+	unlock()
+	if isLocked(dir) {
+		t.Error("the lock is still there")
+	}
+}
