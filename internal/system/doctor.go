@@ -59,7 +59,7 @@ func examine(ctx context.Context, c config.Doctor) (report doctor.Report, err er
 	if err != nil {
 		return report, fmt.Errorf("--data-dir: %w", err)
 	}
-	host, err := examinedHost(c.DataDir, role)
+	host, err := examinedHost(hostConfig(unitDir, c.DataDir), c.DataDir, role)
 	if err != nil {
 		return report, err
 	}
@@ -96,9 +96,34 @@ func roleOf(dataDir string) (string, error) {
 	return "", nil
 }
 
-// examinedHost is this host with the settings that skiff has without flags.
-func examinedHost(dataDir, role string) (h doctor.Host, err error) {
-	c := config.DefaultServer()
+// hostConfig is the configuration of the service that was installed with a data directory; without one, that of a server without flags.
+func hostConfig(unitDir, dataDir string) config.Server {
+	withoutFlags := config.DefaultServer()
+	text, err := os.ReadFile(filepath.Join(unitDir, unitName))
+	if err != nil {
+		return withoutFlags
+	}
+	u, err := parseUnit(string(text))
+	if err != nil {
+		return withoutFlags // the unit of somebody else
+	}
+	switch u.command {
+	case commandServer:
+		c := config.DefaultServer()
+		if err := u.parse(&c); err == nil && c.DataDir == dataDir {
+			return c
+		}
+	case commandAgent:
+		c := config.DefaultAgent()
+		if err := u.parse(&c); err == nil && c.DataDir == dataDir {
+			withoutFlags.Node = c.Node
+		}
+	}
+	return withoutFlags
+}
+
+// examinedHost is this host with the settings of a configuration.
+func examinedHost(c config.Server, dataDir, role string) (h doctor.Host, err error) {
 	settings, err := c.Node.KubeletConfiguration()
 	if err != nil {
 		return h, err

@@ -17,6 +17,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/doctor"
+	"skiff/internal/pki"
 )
 
 // A broken cluster is examined through its API.
@@ -166,5 +167,79 @@ func TestIsLocked(t *testing.T) {
 	unlock()
 	if isLocked(dir) {
 		t.Error("the lock is still there")
+	}
+}
+
+// The settings of an installed service count, if it has the data directory.
+func TestHostConfig(t *testing.T) {
+	dir := t.TempDir()
+	for _, test := range []struct {
+		unit
+		wantPort int
+		wantRoot string
+	}{
+		{unit{program: "/skiff", command: commandServer, arguments: []string{"--data-dir=/d", "--secure-port=7443", "--root-dir=/kubelet"}}, 7443, "/kubelet"},
+		{unit{program: "/skiff", command: commandServer, arguments: []string{"--data-dir=/other", "--secure-port=7443"}}, 6443, ""},
+		{unit{program: "/skiff", command: commandAgent, arguments: []string{"--data-dir=/d", "--root-dir=/kubelet"}}, 6443, "/kubelet"},
+		{unit{program: "/skiff", command: "unknown"}, 6443, ""},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, unitName), []byte(test.text()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := hostConfig(dir, "/d")
+		if c.SecurePort != test.wantPort || c.Node.RootDir != test.wantRoot {
+			t.Errorf("%s %q: port %d, root directory %q", test.command, test.arguments, c.SecurePort, c.Node.RootDir)
+		}
+		server, err := examinedHost(c, "/d", commandServer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent, err := examinedHost(c, "/d", commandAgent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int(server.Ports[0].Number) != test.wantPort || len(server.Ports) != len(agent.Ports)+2 || test.wantRoot != "" && server.KubeletDir != test.wantRoot {
+			t.Errorf("server %+v, agent %+v", server, agent)
+		}
+	}
+	if c := hostConfig(t.TempDir(), "/d"); c.SecurePort != 6443 {
+		t.Errorf("port %d without a service", c.SecurePort)
+	}
+}
+
+func TestExaminedNode(t *testing.T) {
+	dataDir := t.TempDir()
+	keys := pki.Dir(filepath.Join(dataDir, "kubelet/pki"))
+	ca, err := keys.CA("ca", "test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Issue(pki.NodeClient("host1"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := filepath.Join(string(keys), "kubelet-client-current.pem")
+	kubeconfig := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1","tls-server-name":"kubernetes.default.svc"}}],
+		"users":[{"name":"u","user":{"client-certificate":"` + client + `","client-key":"` + client + `"}}],"contexts":[{"name":"x","context":{"cluster":"c","user":"u"}}],"current-context":"x"}`
+	for path, content := range map[string]string{
+		client: string(pair.Cert) + string(pair.Key), filepath.Join(dataDir, "kubelet/kubeconfig"): kubeconfig, filepath.Join(dataDir, "kubelet/servers.json"): `["10.0.0.1:6443","10.0.0.2:6443"]`,
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node, err := examinedNode(dataDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if node.Name != "host1" || !slices.Equal(node.Servers, []string{"10.0.0.1:6443", "10.0.0.2:6443"}) || node.KeyDir != string(keys) {
+		t.Errorf("node %+v", node)
+	}
+	remote, err := node.Connect(node.Servers[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if remote.Config.Host != "https://10.0.0.2:6443" || remote.Config.ServerName != serverName {
+		t.Errorf("connection %+v", remote.Config)
 	}
 }

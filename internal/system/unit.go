@@ -97,26 +97,28 @@ type installed struct {
 	kubeconfig string
 }
 
+// parse reads the flags of the service's command into its configuration.
+func (u unit) parse(c interface{ Flags(*config.FlagGroups) }) error {
+	var groups config.FlagGroups
+	c.Flags(&groups)
+	fs := pflag.NewFlagSet(u.command, pflag.ContinueOnError)
+	groups.AddTo(fs)
+	return fs.Parse(u.arguments)
+}
+
 // installed reads the flags of the service's command.
 func (u unit) installed() (i installed, err error) {
-	parse := func(c interface{ Flags(*config.FlagGroups) }) error {
-		var groups config.FlagGroups
-		c.Flags(&groups)
-		fs := pflag.NewFlagSet(u.command, pflag.ContinueOnError)
-		groups.AddTo(fs)
-		return fs.Parse(u.arguments)
-	}
 	switch u.command {
 	case commandServer:
 		c := config.DefaultServer()
-		err = parse(&c)
+		err = u.parse(&c)
 		i.dataDir, i.kubeconfig = c.DataDir, c.WriteKubeconfig
 		if !c.NoNode {
 			i.node = &c.Node
 		}
 	case commandAgent:
 		c := config.DefaultAgent()
-		err = parse(&c)
+		err = u.parse(&c)
 		i.dataDir, i.node = c.DataDir, &c.Node
 	default:
 		err = fmt.Errorf("unknown command %q", u.command)
