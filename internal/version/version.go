@@ -12,6 +12,9 @@ import (
 // Kubernetes is the Kubernetes release that skiff conforms to.
 const Kubernetes = "v1.37.1"
 
+// GitSeparator is between the version of Kubernetes and skiff's own in the gitVersion of /version and in the kubeletVersion of nodes.
+const GitSeparator = "+skiff."
+
 // Set by the linker: skiff is the output of `git describe --tags`, with or without the leading v.
 var (
 	skiff  = "v0.1.0"
@@ -36,7 +39,7 @@ func Info() apimachineryversion.Info {
 	return apimachineryversion.Info{
 		Major:        "1",
 		Minor:        "37",
-		GitVersion:   Kubernetes + "+skiff." + strings.TrimPrefix(skiff, "v"),
+		GitVersion:   Kubernetes + GitSeparator + strings.TrimPrefix(skiff, "v"),
 		GitCommit:    commit,
 		GitTreeState: state,
 		BuildDate:    date,
