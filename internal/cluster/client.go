@@ -10,8 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
-
-	"skiff/internal/store/etcd"
 )
 
 // Client lists and removes the servers of a cluster.
@@ -32,7 +30,7 @@ func NewClient(config *rest.Config) (Client, error) {
 }
 
 // List returns the servers.
-func (c Client) List(ctx context.Context) ([]etcd.Member, error) {
+func (c Client) List(ctx context.Context) ([]Server, error) {
 	data, err := c.rest.Get().AbsPath(path).Do(ctx).Raw()
 	if err != nil {
 		return nil, fmt.Errorf("list the servers: %w", explain(err))

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/store/etcd"
+	"skiff/internal/upgrade"
 )
 
 // GroupVersion is the API group and version of servers.
@@ -48,6 +49,8 @@ type JoinRequest struct {
 	PeerURL string `json:"peerURL"`
 	// Settings are the settings of the server that must be the same on all servers.
 	Settings Settings `json:"settings"`
+	// Release is that of the server. A server without one decides alone whether it may run in the cluster.
+	Release *upgrade.Release `json:"release,omitempty"`
 }
 
 // JoinResponse is what the server receives.
@@ -61,7 +64,14 @@ type JoinResponse struct {
 // ServerList are the servers of the cluster.
 type ServerList struct {
 	metav1.TypeMeta `json:",inline"`
-	Items           []etcd.Member `json:"items"`
+	Items           []Server `json:"items"`
+}
+
+// Server is a member of etcd and the release of its server.
+type Server struct {
+	etcd.Member
+	// Release is nil before the server has started for the first time.
+	Release *upgrade.Release `json:"release,omitempty"`
 }
 
 // Members are the members of etcd. *etcd.Store implements it.

@@ -23,6 +23,8 @@ import (
 	"skiff/internal/kubelet/bootstrap"
 	"skiff/internal/pki"
 	"skiff/internal/store/etcd"
+	"skiff/internal/store/memory"
+	"skiff/internal/upgrade"
 )
 
 func discardLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
@@ -73,11 +75,16 @@ type testServer struct {
 	ca      *pki.CA
 	// user is who all requests are from.
 	user authn.User
+	// release is that of the server.
+	release upgrade.Release
 }
+
+// names are the names of the servers.
+func (s *testServer) names(ctx context.Context) ([]string, error) { return MemberNames(ctx, s.members) }
 
 func startServer(t *testing.T) *testServer {
 	t.Helper()
-	s := &testServer{keys: filepath.Join(t.TempDir(), "pki"), members: &fakeMembers{members: []etcd.Member{{ID: "1", Name: "first", PeerURL: "https://192.0.2.1:2380", IsLeader: true}}}}
+	s := &testServer{release: release("v0.2.0", "v1.38.0"), keys: filepath.Join(t.TempDir(), "pki"), members: &fakeMembers{members: []etcd.Member{{ID: "1", Name: "first", PeerURL: "https://192.0.2.1:2380", IsLeader: true}}}}
 	dir := pki.Dir(s.keys)
 	for _, name := range []string{"ca", "front-proxy-ca", "etcd-ca"} {
 		ca, err := dir.CA(name, name, time.Now())
@@ -98,6 +105,10 @@ func startServer(t *testing.T) *testServer {
 	s.token = bootstrap.NewToken(bootstrap.HashOf(s.ca.Certificate()))
 	s.user = authn.User{Username: "system:bootstrap:" + s.token.ID, Groups: []string{ServerGroup}}
 	handler := &Handler{Members: s.members, KeyDir: s.keys, Settings: Settings{"service-cidr": "10.96.0.0/12", "cluster-domain": "cluster.local"}, Log: discardLog()}
+	handler.Releases = &Releases{Store: memory.New(), Name: "first", Own: s.release, Members: s.names, Log: discardLog()}
+	if err := handler.Releases.Admit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: serving.GetChain})
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +127,7 @@ func startServer(t *testing.T) *testServer {
 }
 
 func (s *testServer) request() JoinRequest {
-	return JoinRequest{PeerURL: "https://192.0.2.2:2380", Settings: Settings{"service-cidr": "10.96.0.0/12", "cluster-domain": "cluster.local"}}
+	return JoinRequest{PeerURL: "https://192.0.2.2:2380", Release: newRelease("v0.3.0", "v1.38.0"), Settings: Settings{"service-cidr": "10.96.0.0/12", "cluster-domain": "cluster.local"}}
 }
 
 // A server that joins gets the keys and the members, also if another was joining at first.
@@ -175,6 +186,8 @@ func TestJoinRefused(t *testing.T) {
 		{"token of a node", func(s *testServer, _ *Join, _ *JoinRequest) { s.user.Groups = []string{bootstrap.NodeGroup} }, "token create --server"},
 		{"other settings", func(_ *testServer, _ *Join, r *JoinRequest) { r.Settings["service-cidr"] = "10.0.0.0/16" },
 			`--service-cidr is "10.0.0.0/16", in the cluster it is "10.96.0.0/12"`},
+		{"far newer version", func(_ *testServer, _ *Join, r *JoinRequest) { r.Release = newRelease("v0.4.0", "v1.38.0") }, "start v0.3 on all servers first"},
+		{"older version", func(_ *testServer, _ *Join, r *JoinRequest) { r.Release = newRelease("v0.1.0", "v1.37.0") }, "start v0.2 on it"},
 		{"address of a running member", func(s *testServer, _ *Join, _ *JoinRequest) { s.members.errs = []error{etcd.ErrMemberRuns} }, "is running"},
 		{"damaged key", func(s *testServer, _ *Join, _ *JoinRequest) {
 			if err := os.WriteFile(filepath.Join(s.keys, "etcd-ca.key"), []byte("x"), 0o600); err != nil {
@@ -226,7 +239,7 @@ func TestClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := client.List(t.Context())
-	if err != nil || len(list) != 1 || list[0] != s.members.members[0] {
+	if err != nil || len(list) != 1 || list[0].Member != s.members.members[0] || *list[0].Release != s.release {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if err := client.Remove(t.Context(), "second"); err == nil || !strings.Contains(err.Error(), "not found") {

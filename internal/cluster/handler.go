@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/store/etcd"
+	"skiff/internal/upgrade"
 )
 
 const (
@@ -31,6 +33,8 @@ type Handler struct {
 	KeyDir string
 	// Settings are those that a joining server must have.
 	Settings Settings
+	// Releases are the releases of the servers.
+	Releases *Releases
 	Log      *slog.Logger
 }
 
@@ -67,11 +71,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (any, error) {
 	case r.URL.Path == path && r.Method == http.MethodPost:
 		return h.join(w, r)
 	case r.URL.Path == path && r.Method == http.MethodGet:
-		members, err := h.Members.Members(r.Context())
-		if err != nil {
-			return nil, memberStatus(err)
-		}
-		return ServerList{TypeMeta: typeMeta("ServerList"), Items: members}, nil
+		return h.list(r.Context())
 	case isServer && name != "" && !strings.Contains(name, "/") && r.Method == http.MethodDelete:
 		if err := h.Members.RemoveMember(r.Context(), name); err != nil {
 			return nil, memberStatus(err)
@@ -86,6 +86,27 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (any, error) {
 
 func typeMeta(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{Kind: kind, APIVersion: GroupVersion.String()}
+}
+
+// list returns the servers with their releases.
+func (h *Handler) list(ctx context.Context) (any, error) {
+	members, err := h.Members.Members(ctx)
+	if err != nil {
+		return nil, memberStatus(err)
+	}
+	recorded, err := h.Releases.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list := ServerList{TypeMeta: typeMeta("ServerList")}
+	for _, m := range members {
+		server := Server{Member: m}
+		if i := slices.IndexFunc(recorded, func(s upgrade.Server) bool { return s.Name == m.Name }); i >= 0 {
+			server.Release = &recorded[i].Release
+		}
+		list.Items = append(list.Items, server)
+	}
+	return list, nil
 }
 
 // join adds a server. The keys it gets are those of the whole cluster, so whoever an authorizer lets through must also be an administrator or have
@@ -103,6 +124,11 @@ func (h *Handler) join(w http.ResponseWriter, r *http.Request) (any, error) {
 	if differences := h.Settings.Differences(request.Settings); differences != "" {
 		return nil, apierrors.NewBadRequest("the settings of the server differ from those of the cluster: " + differences)
 	}
+	if request.Release != nil {
+		if err := h.Releases.Check(r.Context(), *request.Release); err != nil {
+			return nil, releaseStatus(err)
+		}
+	}
 	keys, err := exportKeys(h.KeyDir)
 	if err != nil {
 		return nil, err
@@ -113,6 +139,14 @@ func (h *Handler) join(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	h.Log.Info("server joins the cluster", "peerURL", request.PeerURL, "user", user.Username)
 	return JoinResponse{TypeMeta: typeMeta("JoinResponse"), Keys: keys, Members: members}, nil
+}
+
+// releaseStatus is the status of a failed check of a release.
+func releaseStatus(err error) error {
+	if _, isRefused := errors.AsType[*upgrade.Refusal](err); isRefused {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	return err
 }
 
 // memberStatus is the status of a failed change of the members.
