@@ -36,6 +36,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return err
 	}
 	defer unlock()
+	if err := admitAgent(c.DataDir, log); err != nil {
+		return err
+	}
 	identity := filepath.Join(c.DataDir, "kubelet")
 	pkiDir := filepath.Join(identity, "pki")
 	if err := os.MkdirAll(pkiDir, 0o700); err != nil {
@@ -72,6 +75,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	}
 	o.enforcesPolicies = c.Runs(config.ComponentPolicy)
 	record.read = func(ctx context.Context, known clusterSettings) (clusterSettings, error) {
+		if err := checkServerRelease(ctx, remote.Config, log); err != nil {
+			return known, err
+		}
 		return readCluster(ctx, remote, known, log)
 	}
 	record.run = func(ctx context.Context, settings clusterSettings) error {

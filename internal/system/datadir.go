@@ -10,12 +10,13 @@ import (
 	"strings"
 
 	"skiff/internal/atomicfile"
+	"skiff/internal/upgrade"
 )
 
 // dataEntries are what skiff makes in its data directory. The last is removed last, so that a removal can be repeated.
 var dataEntries = []string{
 	adminKubeconfig, "cni", "containerd", "dns", "etcd", "images", "kubelet", lockFile, "network", "pki", "registries",
-	replacedDir, restoreDir, preparedDir, restoredFiles, snapshotDir, snapshotStagingDir, snapshotPassphrase, tokenFile, "volumes", markerFile,
+	replacedDir, restoreDir, preparedDir, restoredFiles, snapshotDir, snapshotStagingDir, snapshotPassphrase, tokenFile, upgrade.File, "volumes", markerFile,
 }
 
 // kubeletEntries are what skiff makes in a kubelet's directory that is not below its data directory. What others have put into plugins and

@@ -19,6 +19,7 @@ import (
 	"skiff/internal/backup"
 	"skiff/internal/config"
 	"skiff/internal/store/etcd"
+	"skiff/internal/upgrade"
 )
 
 // A restore prepares everything in preparedDir, which it renames to restoreDir when it is complete. From then on it is finished, if need be by the
@@ -37,6 +38,7 @@ const (
 var restoredEntries = []struct{ prepared, entry string }{
 	{backup.KeysDir, "pki"},
 	{backup.FilesDir, restoredFiles},
+	{upgrade.File, upgrade.File},
 	{"etcd", "etcd"},
 }
 
@@ -124,6 +126,9 @@ func prepareRestore(dataDir string, snapshot io.Reader, passphrase []byte) (back
 	if err != nil {
 		return manifest, err
 	}
+	if err := prepareRelease(dataDir, manifest.Version); err != nil {
+		return manifest, err
+	}
 	found, err := inspectDatabase(backup.DatabaseFile(dir))
 	if err != nil {
 		return manifest, err
@@ -136,6 +141,27 @@ func prepareRestore(dataDir string, snapshot io.Reader, passphrase []byte) (back
 	return manifest, errors.Join(
 		etcd.Restore(etcd.Restoration{Database: backup.DatabaseFile(dir), DataDir: filepath.Join(dir, "etcd"), Log: slog.New(slog.DiscardHandler)}),
 		syncTree(dir))
+}
+
+// prepareRelease refuses a snapshot of a version that this one must not restore, and a data directory with a layout it does not know. Otherwise the
+// restored state is this version's: so a snapshot leads back from an upgrade.
+func prepareRelease(dataDir, saved string) error {
+	release, err := upgrade.ParseVersion(saved)
+	if err != nil {
+		return err
+	}
+	own := upgrade.Current()
+	if err := own.CheckSnapshot(release); err != nil {
+		return err
+	}
+	have, err := upgrade.ReadRecord(dataDir)
+	if err != nil {
+		return err
+	}
+	if have != nil && have.Layout > own.Layout {
+		return fmt.Errorf("%s has layout %d of skiff %s, which %s cannot read: restore into another directory", dataDir, have.Layout, have.Skiff, own.Skiff)
+	}
+	return own.Write(filepath.Join(dataDir, preparedDir))
 }
 
 // syncTree writes the entries of a directory, and of those below it, to disk.

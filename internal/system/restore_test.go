@@ -17,6 +17,8 @@ import (
 	"skiff/internal/config"
 	"skiff/internal/pki"
 	"skiff/internal/store/etcd"
+	"skiff/internal/upgrade"
+	"skiff/internal/version"
 )
 
 // writeTree writes files with their own names as content.
@@ -150,7 +152,7 @@ func savedCluster(t *testing.T) (c config.Snapshot, keys map[string][]byte) {
 	c.DataDir = filepath.Join(t.TempDir(), "restored")
 	c.Storage.Dir, c.PassphraseFile = t.TempDir(), filepath.Join(dataDir, snapshotPassphrase)
 	saver := backup.NewSaver(backup.SaverOptions{
-		Source: source, Storage: backup.Directory(c.Storage.Dir), StagingDir: filepath.Join(dataDir, snapshotStagingDir), Server: "host", Log: slog.New(slog.DiscardHandler),
+		Source: source, Storage: backup.Directory(c.Storage.Dir), StagingDir: filepath.Join(dataDir, snapshotStagingDir), Server: "host", Version: version.String(), Log: slog.New(slog.DiscardHandler),
 	})
 	if _, err := saver.Save(t.Context(), "test"); err != nil {
 		t.Fatal(err)
@@ -205,6 +207,43 @@ func TestRestoreSnapshot(t *testing.T) {
 	out.Reset()
 	if err := RestoreSnapshot(t.Context(), c, "latest", &out); err != nil || !strings.Contains(out.String(), "what was there before is in "+filepath.Join(c.DataDir, replacedDir)) {
 		t.Errorf("%v:\n%s", err, out.String())
+	}
+}
+
+// A snapshot leads back from an upgrade: what is restored is this version's, whatever a newer one has written beside it.
+func TestRestoreRelease(t *testing.T) {
+	own := upgrade.Current()
+	newer := upgrade.Record{Release: upgrade.Release{Skiff: "v0.900.0", Kubernetes: own.Kubernetes}, Layout: own.Layout}
+	for what, test := range map[string]struct {
+		saved string
+		have  *upgrade.Record
+		want  string
+	}{
+		"the same version":            {saved: version.String()},
+		"over what a newer has":       {saved: version.String(), have: &newer},
+		"over a newer layout":         {saved: version.String(), have: &upgrade.Record{Release: newer.Release, Layout: own.Layout + 1}, want: "restore into another directory"},
+		"of a newer version":          {saved: "v0.900.0 (Kubernetes v1.37.1, commit x)", want: "restore it with v0.900"},
+		"of a version without a name": {saved: "new", want: "is not"},
+	} {
+		dir := t.TempDir()
+		if err := os.Mkdir(filepath.Join(dir, preparedDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if test.have != nil {
+			if err := test.have.Write(dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := prepareRelease(dir, test.saved)
+		if test.want != "" {
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: %v, want %q", what, err, test.want)
+			}
+			continue
+		}
+		if prepared, readErr := upgrade.ReadRecord(filepath.Join(dir, preparedDir)); err != nil || readErr != nil || *prepared != own {
+			t.Errorf("%s: %v, %v, %v", what, prepared, err, readErr)
+		}
 	}
 }
 

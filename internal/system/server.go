@@ -2,6 +2,7 @@
 package system
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ import (
 	"skiff/internal/store/etcd"
 	"skiff/internal/systemd"
 	"skiff/internal/tracing"
+	"skiff/internal/upgrade"
 )
 
 // The post-start hooks, with upstream's names.
@@ -73,6 +75,7 @@ func RunServer(ctx context.Context, c config.Server) error {
 
 // runServer runs a server of which the configuration is set.
 func runServer(ctx context.Context, s *server) error {
+	s.release = cmp.Or(s.release, upgrade.Current())
 	s.logLevel = &slog.LevelVar{}
 	if err := s.logLevel.UnmarshalText([]byte(s.config.LogLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
@@ -85,6 +88,9 @@ func runServer(ctx context.Context, s *server) error {
 	}
 	defer unlock()
 	if _, err := finishRestore(s.config.DataDir, time.Now()); err != nil {
+		return err
+	}
+	if err := s.checkDataDir(); err != nil {
 		return err
 	}
 	if s.config.Servers.Reset {
@@ -115,8 +121,11 @@ type server struct {
 	store      store.Store
 	saver      *backup.Saver // nil: there is no embedded etcd of which snapshots could be saved
 	// peer is set if etcd is a member of a cluster of servers, which members changes.
-	peer     *etcd.Peer
-	members  *etcd.Store
+	peer    *etcd.Peer
+	members *etcd.Store
+	// release is what this program writes, releases has those of all servers of the cluster.
+	release  upgrade.Record
+	releases *cluster.Releases
 	cache    *cache.Cache
 	access   *accessControl
 	hooks    *apiserver.PostStartHooks
@@ -161,6 +170,9 @@ func (s *server) open(ctx context.Context) (err error) {
 		return err
 	}
 	if err = s.openStoreServing(ctx); err != nil {
+		return err
+	}
+	if err = s.openReleases(ctx); err != nil {
 		return err
 	}
 	s.cache = cache.New(s.store, s.log.With("component", "cache"))
@@ -229,7 +241,7 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	if s.peer != nil {
 		foundation.start("etcd", s.watchMembership)
 	}
-	foundation.start("cache", s.cache.Run)
+	foundation.start("cache", s.runCache)
 	foundation.start("certificates", s.renewCertificates)
 	foundation.start("heap", heap.ReleaseWhenIdle)
 	foundation.start("access control", s.access.run)
@@ -333,6 +345,7 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		start("service repair", s.runServiceRepair)
 		if s.sharesStore() {
 			start("API server endpoints", s.runEndpoints)
+			start("server versions", s.releases.Run)
 		}
 		if !s.isAPIServerOnly {
 			start("cluster DNS", s.runDNSService)

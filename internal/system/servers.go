@@ -146,7 +146,7 @@ func (s *server) sendJoin(ctx context.Context) error {
 		return errors.New("--join-token: required; create one with 'skiff token create --server' on the other server")
 	}
 	join := cluster.Join{Server: c.Join, Token: token, Log: s.log}
-	response, err := join.Send(ctx, cluster.JoinRequest{PeerURL: s.peer.URL, Settings: s.sharedSettings()})
+	response, err := join.Send(ctx, cluster.JoinRequest{PeerURL: s.peer.URL, Settings: s.sharedSettings(), Release: &s.release.Release})
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,8 @@ func (s *server) sharedSettings() cluster.Settings {
 
 func (s *server) clusterHandler() http.Handler {
 	return &cluster.Handler{
-		Members: s.members, KeyDir: filepath.Join(s.config.DataDir, "pki"), Settings: s.sharedSettings(), Log: s.log.With("component", "cluster"),
+		Members: s.members, KeyDir: filepath.Join(s.config.DataDir, "pki"), Settings: s.sharedSettings(), Releases: s.releases,
+		Log: s.log.With("component", "cluster"),
 	}
 }
 
@@ -244,7 +245,7 @@ func ListMembers(ctx context.Context, c config.Member, out io.Writer) error {
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "NAME\tID\tPEER URL\tROLE")
+	fmt.Fprintln(w, "NAME\tID\tPEER URL\tROLE\tVERSION")
 	for _, m := range list {
 		role := "member"
 		switch {
@@ -253,7 +254,11 @@ func ListMembers(ctx context.Context, c config.Member, out io.Writer) error {
 		case m.IsLeader:
 			role = "etcd leader"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", cmp.Or(m.Name, "-"), m.ID, m.PeerURL, role)
+		version := "-"
+		if m.Release != nil {
+			version = m.Release.Skiff
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cmp.Or(m.Name, "-"), m.ID, m.PeerURL, role, version)
 	}
 	return w.Flush()
 }
