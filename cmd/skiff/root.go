@@ -44,7 +44,7 @@ func newRootCommand() *cobra.Command {
 		}
 	}
 	add(groupCluster, serverCommand(), agentCommand(), tokenCommand(), memberCommand(), nodeCommand(), certCommand(), snapshotCommand(), imageCommand(), cleanCommand(),
-		installCommand(), uninstallCommand(), doctorCommand())
+		upgradeCommand(), installCommand(), uninstallCommand(), doctorCommand())
 	add(groupScheduling, whyCommand(), whatIfCommand())
 	add(groupComponents, apiServerCommand(), controllerManagerCommand(), schedulerCommand(), kubeletCommand(), proxyCommand(), hollowNodeCommand())
 	add(groupOther, versionCommand())
