@@ -40,6 +40,8 @@ type Cluster struct {
 	Server []*Process
 	// Others are further processes, such as a controller manager.
 	Others []*Process
+	// Agent is the program of the agents that are started.
+	Agent Program
 
 	pki *keys
 	// nodes is the number of nodes that run containers; images is the registry they pull from; memory are their data

@@ -161,7 +161,7 @@ func (c *Cluster) StartAgent(number int, token string) (*Process, string, error)
 		return nil, "", err
 	}
 	p, err := startAgent(host, agentOptions{
-		logDir: c.Dir, dir: dir, server: "https://" + net.JoinHostPort(namespaces.NodeAddress, port), token: token,
+		program: c.Agent, logDir: c.Dir, dir: dir, server: "https://" + net.JoinHostPort(namespaces.NodeAddress, port), token: token,
 	})
 	if err != nil {
 		return nil, "", err
@@ -172,6 +172,7 @@ func (c *Cluster) StartAgent(number int, token string) (*Process, string, error)
 
 // agentOptions are what an agent is started with.
 type agentOptions struct {
+	program Program
 	// logDir is the directory of the log, dir the data directory.
 	logDir, dir   string
 	server, token string
@@ -187,11 +188,11 @@ func startAgent(host *namespaces.Host, o agentOptions) (*Process, error) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	root, err := Root()
+	path, err := o.program.path()
 	if err != nil {
 		return nil, err
 	}
-	return startBy(host.Start, o.logDir, host.Name, filepath.Join(root, "bin/skiff"), "agent", "--server="+o.server, "--token="+o.token, "--data-dir="+o.dir,
+	return startBy(host.Start, o.logDir, host.Name, path, "agent", "--server="+o.server, "--token="+o.token, "--data-dir="+o.dir,
 		"--kubelet-config="+config, "--node-name="+host.Name)
 }
 

@@ -35,7 +35,12 @@ func Servers(dir string, n int, flags ...string) ([]*Cluster, error) {
 
 // Server starts a server of Servers and waits until it is ready. One that was started before keeps its state and ports, and needs no flags to join.
 func Server(dir string, i int, flags ...string) (*Cluster, error) {
-	c, err := StartServer(dir, i, flags...)
+	return Program("").Server(dir, i, flags...)
+}
+
+// Server is the function Server with this program.
+func (p Program) Server(dir string, i int, flags ...string) (*Cluster, error) {
+	c, err := p.StartServer(dir, i, flags...)
 	if err != nil {
 		return nil, err
 	}
@@ -48,12 +53,17 @@ func Server(dir string, i int, flags ...string) (*Cluster, error) {
 
 // StartServer is Server without waiting until the server is ready.
 func StartServer(dir string, i int, flags ...string) (*Cluster, error) {
+	return Program("").StartServer(dir, i, flags...)
+}
+
+// StartServer is the function StartServer with this program.
+func (p Program) StartServer(dir string, i int, flags ...string) (*Cluster, error) {
 	own := filepath.Join(dir, fmt.Sprint("server-", i))
 	port, err := keptPort(filepath.Join(dir, fmt.Sprint("peer-port-", i)))
 	if err != nil {
 		return nil, err
 	}
-	return StartSkiff(own, append([]string{"--etcd-peer-port=" + port}, flags...)...)
+	return p.StartSkiff(own, append([]string{"--etcd-peer-port=" + port}, flags...)...)
 }
 
 // AddServer adds a server without a node to a cluster of SkiffNode that was started with --cluster-init, on the host with the given number. It

@@ -26,9 +26,12 @@ type keys struct {
 
 // Skiff starts skiff's API server from bin/ with its state below dir, without controllers, scheduler and DNS unless the flags
 // say otherwise (--without=, --disable=), and waits until it is ready. Started again on the same dir it keeps its state and port.
-func Skiff(dir string, flags ...string) (*Cluster, error) {
+func Skiff(dir string, flags ...string) (*Cluster, error) { return Program("").Skiff(dir, flags...) }
+
+// Skiff is the function Skiff with this program.
+func (p Program) Skiff(dir string, flags ...string) (*Cluster, error) {
 	began := time.Now()
-	c, err := StartSkiff(dir, flags...)
+	c, err := p.StartSkiff(dir, flags...)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +45,12 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 
 // StartSkiff is Skiff without waiting until the server is ready. It has written its kubeconfig.
 func StartSkiff(dir string, flags ...string) (*Cluster, error) {
-	root, err := Root()
+	return Program("").StartSkiff(dir, flags...)
+}
+
+// StartSkiff is the function StartSkiff with this program.
+func (p Program) StartSkiff(dir string, flags ...string) (*Cluster, error) {
+	path, err := p.path()
 	if err != nil {
 		return nil, err
 	}
@@ -57,19 +65,19 @@ func StartSkiff(dir string, flags ...string) (*Cluster, error) {
 	args := append([]string{"server", "--no-node", "--without=controllers,scheduler", "--disable=dns", "--data-dir", filepath.Join(dir, "data"),
 		"--bind-address", "127.0.0.1", "--secure-port", port}, flags...)
 	began := time.Now()
-	p, err := start(dir, "skiff", filepath.Join(root, "bin/skiff"), args...)
+	server, err := start(dir, "skiff", path, args...)
 	if err != nil {
 		return nil, err
 	}
-	c.Server = []*Process{p}
+	c.Server = []*Process{server}
 	// The kubeconfig is written before the server listens, but may be incomplete at first.
 	_, err = c.Config()
-	for ; err != nil && !p.Exited() && time.Since(began) < startTimeout; _, err = c.Config() {
+	for ; err != nil && !server.Exited() && time.Since(began) < startTimeout; _, err = c.Config() {
 		time.Sleep(time.Millisecond)
 	}
 	if err != nil {
 		c.Stop()
-		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; end of its log:\n%s", err, p.Log(20))
+		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; end of its log:\n%s", err, server.Log(20))
 	}
 	return c, nil
 }
