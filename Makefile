@@ -9,7 +9,8 @@
 # make chaos DURATION=1h     servers and agents under faults; SKIFF_CHAOS_SEED repeats a run, SKIFF_CHAOS_ONLY=leader selects faults by their names
 # make churn DURATION=1h SERVERS=3   everything created and deleted, round after round: nothing may be left behind or grow
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
-# make test-vm  install, uninstall, the distribution's container runtime and power cuts on virtual machines (SKIFF_VM_TOOLS: see test/vm/run; TESTS='service powerloss')
+# make test-vm  skiff as a service on virtual machines with Debian 12 and 13: storage, static pods, reboots, power cuts, other addresses, the distribution's
+#               container runtime, firewalls, the Debian package (SKIFF_VM_TOOLS: see test/vm/run; TESTS='service ufw/trixie')
 # make bench    skiff and upstream side by side, with ratios
 # make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node, NODES=2 for two, SERVERS=3 for three servers)
 
@@ -87,19 +88,20 @@ down:
 # The files of a release, from a commit: their bytes depend on nothing but it and the version of Go and of the C compiler. Programs are linked
 # statically.
 RELEASE_ARCHITECTURES := amd64 arm64
+DIST ?= dist
 MAINTAINER ?= $(shell git log -1 --format='%an <%ae>' 2>/dev/null)
 release: export MAINTAINER := $(MAINTAINER)
 release:
 	@[ -z "$$(git status --porcelain --untracked-files=no)" ] || { echo 'a release is made from a commit: commit your changes first' >&2; exit 1; }
-	@rm -rf dist
+	@rm -rf '$(DIST)'
 	@for arch in $(RELEASE_ARCHITECTURES); do \
 		scripts/step "build for linux/$$arch" env CGO_ENABLED=0 GOARCH=$$arch go build -buildvcs=false -ldflags '$(LDFLAGS) -buildid=' \
 			-o bin/linux-$$arch/ ./cmd/skiff ./cmd/skiff-cni ./demo/web; \
 		scripts/step "container runtime for linux/$$arch" runtime/build bin/linux-$$arch $$arch; \
 	done
 	$(step) 'package the release' go run ./tools/release -version '$(VERSION)' -commit '$(COMMIT)' -date '$(DATE)' -maintainer "$$MAINTAINER" \
-		-modules "$$(go env GOMODCACHE)" -goroot "$$(go env GOROOT)" -out dist $(foreach arch,$(RELEASE_ARCHITECTURES),$(arch)=bin/linux-$(arch))
-	@(cd dist && sha256sum --quiet -c SHA256SUMS && ls -l)
+		-modules "$$(go env GOMODCACHE)" -goroot "$$(go env GOROOT)" -out '$(DIST)' $(foreach arch,$(RELEASE_ARCHITECTURES),$(arch)=bin/linux-$(arch))
+	@(cd '$(DIST)' && sha256sum --quiet -c SHA256SUMS && ls -l)
 
 # What tests download, and skiff's packages, which most of them are compiled from.
 prepare:
