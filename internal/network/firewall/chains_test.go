@@ -100,6 +100,25 @@ func TestAcceptances(t *testing.T) {
 	}
 }
 
+// TestFirewalldCommands checks that no command has two kinds of changes: firewall-cmd refuses that.
+func TestFirewalldCommands(t *testing.T) {
+	s := Settings{Bridge: "skiff0", ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.42.0.0/16"), netip.MustParsePrefix("fd42::/56")}}
+	for _, test := range []struct {
+		settings Settings
+		port     uint16
+		want     []string
+	}{
+		{s, 8472, []string{
+			"--permanent --zone=trusted --add-interface=skiff0", "--permanent --zone=trusted --add-source=10.42.0.0/16 --add-source=fd42::/56", "--permanent --add-port=8472/udp", "--reload",
+		}},
+		{Settings{Bridge: "skiff0"}, 0, []string{"--permanent --zone=trusted --add-interface=skiff0", "--reload"}},
+	} {
+		if got := test.settings.firewalldCommands(test.port); !slices.Equal(got, test.want) {
+			t.Errorf("port %d: %q, want %q", test.port, got, test.want)
+		}
+	}
+}
+
 // legacyEntry is an entry with a standard target.
 func legacyEntry(f legacyFamily, verdict int32) []byte {
 	entry := make([]byte, f.size+targetSize)

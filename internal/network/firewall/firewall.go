@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -189,14 +190,27 @@ func (f *Firewall) describe(c change, port uint16, err error) error {
 		return err
 	}
 	// firewalld owns its table, unless it is told not to.
-	advice := "--zone=trusted --add-interface=" + f.settings.Bridge
-	for _, p := range f.settings.ClusterCIDRs {
-		advice += " --add-source=" + p.String()
+	var commands []string
+	for _, arguments := range f.settings.firewalldCommands(port) {
+		commands = append(commands, "`firewall-cmd "+arguments+"`")
+	}
+	return fmt.Errorf("%w: the table belongs to a program that has to accept them itself; for firewalld, set NftablesTableOwner=no, or run %s", err, strings.Join(commands, ", "))
+}
+
+// firewalldCommands are the arguments of the commands by which firewalld accepts packets of pods. It takes one kind of change at a time.
+func (s Settings) firewalldCommands(port uint16) []string {
+	commands := []string{"--permanent --zone=trusted --add-interface=" + s.Bridge}
+	if len(s.ClusterCIDRs) > 0 {
+		sources := "--permanent --zone=trusted"
+		for _, p := range s.ClusterCIDRs {
+			sources += " --add-source=" + p.String()
+		}
+		commands = append(commands, sources)
 	}
 	if port != 0 {
-		advice += fmt.Sprintf("`, `firewall-cmd --permanent --add-port=%d/udp", port)
+		commands = append(commands, fmt.Sprintf("--permanent --add-port=%d/udp", port))
 	}
-	return fmt.Errorf("%w: the table belongs to a program that has to accept them itself; for firewalld, set NftablesTableOwner=no, or run `firewall-cmd --permanent %s` and `firewall-cmd --reload`", err, advice)
+	return append(commands, "--reload")
 }
 
 // planAll computes the changes of all tables.

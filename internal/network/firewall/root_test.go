@@ -464,7 +464,7 @@ func TestOwnedTable(t *testing.T) {
 	connection, chain := ownedTable(t)
 	w.mustNotReach(w.outside, "10.42.1.2:80")
 	err := w.firewall.sync()
-	if want := "firewall-cmd --permanent --zone=trusted --add-interface=skiff0 --add-source=10.42.0.0/16"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "`firewall-cmd --permanent --zone=trusted --add-interface=skiff0`, `firewall-cmd --permanent --zone=trusted --add-source=10.42.0.0/16`"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("error %v, want one with %q", err, want)
 	}
 	for _, key := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
