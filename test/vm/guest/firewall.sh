@@ -81,7 +81,7 @@ if owns_table >/dev/null; then
 	while read -r command; do
 		# shellcheck disable=SC2086 # a command line
 		expect "$command" $command
-	done < <(node_condition NetworkUnavailable message | grep -o '`[^`]*`' | tr -d '`')
+	done < <(node_condition NetworkUnavailable message | grep -o '`[^`]*`' | tr -d '`' | awk '!seen[$0]++')
 fi
 eventually "the demo is applied" demo_applied
 network_works "after the start"
