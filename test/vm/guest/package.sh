@@ -11,11 +11,17 @@ new=$(echo /opt/release/new/skiff_*.deb)
 version() { dpkg-query -W -f '${Version}' skiff; }
 service() { systemctl show -p "$1" --value skiff; }
 installed() { apt-get install -y "$1"; }
+# said DESCRIPTION TEXT: the output of the last command has it.
+said() {
+	local output
+	output=$(cat /tmp/out)
+	expect "$1" grep -F "$2" <<<"$output"
+}
 runs_own_program() { [ "$(readlink "/proc/$(service MainPID)/exe")" = /usr/lib/skiff/skiff ]; }
 
 snapshot /root/before
 must "install $old" installed "$old"
-expect "the package says what to do" grep "skiff install server" /tmp/out
+said "the package says what to do" "skiff install server"
 same "a service is not installed" not-found "$(service LoadState)"
 first=$(version)
 say "version $first, $(skiff --version)"
@@ -50,7 +56,7 @@ eventually "the node is ready again" node_ready
 demo_works "after another installation"
 
 must "purge" apt-get purge -y skiff
-expect "the package says what is kept" grep "kept in /var/lib/skiff" /tmp/out
+said "the package says what is kept" "kept in /var/lib/skiff"
 expect "its programs are gone" test ! -e /usr/lib/skiff -a ! -e /usr/bin/skiff
 expect "its settings are gone" test ! -e /etc/skiff
 expect "the state is kept" test -d /var/lib/skiff/etcd

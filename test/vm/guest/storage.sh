@@ -10,8 +10,7 @@ eventually "the default service account exists" default_account
 eventually "the pod with data is applied" data_applied
 eventually "the pod with data is ready" data_ready
 
-expect "the default class is local-path" kubectl get storageclass local-path -o jsonpath='{.metadata.annotations.storageclass\.kubernetes\.io/is-default-class}'
-same "it is the default" true "$(cat /tmp/out)"
+same "local-path is the default class" true "$(kubectl get storageclass local-path -o jsonpath='{.metadata.annotations.storageclass\.kubernetes\.io/is-default-class}')"
 for volume in claim disk memory; do
 	same "starts in the volume $volume" 1 "$(starts $volume)"
 done
@@ -21,6 +20,7 @@ expect "the file of the downward API" in_data /usr/bin/grep 'app="data"' /projec
 expect "the token of the service account" in_data /usr/bin/test -s /projected/token
 same "the file system of the volume in memory" tmpfs "$(in_data /usr/bin/stat -f -c %T /memory)"
 expect "a volume in memory has a limit" not in_data /usr/bin/dd if=/dev/zero of=/memory/large bs=64k count=32
+expect "its files can be removed" in_data /usr/bin/rm /memory/large
 
 kubectl create configmap settings --from-literal=color=green --dry-run=client -o yaml | kubectl apply -f - >/dev/null 2>&1
 green() { [ "$(in_data /usr/bin/cat /projected/color)" = green ]; }
