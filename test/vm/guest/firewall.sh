@@ -32,7 +32,7 @@ pod_to_pod() { kubectl -n demo exec "$(first_pod)" -- /web "http://$(pod_address
 in_pod() { nsenter -t "$(pgrep -x web | head -n 1)" -n "$@"; }
 api_from_pod() { in_pod curl -sSk -m 10 "https://$(kubectl get service kubernetes -o jsonpath='{.spec.clusterIP}')/healthz" | grep '^ok'; }
 outside_from_pod() { in_pod curl -sS -m 10 http://203.0.113.1:8080/; }
-node_port_from_outside() { from lan "http://198.51.100.10:$(node_port)/" | greets; }
+node_port_from_outside() { from lan "http://$(node_address):$(node_port)/" | greets; }
 available() { [ "$(node_condition NetworkUnavailable status)" = False ]; }
 
 network_works() {

@@ -74,7 +74,7 @@ install_packages() { apt-get install -y --no-install-recommends /opt/packages/*.
 
 # The rules of all firewalls, without what changes with every packet.
 rules() {
-	nft -s list ruleset
+	nft -s list ruleset 2>/dev/null # it warns of tables that iptables uses
 	iptables-legacy-save | sed '/^#/d; s/ \[[0-9]*:[0-9]*\]$//'
 	ip6tables-legacy-save | sed '/^#/d; s/ \[[0-9]*:[0-9]*\]$//'
 }
