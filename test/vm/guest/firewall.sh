@@ -48,7 +48,7 @@ network_works() {
 # Packets that are not skiff's: from one network of the host to another, and to a server of the host.
 forwarded() { from lan http://203.0.113.1:8080/; }
 to_host() { from lan http://198.51.100.10:8080/; }
-to_host_from_pod() { in_pod curl -sS -m 10 http://198.51.100.10:8080/; }
+to_host_from_pod() { in_pod curl -sS -m 5 http://198.51.100.10:8080/; }
 protected() {
 	expect "packets of others are not forwarded $1" not forwarded
 	[ "$FIREWALL" != forward_drop ] || return

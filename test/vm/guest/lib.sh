@@ -112,7 +112,7 @@ neighbor() {
 }
 
 # from NAMESPACE URL: what another host gets. Its errors are those of the connection alone.
-from() { ip netns exec "$1" curl -sS -m 10 "$2"; }
+from() { ip netns exec "$1" curl -sS -m 5 "$2"; }
 
 # --- the service
 
