@@ -91,6 +91,12 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 		lock.Close()
 		return nil, err
 	}
+	if free, err := freeBytes(c.DataDir); err == nil {
+		if err := checkNewMember(c.DataDir, free); err != nil {
+			lock.Close()
+			return nil, err
+		}
+	}
 	e := &embedded{log: c.Log, dir: c.DataDir, quota: c.QuotaBytes, lock: lock}
 	e.running, e.stop = context.WithCancel(context.Background())
 	if err := e.startServer(ctx, c); err != nil {
@@ -204,7 +210,8 @@ func lockDir(dir string) (*os.File, error) {
 func writeQuota(configured int64) int64 { return configured - min(configured/10, spareQuota) }
 
 func serverConfig(c Config) config.ServerConfig {
-	log := newLogger(c.Log, zap.WithFatalHook(fatal{log: c.Log, dir: c.DataDir, exit: os.Exit}))
+	end := fatal{log: c.Log, dir: c.DataDir, exit: os.Exit}
+	log := newLogger(c.Log, zap.WithFatalHook(end), zap.WithPanicHook(end))
 	peers := types.MustNewURLs([]string{peerURL})
 	_, err := os.Stat(filepath.Join(c.DataDir, "member"))
 	settings := config.ServerConfig{

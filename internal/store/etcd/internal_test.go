@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -140,7 +141,8 @@ func TestLogBridge(t *testing.T) {
 	var out strings.Builder
 	target := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	exited := 0
-	log := newLogger(target, zap.WithFatalHook(fatal{log: target, dir: t.TempDir(), exit: func(code int) { exited = code }}))
+	end := fatal{log: target, dir: t.TempDir(), exit: func(code int) { exited += code }}
+	log := newLogger(target, zap.WithFatalHook(end), zap.WithPanicHook(end))
 	log.Sugar().Info("chatter")
 	log.Sugar().Warnw("trouble", "key", "value")
 	log.Sugar().With("member", 1).Errorw("failure")
@@ -148,9 +150,10 @@ func TestLogBridge(t *testing.T) {
 	log.Error("failed to update storage version", zap.Error(errors.New("cannot detect storage schema version: missing term information")))
 	log.Error("failed to update storage version", zap.Error(errors.New("disk is full")))
 	log.Fatal("failed to commit tx")
+	log.Panic("failed to create WAL", zap.Error(errors.New("no space left on device")))
 	got := out.String()
-	if exited != 1 {
-		t.Errorf("exit code %d", exited)
+	if exited != 2 {
+		t.Errorf("%d instead of 2 messages have ended the process with code 1", exited)
 	}
 	for _, unwanted := range []string{"chatter", "simple token", "missing term"} {
 		if strings.Contains(got, unwanted) {
@@ -158,7 +161,8 @@ func TestLogBridge(t *testing.T) {
 		}
 	}
 	for _, want := range []string{`msg="failed to update storage version" error="disk is full"`, `level=WARN msg=trouble key=value`, `level=ERROR msg=failure member=1`,
-		`level=ERROR msg="etcd failed, the process ends and must be restarted" cause="failed to commit tx" directory=`, ` free=`} {
+		`level=ERROR msg="etcd failed, the process ends and must be restarted" cause="failed to commit tx" directory=`, ` free=`,
+		`level=ERROR msg="failed to create WAL" error="no space left on device"`, `cause="failed to create WAL" directory=`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("log has no %q: %s", want, got)
 		}
@@ -197,6 +201,27 @@ func TestDiskLow(t *testing.T) {
 		if low = isDiskLow(low, step.free); low != step.want {
 			t.Errorf("%d MiB free: %v", step.free>>20, low)
 		}
+	}
+}
+
+// A new member needs space for its log. One that has data starts without.
+func TestCheckNewMember(t *testing.T) {
+	dir := t.TempDir()
+	if err := checkNewMember(dir, newMemberBytes); err != nil {
+		t.Error(err)
+	}
+	var path *fs.PathError
+	if err := checkNewMember(dir, newMemberBytes-1); !errors.Is(err, syscall.ENOSPC) || !errors.As(err, &path) || path.Path != dir {
+		t.Errorf("without space: %v", err)
+	}
+	if err := os.MkdirAll(logDir(dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(logDir(dir), "0000000000000000-0000000000000000.wal"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkNewMember(dir, 0); err != nil {
+		t.Errorf("with data: %v", err)
 	}
 }
 

@@ -17,7 +17,7 @@ func newLogger(log *slog.Logger, options ...zap.Option) *zap.Logger {
 	return zap.New(&core{handler: log.Handler(), repeated: &repetitions{last: map[string]time.Time{}}}, options...)
 }
 
-// fatal ends the process after an error that etcd cannot handle, such as a failed write to its disk. What was acknowledged is on the disk, so
+// fatal ends the process after an error that etcd cannot handle, such as a failed write to its disk. Where etcd would panic, the stack says nothing more. What was acknowledged is on the disk, so
 // the next start continues from there.
 type fatal struct {
 	log  *slog.Logger

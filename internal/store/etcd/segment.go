@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // etcd allocates the next segment of its log in advance, 64 MB, and removes it when it is stopped. If it cannot allocate it when it is started, it
@@ -22,6 +23,17 @@ const (
 var allocatedSegments = []string{nextSegment, "1.tmp", keptSegment}
 
 func logDir(dataDir string) string { return filepath.Join(dataDir, "member", "wal") }
+
+// newMemberBytes is the space that a member needs at first: for the first segment of its log, and an empty database.
+const newMemberBytes = 65 << 20
+
+// checkNewMember checks that there is space for a member that has no data yet: without it etcd would panic. free is the space on its disk.
+func checkNewMember(dataDir string, free int64) error {
+	if HasMember(dataDir) || free >= newMemberBytes {
+		return nil
+	}
+	return fmt.Errorf("a new member of etcd needs %d MB: %w", newMemberBytes>>20, &fs.PathError{Op: "allocate", Path: dataDir, Err: syscall.ENOSPC})
+}
 
 // keepSegment keeps the segment that a running etcd has allocated. The function it returns makes it the next segment; it must be called
 // after etcd has stopped.
