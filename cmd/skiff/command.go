@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -36,8 +37,15 @@ func bind(cmd *cobra.Command, c configuration, run func(ctx context.Context, arg
 		if helpAll {
 			return cmd.Help()
 		}
-		if err := c.Validate(); err != nil {
+		settings, err := groups.ReadSettings(cmd.Flags(), os.Environ())
+		if err != nil {
 			return err
+		}
+		for _, warning := range settings.Warnings {
+			fmt.Fprintln(cmd.ErrOrStderr(), "skiff: warning:", warning)
+		}
+		if err := c.Validate(); err != nil {
+			return settings.Explain(err)
 		}
 		return run(cmd.Context(), args)
 	}
@@ -107,7 +115,7 @@ func flagError(cmd *cobra.Command, err error) error {
 		if shorthands := unknown.GetSpecifiedShortnames(); shorthands != "" {
 			name, _, _ = strings.Cut(shorthands, "=")
 		}
-		if flag := closestFlag(cmd.Flags(), name); flag != "" {
+		if flag := config.ClosestFlag(cmd.Flags(), name); flag != "" {
 			message += "; did you mean --" + flag + "?"
 		}
 	}
@@ -116,35 +124,4 @@ func flagError(cmd *cobra.Command, err error) error {
 
 func usageError(cmd *cobra.Command, message string) error {
 	return fmt.Errorf("%s\nSee '%s --help' for usage.", message, cmd.CommandPath()) //nolint:staticcheck // Shown to a person at the end.
-}
-
-// closestFlag is the flag whose name differs least from a mistyped one, or an empty string when none is similar.
-func closestFlag(fs *pflag.FlagSet, name string) string {
-	closest, least := "", len(name)/3+1
-	fs.VisitAll(func(f *pflag.Flag) {
-		if d := editDistance(name, f.Name); d <= least && (closest == "" || d < least) {
-			closest, least = f.Name, d
-		}
-	})
-	return closest
-}
-
-// editDistance is the Levenshtein distance of two strings.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
 }

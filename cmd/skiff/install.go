@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,8 @@ func installCommand() *cobra.Command {
 		Use:   "install",
 		Short: "Install skiff as a systemd service of this host",
 		Long: "Install skiff as a systemd service of this host, enable it and start it. Without a command, install a server without flags.\n\n" +
-			"Pods keep running while the service is stopped or restarted. Installing again changes the flags of the service and restarts it.",
+			"Pods keep running while the service is stopped or restarted. Installing again changes the flags of the service and restarts it.\n" +
+			"The service also reads " + config.DefaultFile + ", if that exists: after a change, 'systemctl restart skiff' suffices.",
 		Example: lines("skiff install", "skiff install server --service-cidr 10.200.0.0/16", "skiff install agent --server https://10.0.0.1:6443 --token TOKEN"),
 		Args:    unknownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,7 +40,7 @@ func installServerCommand() *cobra.Command {
 		Long:  "Install 'skiff server' as a systemd service of this host. It is run with the flags that are given here; a token to join with is kept in a file.",
 	}
 	return bind(cmd, &c, func(ctx context.Context, _ []string) error {
-		return system.InstallServer(ctx, c, serviceArguments(cmd.Flags(), &c.Install, "join-token"), os.Stdout)
+		return system.InstallServer(ctx, c, serviceArguments(cmd.Flags(), &c.Install), os.Stdout)
 	})
 }
 
@@ -53,7 +53,7 @@ func installAgentCommand() *cobra.Command {
 		Example: lines("skiff install agent --server https://10.0.0.1:6443 --token TOKEN"),
 	}
 	return bind(cmd, &c, func(ctx context.Context, _ []string) error {
-		return system.InstallAgent(ctx, c, serviceArguments(cmd.Flags(), &c.Install, "token"), os.Stdout)
+		return system.InstallAgent(ctx, c, serviceArguments(cmd.Flags(), &c.Install), os.Stdout)
 	})
 }
 
@@ -80,16 +80,17 @@ func uninstallCommand() *cobra.Command {
 	}, &c, func(ctx context.Context, _ []string) error { return system.Uninstall(ctx, c, os.Stdout) })
 }
 
-// serviceArguments are the flags that were given, as arguments of the service's command. Those of the installation itself and those to leave out
-// are not among them. Paths become absolute: a service has another working directory.
-func serviceArguments(given *pflag.FlagSet, installation interface{ Flags(*config.FlagGroups) }, omit ...string) []string {
+// serviceArguments are the flags that were given, on the command line or in the environment, as arguments of the service's command. Those of the
+// installation itself are not among them, and no values of a configuration file: the service reads it. Paths become absolute: a service has another
+// working directory.
+func serviceArguments(given *pflag.FlagSet, installation interface{ Flags(*config.FlagGroups) }) []string {
 	var groups config.FlagGroups
 	installation.Flags(&groups)
 	ownFlags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	groups.AddTo(ownFlags)
 	var arguments []string
 	given.Visit(func(f *pflag.Flag) {
-		if ownFlags.Lookup(f.Name) != nil || slices.Contains(omit, f.Name) {
+		if ownFlags.Lookup(f.Name) != nil {
 			return
 		}
 		values := []string{f.Value.String()}
@@ -113,9 +114,9 @@ func isPath(f *pflag.Flag) bool {
 	return strings.HasPrefix(f.Usage, "Path ") || strings.HasPrefix(f.Usage, "Director")
 }
 
-// absolute makes a path absolute. It leaves what stands for no file or for a standard stream.
+// absolute makes a path absolute. It leaves what stands for no file, for a standard stream or for the home directory.
 func absolute(path string) string {
-	if path == "" || path == "-" {
+	if path == "" || path == "-" || strings.HasPrefix(path, "~/") {
 		return path
 	}
 	abs, err := filepath.Abs(path)

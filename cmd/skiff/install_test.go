@@ -45,14 +45,27 @@ func TestServiceArguments(t *testing.T) {
 	})
 }
 
-// A token is not in the arguments: they can be read by everyone.
-func TestServiceArgumentsWithoutToken(t *testing.T) {
-	cmd := installAgentCommand()
-	if err := cmd.ParseFlags([]string{"--server=https://a:6443", "--token=secret"}); err != nil {
+// What the environment sets at installation is kept in the arguments, because the service has another environment. A configuration file is read by the
+// service itself.
+func TestServiceArgumentsOfSettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("node-name: one\nlog-level: debug\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := serviceArguments(cmd.Flags(), &config.Install{}, "token"); !slices.Equal(got, []string{"--server=https://a:6443"}) {
-		t.Errorf("arguments %q", got)
+	c := config.InstallAgent{Agent: config.DefaultAgent()}
+	var groups config.FlagGroups
+	c.Flags(&groups)
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	groups.AddTo(fs)
+	if err := fs.Parse([]string{"--config=" + file, "--server=https://a:6443", "--server=https://b:6443"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := groups.ReadSettings(fs, []string{"SKIFF_NODE_IP=10.0.0.1"}); err != nil || c.Name != "one" {
+		t.Fatalf("name %q, %v", c.Name, err)
+	}
+	want := []string{"--config=" + file, "--node-ip=10.0.0.1", "--server=https://a:6443", "--server=https://b:6443"}
+	if got := serviceArguments(fs, &c.Install); !slices.Equal(got, want) {
+		t.Errorf("arguments %q, want %q", got, want)
 	}
 }
 

@@ -137,7 +137,8 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.members.errs = []error{errors.Join(etcd.ErrNotNow)}
-	response, err := Join{Server: s.url, Token: s.token.String(), Log: discardLog()}.Send(t.Context(), s.request())
+	// The first server is gone.
+	response, err := Join{Servers: []string{"https://127.0.0.1:1", s.url}, Token: s.token.String(), Log: discardLog()}.Send(t.Context(), s.request())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +198,7 @@ func TestJoinRefused(t *testing.T) {
 		{"no token", func(_ *testServer, j *Join, _ *JoinRequest) { j.Token = "secret" }, "--join-token"},
 	} {
 		s := startServer(t)
-		join, request := Join{Server: s.url, Token: s.token.String(), Log: discardLog()}, s.request()
+		join, request := Join{Servers: []string{s.url}, Token: s.token.String(), Log: discardLog()}, s.request()
 		test.setup(s, &join, &request)
 		response, err := join.Send(t.Context(), request)
 		if err == nil || !strings.Contains(err.Error(), test.want) {

@@ -6,11 +6,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -29,16 +27,16 @@ const (
 	maxResponseBytes = 1 << 20
 )
 
-// Join joins the cluster of a running server.
+// Join joins the cluster of running servers.
 type Join struct {
-	// Server is the URL of the API server.
-	Server string
+	// Servers are the URLs of API servers of the cluster. The first that can be reached is used.
+	Servers []string
 	// Token is the text of a token of 'skiff token create --server'.
 	Token string
 	Log   *slog.Logger
 }
 
-// Send verifies the server by the token, sends the request and returns the response. It repeats that while the server cannot be reached, or
+// Send verifies a server by the token, sends it the request and returns the response. It repeats that while no server can be reached, or they
 // cannot change the members of etcd because another server is joining.
 func (j Join) Send(ctx context.Context, request JoinRequest) (*JoinResponse, error) {
 	token, err := bootstrap.ParseToken(j.Token)
@@ -51,23 +49,21 @@ func (j Join) Send(ctx context.Context, request JoinRequest) (*JoinResponse, err
 		return nil, err
 	}
 	for {
-		response, err := j.attempt(ctx, token, body)
-		if err == nil || !isTemporary(err) {
+		var response *JoinResponse
+		err := bootstrap.TryServers(ctx, j.Servers, func(server string) (err error) {
+			response, err = attempt(ctx, server, token, body)
+			return err
+		})
+		if !bootstrap.IsUnreachable(err) {
 			return response, explain(err)
 		}
-		j.Log.Warn("failed to join the cluster, retrying", "server", j.Server, "error", err)
+		j.Log.Warn("failed to join the cluster, retrying", "servers", j.Servers, "error", err)
 		select {
 		case <-time.After(joinRetryInterval):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-}
-
-// isTemporary reports whether another attempt may succeed: the server is starting, or busy.
-func isTemporary(err error) bool {
-	var dial *net.OpError
-	return errors.As(err, &dial) && dial.Op == "dial" || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err)
 }
 
 func explain(err error) error {
@@ -83,10 +79,10 @@ func explain(err error) error {
 }
 
 // attempt discovers the CA and sends the request to a server that has a certificate of it.
-func (j Join) attempt(ctx context.Context, token bootstrap.Token, body []byte) (*JoinResponse, error) {
+func attempt(ctx context.Context, server string, token bootstrap.Token, body []byte) (*JoinResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
-	ca, err := bootstrap.DiscoverCA(ctx, j.Server, token.CAHash)
+	ca, err := bootstrap.DiscoverCA(ctx, server, token.CAHash)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +93,7 @@ func (j Join) attempt(ctx context.Context, token bootstrap.Token, body []byte) (
 		// The token must not reach another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(j.Server, "/")+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(server, "/")+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,8 +16,10 @@ import (
 type Agent struct {
 	Node
 	DataDir string
-	// Server is the URL of the API server.
-	Server string
+	// ConfigFile has values for flags.
+	ConfigFile string
+	// Servers are the URLs of API servers of the cluster. One of them has to respond when the host joins; from then on it knows the others.
+	Servers []string
 	// Token is a join token of `skiff token create`; TokenFile is a file that holds one, which keeps it out of the process list. Only a host
 	// that has not joined yet needs a token.
 	Token, TokenFile string
@@ -29,13 +30,17 @@ type Agent struct {
 }
 
 // DefaultAgent is the configuration of an agent started without flags.
-func DefaultAgent() Agent { return Agent{DataDir: defaultDataDir, LogLevel: "info"} }
+func DefaultAgent() Agent {
+	return Agent{ConfigFile: DefaultFile, DataDir: defaultDataDir, LogLevel: "info"}
+}
 
 // Flags binds the configuration to command-line flags.
 func (c *Agent) Flags(groups *FlagGroups) {
 	fs := groups.Common(groupGeneric)
-	fs.StringVar(&c.Server, "server", c.Server, "URL of the API server, such as https://10.0.0.1:6443.")
+	configFlag(groups, &c.ConfigFile)
+	fs.StringSliceVar(&c.Servers, "server", c.Servers, "URL of an API server, such as https://10.0.0.1:6443. Can be repeated: it suffices that one of them responds.")
 	fs.StringVar(&c.Token, "token", c.Token, "Join token of 'skiff token create'. Not needed by a host that has joined before.")
+	secretFlag(fs, "token")
 	fs.StringVar(&c.TokenFile, "token-file", c.TokenFile, "Path to a file with the join token. Unlike --token, it does not show in the process list.")
 	dataDirFlag(fs, &c.DataDir)
 	logLevelFlag(fs, &c.LogLevel)
@@ -51,9 +56,10 @@ func (c *Agent) Runs(component string) bool { return !slices.Contains(c.Without,
 // Validate checks the configuration; its errors name the flag at fault.
 func (c *Agent) Validate() error {
 	var errs []error
-	if u, err := url.Parse(c.Server); err != nil || u.Scheme != "https" || u.Hostname() == "" {
-		errs = append(errs, fmt.Errorf("--server: %q is not an https URL of an API server", c.Server))
+	if len(c.Servers) == 0 {
+		errs = append(errs, errors.New("--server: required, the URL of an API server such as https://10.0.0.1:6443"))
 	}
+	errs = append(errs, validateServers("server", c.Servers))
 	if c.Token != "" && c.TokenFile != "" {
 		errs = append(errs, errors.New("--token-file: cannot be used with --token"))
 	}

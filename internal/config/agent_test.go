@@ -14,15 +14,15 @@ func TestAgent(t *testing.T) {
 		wrong  string
 	}{
 		{"good", func(*Agent) {}, ""},
-		{"no server", func(c *Agent) { c.Server = "" }, "--server"},
-		{"no TLS", func(c *Agent) { c.Server = "http://a:1" }, "--server"},
-		{"no URL", func(c *Agent) { c.Server = "10.0.0.1:6443" }, "--server"},
+		{"no server", func(c *Agent) { c.Servers = nil }, "--server"},
+		{"no TLS", func(c *Agent) { c.Servers = []string{"http://a:1"} }, "--server"},
+		{"no URL", func(c *Agent) { c.Servers = []string{"https://a:1", "10.0.0.1:6443"} }, "--server"},
 		{"two tokens", func(c *Agent) { c.TokenFile = "/x" }, "--token-file"},
 		{"relative directory", func(c *Agent) { c.DataDir = "x" }, "--data-dir"},
 		{"bad name", func(c *Agent) { c.Name = "A_b" }, "--node-name"},
 	} {
 		c := DefaultAgent()
-		c.Server, c.Token = "https://10.0.0.1:6443", "t"
+		c.Servers, c.Token = []string{"https://10.0.0.1:6443"}, "t"
 		test.change(&c)
 		if err := c.Validate(); (err == nil) != (test.wrong == "") || err != nil && !strings.HasPrefix(err.Error(), test.wrong) {
 			t.Errorf("%s: %v, want %q", test.what, err, test.wrong)

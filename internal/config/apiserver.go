@@ -28,6 +28,7 @@ type APIServer struct {
 	KubeletClient    KubeletClient
 	Aggregation      Aggregation
 	WriteKubeconfig  string
+	MergeKubeconfig  MergeKubeconfig
 	// Token authenticates as cluster administrator; empty: there is no such token.
 	Token         string
 	ServiceCIDR   string
@@ -74,6 +75,16 @@ const (
 	HTTP2Skiff = "skiff" // internal/http2
 	HTTP2Go    = "go"    // net/http
 )
+
+// MergeKubeconfig says how the admin kubeconfig is merged into one that has other clusters too.
+type MergeKubeconfig struct {
+	// Path of the kubeconfig, which may begin with ~/; empty: it is not merged.
+	Path string
+	// Context is the name of the context, the cluster and the user.
+	Context string
+	// SetCurrent makes the context the current one although there is another.
+	SetCurrent bool
+}
 
 // Etcd is the store: the embedded etcd when Servers is empty.
 type Etcd struct {
@@ -154,6 +165,7 @@ func DefaultAPIServer() APIServer {
 		Snapshots:       defaultSnapshots(),
 		LogLevel:        "info",
 		Profiling:       true,
+		MergeKubeconfig: MergeKubeconfig{Context: "skiff"},
 	}
 }
 
@@ -177,11 +189,15 @@ func (c *APIServer) Flags(groups *FlagGroups) {
 func (c *APIServer) genericFlags(groups *FlagGroups) {
 	fs := groups.Common(groupGeneric)
 	dataDirFlag(fs, &c.DataDir)
-	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "Path to which to write the admin kubeconfig, besides the one in --data-dir.")
-	fs.StringVar(&c.Token, "token", c.Token, "Bearer token that authenticates as cluster administrator, besides the certificate in the admin kubeconfig.")
-	_ = fs.SetAnnotation("token", classified, []string{"true"}) // fails only for an unknown flag
+	fs.StringVar(&c.MergeKubeconfig.Path, "merge-kubeconfig", c.MergeKubeconfig.Path, "Path to a kubeconfig, such as ~/.kube/config, to which to add the cluster. What else it has is kept.")
 	logLevelFlag(fs, &c.LogLevel)
 	fs = groups.Advanced(groupGeneric)
+	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "Path to which to write the admin kubeconfig, besides the one in --data-dir.")
+	fs.StringVar(&c.MergeKubeconfig.Context, "merge-kubeconfig-context", c.MergeKubeconfig.Context, "Name of the context, the cluster and the user in --merge-kubeconfig.")
+	fs.BoolVar(&c.MergeKubeconfig.SetCurrent, "merge-kubeconfig-set-current", c.MergeKubeconfig.SetCurrent,
+		"Make the context the current one of --merge-kubeconfig, although it has another. If it has none, that is done anyway.")
+	fs.StringVar(&c.Token, "token", c.Token, "Bearer token that authenticates as cluster administrator, besides the certificate in the admin kubeconfig.")
+	secretFlag(fs, "token")
 	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "Time to keep events.")
 	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/, and the log level at /debug/flags/v, to users who are authorized for these paths.")
 	fs.Var(&c.FeatureGates, "feature-gates",
@@ -298,6 +314,12 @@ func (c *APIServer) validate(serviceCIDRFlag string) error {
 	}
 	if !filepath.IsAbs(c.DataDir) {
 		fail("data-dir", "%q is not an absolute path", c.DataDir)
+	}
+	if path := c.MergeKubeconfig.Path; path != "" && !filepath.IsAbs(path) && !strings.HasPrefix(path, "~/") {
+		fail("merge-kubeconfig", "%q is not an absolute path, and does not begin with ~/", path)
+	}
+	if c.MergeKubeconfig.Context == "" {
+		fail("merge-kubeconfig-context", "must not be empty")
 	}
 	if net.ParseIP(c.BindAddress) == nil {
 		fail("bind-address", "%q is not an IP address", c.BindAddress)

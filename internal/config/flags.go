@@ -17,6 +17,8 @@ type FlagGroup struct {
 // FlagGroups are the flags of one command, in the order in which the help shows them. The zero value is empty.
 type FlagGroups struct {
 	groups []FlagGroup
+	// settingsFile is the value of --config; nil: the command has no settings besides its command line.
+	settingsFile *string
 }
 
 // Common is the set of the flags of a group that are always shown. A group is created by its first use.

@@ -8,7 +8,9 @@ type Install struct {
 
 // Flags binds the configuration to command-line flags.
 func (c *Install) Flags(groups *FlagGroups) {
-	groups.Common(groupService).BoolVar(&c.NoStart, "no-start", c.NoStart, "Do not start the service now, only with the next start of the host.")
+	fs := groups.Common(groupService)
+	fs.BoolVar(&c.NoStart, "no-start", c.NoStart, "Do not start the service now, only with the next start of the host.")
+	onCommandLine(fs, "no-start")
 }
 
 // InstallServer is the configuration of `skiff install server`.

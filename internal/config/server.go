@@ -11,6 +11,8 @@ import (
 // Server is the configuration of `skiff server`: an API server with the other components of a cluster in the same process.
 type Server struct {
 	APIServer
+	// ConfigFile has values for flags.
+	ConfigFile string
 	// NoNode leaves out the node, and Without further components that run elsewhere: upstream's, or skiff's own on another host.
 	NoNode  bool
 	Without []string
@@ -65,13 +67,14 @@ const minServiceBits = 4
 // DefaultServer is the configuration of a server started without flags.
 func DefaultServer() Server {
 	return Server{
-		APIServer: DefaultAPIServer(), PodCIDRs: PodCIDRs{ClusterCIDR: "10.42.0.0/16"}, NetworkBackend: networkBackends[0], NodeLifecycle: defaultNodeLifecycle(),
+		APIServer: DefaultAPIServer(), ConfigFile: DefaultFile, PodCIDRs: PodCIDRs{ClusterCIDR: "10.42.0.0/16"}, NetworkBackend: networkBackends[0], NodeLifecycle: defaultNodeLifecycle(),
 		Servers: Servers{PeerPort: DefaultPeerPort},
 	}
 }
 
 // Flags binds the configuration to command-line flags.
 func (c *Server) Flags(groups *FlagGroups) {
+	configFlag(groups, &c.ConfigFile)
 	c.genericFlags(groups)
 	fs := groups.Common(groupGeneric)
 	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "Run the control plane without a node on this host.")

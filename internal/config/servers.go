@@ -10,8 +10,10 @@ import (
 type Servers struct {
 	// Init makes the embedded etcd one that other servers can join. A server that was started with it needs it only once.
 	Init bool
-	// Join is the URL of a server whose cluster to join, with JoinToken or the token in JoinTokenFile. A server that has joined needs none of them.
-	Join, JoinToken, JoinTokenFile string
+	// Join are the URLs of servers of the cluster to join, with JoinToken or the token in JoinTokenFile. The first that can be reached is used. A server
+	// that has joined needs none of them.
+	Join                     []string
+	JoinToken, JoinTokenFile string
 	// Reset makes the embedded etcd of this server the only member, and ends.
 	Reset bool
 	// PeerPort is the port at which the etcds of the other servers are served.
@@ -27,13 +29,14 @@ const groupServers = "Several servers"
 func (c *Servers) flags(groups *FlagGroups) {
 	fs := groups.Common(groupServers)
 	fs.BoolVar(&c.Init, "cluster-init", c.Init, "Let other servers join the cluster. The embedded etcd keeps its data.")
-	fs.StringVar(&c.Join, "join", c.Join, "URL of a server whose cluster to join, such as https://10.0.0.1:6443.")
+	fs.StringSliceVar(&c.Join, "join", c.Join, "URL of a server whose cluster to join, such as https://10.0.0.1:6443. Can be repeated: the first that can be reached is used.")
 	fs.StringVar(&c.JoinToken, "join-token", c.JoinToken, "Token of 'skiff token create --server'.")
-	_ = fs.SetAnnotation("join-token", classified, []string{"true"}) // fails only for an unknown flag
+	secretFlag(fs, "join-token")
 	fs = groups.Advanced(groupServers)
 	fs.StringVar(&c.JoinTokenFile, "join-token-file", c.JoinTokenFile, "Path to a file with the token. Unlike --join-token, it does not show in the process list.")
 	fs.BoolVar(&c.Reset, "cluster-reset", c.Reset,
 		"After most servers were lost: make this server the only one, with its data, and exit. The other servers must be joined again with empty data directories.")
+	onCommandLine(fs, "cluster-reset")
 	fs.IntVar(&c.PeerPort, "etcd-peer-port", c.PeerPort, "Port at which the embedded etcd serves those of the other servers.")
 }
 
@@ -46,10 +49,8 @@ func (c *Servers) validate(external bool) error {
 	if c.PeerPort < 1 || c.PeerPort > 65535 {
 		fail("etcd-peer-port", "%d is not a port", c.PeerPort)
 	}
-	if c.Join != "" {
-		if u, err := url.Parse(c.Join); err != nil || u.Scheme != "https" || u.Hostname() == "" {
-			fail("join", "%q is not an https URL of a server", c.Join)
-		}
+	if len(c.Join) > 0 {
+		errs = append(errs, validateServers("join", c.Join))
 		if c.JoinToken != "" && c.JoinTokenFile != "" {
 			fail("join-token-file", "cannot be used with --join-token")
 		}
@@ -57,7 +58,7 @@ func (c *Servers) validate(external bool) error {
 		fail("join-token", "requires --join")
 	}
 	requested := 0
-	for _, flag := range []bool{c.Init, c.Join != "", c.Reset} {
+	for _, flag := range []bool{c.Init, len(c.Join) > 0, c.Reset} {
 		if flag {
 			requested++
 		}
@@ -69,6 +70,16 @@ func (c *Servers) validate(external bool) error {
 		errs = append(errs, errors.New("--etcd-servers: an external etcd has its own members; --cluster-init, --join and --cluster-reset are for the embedded etcd"))
 	}
 	return errors.Join(errs...)
+}
+
+// validateServers checks the URLs of API servers that a flag has.
+func validateServers(flag string, servers []string) error {
+	for _, server := range servers {
+		if u, err := url.Parse(server); err != nil || u.Scheme != "https" || u.Hostname() == "" {
+			return fmt.Errorf("--%s: %q is not an https URL of an API server, such as https://10.0.0.1:6443", flag, server)
+		}
+	}
+	return nil
 }
 
 // ReadToken returns the token to join with, or an empty string when none is configured.

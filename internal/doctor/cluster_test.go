@@ -17,6 +17,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/cluster"
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/pki"
 	"skiff/internal/store/etcd"
@@ -241,11 +242,11 @@ func memberServer(t *testing.T, id, further string) server {
 }
 
 func TestDecideEtcd(t *testing.T) {
-	member := func(id string) etcd.Member {
-		return etcd.Member{ID: id, Name: "host" + id, PeerURL: "https://10.0.0." + id + ":2380"}
+	member := func(id string) cluster.Server {
+		return cluster.Server{Member: etcd.Member{ID: id, Name: "host" + id, PeerURL: "https://10.0.0." + id + ":2380"}}
 	}
 	one, two, three := member("1"), member("2"), member("3")
-	learner, added := member("4"), etcd.Member{ID: "5", PeerURL: "https://10.0.0.5:2380", IsLearner: true}
+	learner, added := member("4"), cluster.Server{Member: etcd.Member{ID: "5", PeerURL: "https://10.0.0.5:2380", IsLearner: true}}
 	learner.IsLearner = true
 	const leaderless = "# TYPE etcd_server_has_leader gauge\netcd_server_has_leader 0\n"
 	const alarm = "# TYPE etcd_debugging_server_alarms gauge\netcd_debugging_server_alarms{server_id=\"1\",alarm_type=\"NOSPACE\"} 1\n"
@@ -253,20 +254,20 @@ func TestDecideEtcd(t *testing.T) {
 	changes := "# TYPE etcd_server_leader_changes_seen_total counter\netcd_server_leader_changes_seen_total 50\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.7776332e+09\n"
 	for _, test := range []struct {
 		name    string
-		members []etcd.Member
+		members []cluster.Server
 		servers []server
 		want    []string
 	}{
 		{"alone", nil, []server{memberServer(t, "1", gone)}, nil},
-		{"three", []etcd.Member{one, two, three}, []server{memberServer(t, "1", ""), memberServer(t, "2", ""), memberServer(t, "3", "")}, nil},
-		{"one of three is lost", []etcd.Member{one, two, three}, []server{memberServer(t, "1", ""), memberServer(t, "3", "")}, []string{"error: 1 of 3 servers do not respond: host2 at https://10.0.0.2:2380"}},
+		{"three", []cluster.Server{one, two, three}, []server{memberServer(t, "1", ""), memberServer(t, "2", ""), memberServer(t, "3", "")}, nil},
+		{"one of three is lost", []cluster.Server{one, two, three}, []server{memberServer(t, "1", ""), memberServer(t, "3", "")}, []string{"error: 1 of 3 servers do not respond: host2 at https://10.0.0.2:2380"}},
 		{
-			"one of five is lost", []etcd.Member{one, two, three, member("6"), member("7")},
+			"one of five is lost", []cluster.Server{one, two, three, member("6"), member("7")},
 			[]server{memberServer(t, "1", ""), memberServer(t, "2", ""), memberServer(t, "3", ""), memberServer(t, "6", "")}, []string{"warning: 1 of 5 servers do not respond"},
 		},
-		{"two", []etcd.Member{one, two}, []server{memberServer(t, "1", ""), memberServer(t, "2", "")}, []string{"warning: 2 servers vote, an even number"}},
-		{"a learner", []etcd.Member{one, learner}, []server{memberServer(t, "1", "")}, []string{"warning: server host4 has not caught up"}},
-		{"added only", []etcd.Member{one, added}, []server{memberServer(t, "1", "")}, []string{"warning: has not started: https://10.0.0.5:2380"}},
+		{"two", []cluster.Server{one, two}, []server{memberServer(t, "1", ""), memberServer(t, "2", "")}, []string{"warning: 2 servers vote, an even number"}},
+		{"a learner", []cluster.Server{one, learner}, []server{memberServer(t, "1", "")}, []string{"warning: server host4 has not caught up"}},
+		{"added only", []cluster.Server{one, added}, []server{memberServer(t, "1", "")}, []string{"warning: has not started: https://10.0.0.5:2380"}},
 		{"no leader", nil, []server{memberServer(t, "1", leaderless)}, []string{"error: 10.0.0.1:6443 has no leader"}},
 		{"external etcd", nil, []server{withMetrics(t, "a", leaderless)}, nil},
 		{"alarm", nil, []server{memberServer(t, "1", alarm)}, []string{"error: has the alarm NOSPACE"}},
@@ -277,7 +278,7 @@ func TestDecideEtcd(t *testing.T) {
 			expect(t, decideEtcd(etcdState{now: now, members: test.members, servers: test.servers}), test.want...)
 		})
 	}
-	partial := etcdState{now: testTime, members: []etcd.Member{one, two, three}, servers: []server{memberServer(t, "1", "")}, isPartial: true}
+	partial := etcdState{now: testTime, members: []cluster.Server{one, two, three}, servers: []server{memberServer(t, "1", "")}, isPartial: true}
 	expect(t, decideEtcd(partial))
 }
 

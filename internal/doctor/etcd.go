@@ -9,14 +9,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"skiff/internal/cluster"
-	"skiff/internal/store/etcd"
 )
 
 // etcdState is the members of etcd and the servers that they are in.
 type etcdState struct {
 	now time.Time
 	// members is empty for an etcd that is alone, or an external one.
-	members []etcd.Member
+	members []cluster.Server
 	servers []server
 	// isPartial is set if not all servers could be asked.
 	isPartial bool

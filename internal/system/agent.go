@@ -18,25 +18,36 @@ import (
 	"skiff/internal/config"
 	"skiff/internal/kubelet/bootstrap"
 	"skiff/internal/systemd"
+	"skiff/internal/version"
 )
 
 // RunAgent joins this host to a cluster as a node, if it has not joined yet, and runs the node until ctx is done.
 func RunAgent(ctx context.Context, c config.Agent) error {
-	log, err := newLogger(c.LogLevel)
-	if err != nil {
+	level := &slog.LevelVar{}
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return fmt.Errorf("--log-level: %w", err)
+	}
+	if err := checkNode(&c.Node, ""); err != nil {
 		return err
 	}
-	name, err := c.NodeName()
-	if err != nil {
-		return err
-	}
-	notifier := systemd.NewNotifier()
+	p := newProgress(level, os.Stderr)
 	unlock, err := openDataDir(c.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	defer p.run(fmt.Sprintf("Starting skiff %s, with data in %s", version.String(), c.DataDir))()
+	return explainDir(runAgent(ctx, c, p), c.DataDir, "data-dir")
+}
+
+// runAgent runs an agent in its data directory, which is locked.
+func runAgent(ctx context.Context, c config.Agent, p *progress) error {
+	log, notifier := p.log, systemd.NewNotifier()
 	if err := admitAgent(c.DataDir, log); err != nil {
+		return err
+	}
+	name, err := c.NodeName()
+	if err != nil {
 		return err
 	}
 	identity := filepath.Join(c.DataDir, "kubelet")
@@ -49,26 +60,28 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		return err
 	}
 	join := bootstrap.Join{
-		Server: c.Server, Certificate: bootstrap.NodeClient(pkiDir, name, log.With("component", "certificates")),
+		Servers: c.Servers, Certificate: bootstrap.NodeClient(pkiDir, name, log.With("component", "certificates")),
 		CAFile: filepath.Join(pkiDir, "ca.crt"), Kubeconfig: filepath.Join(identity, "kubeconfig"), NewClient: newClient, Log: log,
 	}
 	record := &clusterRecord{file: filepath.Join(identity, "cluster.json"), log: log}
 	servers := &agentBalancer{file: filepath.Join(identity, "servers.json"), caFile: join.CAFile, log: log.With("component", "balancer")}
-	if err := servers.open(ctx, c.Server); err != nil {
+	if err := servers.open(ctx, c.Servers); err != nil {
 		return err
 	}
 	join.API, join.TLSServerName = servers.URL(), serverName
 	join.Joined = func() error { return errors.Join(record.remove(), servers.forget()) }
+	joined := p.begin("joining the cluster")
 	if err := join.Run(ctx, token); err != nil {
 		return wrap("join the cluster", err)
 	}
+	joined()
 	remote, err := dial(join.Kubeconfig)
 	if err != nil {
 		return err
 	}
 	o := nodeOptions{
 		Node: c.Node, dataDir: c.DataDir, root: c.Node.KubeletDir(c.DataDir), rootFlag: "root-dir", certificateDir: pkiDir, caFile: join.CAFile, servesDNS: true,
-		localPathDir: localPathDir(c.DataDir),
+		localPathDir: localPathDir(c.DataDir), progress: p, ready: p.begin("node"),
 	}
 	if c.Runs(config.ComponentProxy) {
 		o.proxy = &proxyOptions{nodePortAddresses: c.NodePortAddresses}
@@ -85,6 +98,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 			log.Warn("failed to report readiness to systemd", "error", err)
 		}
 		settings.apply(&o)
+		p.finish(func(total time.Duration, pending []string) {
+			p.show(total, pending, "kubectl get node "+name+"    # where the admin kubeconfig is")
+		})
 		return runRenewedNode(ctx, remote, join.Certificate, o, log)
 	}
 	group, ctx := errgroup.WithContext(ctx)

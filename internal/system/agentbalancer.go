@@ -33,22 +33,27 @@ const serverName = "kubernetes.default.svc"
 // records them, so that a node starts although the server that it has joined is gone.
 type agentBalancer struct {
 	balancer.Balancer
-	// configured is the address of the server that the agent was given. It is used if no other is healthy: the others may not be reachable from here.
-	configured string
+	// configured are the addresses of the servers that the agent was given. They are used besides the others, which may not be reachable from here.
+	configured []string
 	// file has the recorded addresses, caFile the CAs of the servers.
 	file, caFile string
 	log          *slog.Logger
 }
 
-// open listens on loopback and uses the recorded servers and the one with a URL.
-func (b *agentBalancer) open(ctx context.Context, server string) error {
-	u, err := url.Parse(server)
-	if err != nil {
-		return err
-	}
-	b.configured = u.Host
-	if u.Port() == "" {
-		b.configured = net.JoinHostPort(u.Hostname(), "443")
+// open listens on loopback and uses the recorded servers and those with the URLs.
+func (b *agentBalancer) open(ctx context.Context, servers []string) error {
+	for _, server := range servers {
+		u, err := url.Parse(server)
+		if err != nil {
+			return err
+		}
+		address := u.Host
+		if u.Port() == "" {
+			address = net.JoinHostPort(u.Hostname(), "443")
+		}
+		if !slices.Contains(b.configured, address) {
+			b.configured = append(b.configured, address)
+		}
 	}
 	b.Check, b.Log = b.check, b.log
 	if err := b.Listen(ctx, "0"); err != nil {
@@ -65,10 +70,10 @@ func (b *agentBalancer) open(ctx context.Context, server string) error {
 // URL is that of the API for the clients of the node.
 func (b *agentBalancer) URL() string { return "https://" + b.Address() }
 
-// use sets the servers, of which the configured one is the last.
+// use sets the servers, of which the configured ones are the last.
 func (b *agentBalancer) use(servers []string) {
-	all := slices.DeleteFunc(slices.Clone(servers), func(s string) bool { return s == b.configured })
-	b.SetServers(append(all, b.configured))
+	all := slices.DeleteFunc(slices.Clone(servers), func(s string) bool { return slices.Contains(b.configured, s) })
+	b.SetServers(append(all, b.configured...))
 }
 
 // run forwards connections and follows the servers until ctx is done.

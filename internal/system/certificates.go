@@ -102,7 +102,7 @@ func newCertificates(c config.APIServer, now time.Time, log *slog.Logger) (*cert
 	if c.HTTP.DisableHTTP2 {
 		certs.serving.NextProtos = []string{"http/1.1"}
 	}
-	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, certs.rootCAs, pair) }); err != nil {
+	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, certs.rootCAs, pair, log) }); err != nil {
 		return nil, err
 	}
 	certs.renewers = append(etcd, serving, admin, kubeletClient, proxyClient)
@@ -335,7 +335,8 @@ func advertisedAddress(c config.APIServer) net.IP {
 	return net.IPv4(127, 0, 0, 1)
 }
 
-func writeAdminKubeconfig(c config.APIServer, rootCAs []byte, admin pki.Pair) error {
+// adminKubeconfigOf is the administrator's kubeconfig.
+func adminKubeconfigOf(c config.APIServer, rootCAs []byte, admin pki.Pair) *clientcmdapi.Config {
 	host := c.BindAddress
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
 		host = "127.0.0.1"
@@ -348,6 +349,12 @@ func writeAdminKubeconfig(c config.APIServer, rootCAs []byte, admin pki.Pair) er
 	k.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: admin.Cert, ClientKeyData: admin.Key}
 	k.Contexts["skiff"] = &clientcmdapi.Context{Cluster: "skiff", AuthInfo: "admin"}
 	k.CurrentContext = "skiff"
+	return k
+}
+
+// writeAdminKubeconfig writes the administrator's kubeconfig, now and when its certificate is renewed.
+func writeAdminKubeconfig(c config.APIServer, rootCAs []byte, admin pki.Pair, log *slog.Logger) error {
+	k := adminKubeconfigOf(c, rootCAs, admin)
 	paths := []string{filepath.Join(c.DataDir, adminKubeconfig)}
 	if c.WriteKubeconfig != "" {
 		paths = append(paths, c.WriteKubeconfig)
@@ -360,6 +367,13 @@ func writeAdminKubeconfig(c config.APIServer, rootCAs []byte, admin pki.Pair) er
 		if err := atomicfile.Write(path, data, 0o600); err != nil {
 			return err
 		}
+	}
+	if c.MergeKubeconfig.Path == "" {
+		return nil
+	}
+	// A server must not end because of a user's file.
+	if err := mergeKubeconfig(c.MergeKubeconfig, k); err != nil {
+		log.Warn("failed to merge the admin kubeconfig", "flag", "--merge-kubeconfig", "error", err)
 	}
 	return nil
 }

@@ -39,9 +39,10 @@ func localPathDir(dataDir string) string { return filepath.Join(dataDir, "volume
 // openDataDir creates the data directory, if it does not exist, and locks it.
 func openDataDir(dir string) (unlock func(), err error) {
 	if err := createDataDir(dir); err != nil {
-		return nil, err
+		return nil, explainDir(err, dir, "data-dir")
 	}
-	return lockDir(dir, "data-dir")
+	unlock, err = lockDir(dir, "data-dir")
+	return unlock, explainDir(err, dir, "data-dir")
 }
 
 // createDataDir creates the data directory, if it does not exist, and records what is in it when skiff uses it for the first time.

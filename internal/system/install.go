@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,8 +52,8 @@ func newInstaller(out io.Writer) (*installer, error) {
 	return &installer{unitDir: unitDir, systemd: &systemd.Manager{}, clean: Clean, out: out}, nil
 }
 
-// InstallServer installs `skiff server` as a service of this host. arguments are its flags without --join-token: the token is written to a file
-// that only root can read.
+// InstallServer installs `skiff server` as a service of this host. arguments are its flags; the token of --join-token is moved to a file that only
+// root can read.
 func InstallServer(ctx context.Context, c config.InstallServer, arguments []string, out io.Writer) error {
 	i, err := newInstaller(out)
 	if err != nil {
@@ -66,23 +67,20 @@ func InstallServer(ctx context.Context, c config.InstallServer, arguments []stri
 	if c.Servers.Reset {
 		return errors.New("--cluster-reset: is done once, not by a service")
 	}
-	if c.Servers.JoinToken != "" {
-		path, err := writeToken(c.DataDir, c.Servers.JoinToken)
-		if err != nil {
-			return err
-		}
-		arguments = append(arguments, "--join-token-file="+path)
+	if arguments, err = moveToken(c.DataDir, arguments, "join-token"); err != nil {
+		return err
 	}
 	u := unit{command: commandServer, arguments: arguments, foreignRuntime: settings.ContainerRuntimeEndpoint != ""}
 	if err := i.install(ctx, u, c.Install); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "The admin kubeconfig is %s.\n", filepath.Join(c.DataDir, adminKubeconfig))
+	kubeconfig := filepath.Join(c.DataDir, adminKubeconfig)
+	fmt.Fprintf(out, "The admin kubeconfig is %s. Next:\n  export KUBECONFIG=%s\n  kubectl get nodes\n", kubeconfig, kubeconfig)
 	return nil
 }
 
-// InstallAgent installs `skiff agent` as a service of this host. arguments are its flags without --token: the token is written to a file that
-// only root can read.
+// InstallAgent installs `skiff agent` as a service of this host. arguments are its flags; the token of --token is moved to a file that only root can
+// read.
 func InstallAgent(ctx context.Context, c config.InstallAgent, arguments []string, out io.Writer) error {
 	i, err := newInstaller(out)
 	if err != nil {
@@ -93,24 +91,30 @@ func InstallAgent(ctx context.Context, c config.InstallAgent, arguments []string
 	if err != nil {
 		return err
 	}
-	if c.Token != "" {
-		path, err := writeToken(c.DataDir, c.Token)
-		if err != nil {
-			return err
-		}
-		arguments = append(arguments, "--token-file="+path)
+	if arguments, err = moveToken(c.DataDir, arguments, "token"); err != nil {
+		return err
 	}
 	u := unit{command: commandAgent, arguments: arguments, foreignRuntime: settings.ContainerRuntimeEndpoint != ""}
 	return i.install(ctx, u, c.Install)
 }
 
-// writeToken writes the join token below the data directory and returns its path.
-func writeToken(dataDir, token string) (string, error) {
+// moveToken writes the join token of a flag to a file below the data directory, and replaces the flag by that of the file.
+func moveToken(dataDir string, arguments []string, flag string) ([]string, error) {
+	prefix := "--" + flag + "="
+	i := slices.IndexFunc(arguments, func(a string) bool { return strings.HasPrefix(a, prefix) })
+	if i < 0 {
+		return arguments, nil
+	}
+	token := strings.TrimPrefix(arguments[i], prefix)
+	arguments = slices.Delete(slices.Clone(arguments), i, i+1)
+	if token == "" {
+		return arguments, nil
+	}
 	if err := createDataDir(dataDir); err != nil {
-		return "", err
+		return nil, err
 	}
 	path := filepath.Join(dataDir, tokenFile)
-	return path, atomicfile.Write(path, []byte(token+"\n"), 0o600)
+	return append(arguments, "--"+flag+"-file="+path), atomicfile.Write(path, []byte(token+"\n"), 0o600)
 }
 
 // install writes the unit, enables it and starts it. An installed service is replaced and restarted.
@@ -246,6 +250,9 @@ func (i *installer) uninstall(ctx context.Context, c config.Uninstall) error {
 		return err
 	}
 	fmt.Fprintf(i.out, "removed %s\n", unitName)
+	if _, err := os.Stat(service.configFile); err == nil {
+		fmt.Fprintf(i.out, "kept %s\n", service.configFile)
+	}
 	return nil
 }
 
@@ -273,6 +280,11 @@ func (i *installer) removeNodeAndData(ctx context.Context, service installed, ke
 	if service.kubeconfig != "" {
 		if err := os.Remove(service.kubeconfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove kubeconfig: %w", err)
+		}
+	}
+	if service.merged.Path != "" {
+		if err := unmergeKubeconfig(service.merged, service.dataDir); err != nil {
+			fmt.Fprintf(i.out, "kept the context %s: %v\n", service.merged.Context, err)
 		}
 	}
 	return i.removeData(service.dataDir)

@@ -157,6 +157,42 @@ func TestInstallAndUninstall(t *testing.T) {
 	}
 }
 
+// The configuration file of a service has its flags too. It is the administrator's, so it is kept.
+func TestUninstallReadsConfigurationFile(t *testing.T) {
+	i, _, out, cleaned := newTestInstaller(t)
+	dir := t.TempDir()
+	data, file := filepath.Join(dir, "data"), filepath.Join(dir, "config.yaml")
+	if err := createDataDir(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("data-dir: "+data+"\nserver: [https://a:6443, https://b:6443]\nkubelet-config: /etc/kubelet.yaml\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u := unit{command: commandAgent, arguments: []string{"--config=" + file}}
+	if err := i.install(t.Context(), u, config.Install{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file+".wrong", []byte("data-dr: "+data+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wrong := unit{command: commandAgent, arguments: []string{"--config=" + file + ".wrong"}}
+	if _, err := wrong.installed(); err == nil || !strings.Contains(err.Error(), "did you mean data-dir?") {
+		t.Errorf("an invalid file: %v", err)
+	}
+	if err := i.uninstall(t.Context(), config.Uninstall{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(data); err == nil {
+		t.Errorf("%s was not removed; output:\n%s", data, out)
+	}
+	if _, err := os.Lstat(file); err != nil || !strings.Contains(out.String(), "kept "+file) {
+		t.Errorf("%v; output:\n%s", err, out)
+	}
+	if len(*cleaned) != 1 || (*cleaned)[0].KubeletConfig != "/etc/kubelet.yaml" {
+		t.Errorf("cleaned %+v", *cleaned)
+	}
+}
+
 // After an upgrade the unit is the new version's, with the flags of the old. A service that an administrator has disabled or stopped stays so.
 func TestRefreshService(t *testing.T) {
 	i, host, _, _ := newTestInstaller(t)
@@ -280,11 +316,22 @@ func TestInstallReportsFailedStart(t *testing.T) {
 	}
 }
 
-func TestWriteToken(t *testing.T) {
+// A token is not among the arguments of a service: they can be read by everyone.
+func TestMoveToken(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
-	path, err := writeToken(data, "secret")
-	if err != nil {
-		t.Fatal(err)
+	path := filepath.Join(data, tokenFile)
+	given := []string{"--server=https://a:6443", "--token=secret", "--log-level=debug"}
+	arguments, err := moveToken(data, given, "token")
+	if want := []string{"--server=https://a:6443", "--log-level=debug", "--token-file=" + path}; err != nil || !slices.Equal(arguments, want) {
+		t.Fatalf("arguments %q, %v, want %q", arguments, err, want)
+	}
+	for _, others := range [][]string{{"--server=https://a:6443"}, {"--token-file=/x"}} {
+		if arguments, err := moveToken(data, others, "token"); err != nil || !slices.Equal(arguments, others) {
+			t.Errorf("arguments %q, %v, want %q", arguments, err, others)
+		}
+	}
+	if arguments, err := moveToken(data, []string{"--token="}, "token"); err != nil || len(arguments) > 0 {
+		t.Errorf("arguments %q, %v, want none", arguments, err)
 	}
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
@@ -304,7 +351,7 @@ func TestLockNamesTheFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = lockDirs(filepath.Join(dir, "absent"), dir)
-	if want := "directory " + dir + " is used by another skiff: stop it, or choose another --data-dir"; err == nil || err.Error() != want {
+	if want := fmt.Sprintf("directory %s is used by another skiff (process %d): stop it, or choose another --data-dir", dir, os.Getpid()); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
 	}
 	unlock()

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,11 +43,15 @@ func lockDir(dir, flag string) (unlock func(), err error) {
 		return nil, fmt.Errorf("lock directory: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
+		defer f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("directory %s is used by another skiff: stop it, or choose another --%s", dir, flag)
+			return nil, fmt.Errorf("directory %s is used by another skiff%s: stop it, or choose another --%s", dir, lockHolder(f), flag)
 		}
 		return nil, fmt.Errorf("lock directory: %w", err)
+	}
+	// It is for messages only, so that a full disk does not matter.
+	if f.Truncate(0) == nil {
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0)
 	}
 	return func() { f.Close() }, nil
 }
@@ -59,4 +64,15 @@ func isLocked(dir string) bool {
 	}
 	defer f.Close()
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// lockHolder says which process has written its number to a lock file.
+func lockHolder(f *os.File) string {
+	text := make([]byte, 20)
+	n, _ := f.ReadAt(text, 0) // it ends before
+	pid, err := strconv.Atoi(string(text[:n]))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" (process %d)", pid)
 }

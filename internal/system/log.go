@@ -3,6 +3,7 @@ package system
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 
@@ -19,8 +20,11 @@ func newLogger(level string) (*slog.Logger, error) {
 }
 
 // newLoggerAt is newLogger with a level that can be changed.
-func newLoggerAt(level *slog.LevelVar) *slog.Logger {
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+func newLoggerAt(level *slog.LevelVar) *slog.Logger { return newLoggerTo(os.Stderr, level) }
+
+// newLoggerTo is newLoggerAt that writes elsewhere.
+func newLoggerTo(out io.Writer, level slog.Leveler) *slog.Logger {
+	log := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level}))
 	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler()}).With("component", "library"))
 	return log
 }

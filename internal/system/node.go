@@ -85,6 +85,9 @@ type nodeOptions struct {
 	caFile string
 	// proxy are the options of the Service proxy; nil: it runs elsewhere.
 	proxy *proxyOptions
+	// progress shows the start of the node; it may be nil. ready is called once the API server has the node as ready; it may be nil.
+	progress *progress
+	ready    func()
 	// enforcesPolicies runs what enforces network policies on the node.
 	enforcesPolicies bool
 }
@@ -101,12 +104,14 @@ func (o *nodeOptions) kubeletConfiguration() (*kubeletconfig.KubeletConfiguratio
 	return settings, err
 }
 
-// runNode runs the node inside `skiff server`. It acts as the user of its node, with no more rights than any other node has.
-func (s *server) runNode(ctx context.Context) error {
+// runNode runs the node inside `skiff server`. It acts as the user of its node, with no more rights than any other node has. ready is called once it is
+// ready.
+func (s *server) runNode(ctx context.Context, ready func()) error {
 	options, err := s.nodeOptions()
 	if err != nil {
 		return err
 	}
+	options.progress, options.ready = s.progress, ready
 	name, err := options.NodeName()
 	if err != nil {
 		return err
@@ -157,6 +162,7 @@ func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Log
 		return err
 	}
 	defer unlock()
+	n.runtimeReady = n.progress.begin("container runtime")
 	runtime, err := n.containerRuntime()
 	if err != nil {
 		return err
@@ -206,6 +212,7 @@ func (n *nodeComponents) runKubelet(ctx context.Context, runtime *containerRunti
 	case <-ctx.Done():
 		return nil
 	}
+	n.runtimeReady()
 	if err := n.collectPodNetwork(ctx); err != nil {
 		n.log.Warn("failed to remove the network of pods that no longer exist", "error", err)
 	}
@@ -222,6 +229,9 @@ type nodeComponents struct {
 	runtime   *cri.Runtime
 	metrics   *metrics.Metrics
 	tracing   *tracing.Provider // nil: no spans are recorded
+	// started is when the node was started. runtimeReady ends the start of its container runtime.
+	started      time.Time
+	runtimeReady func()
 	// podCIDRs receives the node's pod CIDRs once they are allocated.
 	podCIDRs chan []string
 	log      *slog.Logger
@@ -262,7 +272,7 @@ type nodeComponents struct {
 
 // newNodeComponents reads the configuration of a node and makes its state directory.
 func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*nodeComponents, error) {
-	n := &nodeComponents{nodeOptions: o, client: c, podCIDRs: make(chan []string, 1), log: log, runs: map[string]func(context.Context) error{}}
+	n := &nodeComponents{nodeOptions: o, client: c, started: time.Now(), podCIDRs: make(chan []string, 1), log: log, runs: map[string]func(context.Context) error{}}
 	var err error
 	if n.settings, err = n.kubeletConfiguration(); err != nil {
 		return nil, err
@@ -493,7 +503,7 @@ func (n *nodeComponents) buildNode() error {
 	}, node.Dependencies{
 		Client: n.client, Runtime: n.runtime, Events: n.recorder, Pressure: n.pressure,
 		Problems: n.notReadyErrors, Network: n.networkStatus, NetworkReady: func() { n.kubelet.SyncAll() },
-		Observed: func() { n.volumes.NodeChanged() }, VolumesInUse: n.volumesInUse,
+		Observed: n.observed, VolumesInUse: n.volumesInUse,
 		VolumesReported: func(names []corev1.UniqueVolumeName) { n.volumes.ReportedInUse(names) },
 		Devices: func() (d node.Devices) {
 			d.Capacity, d.Allocatable, d.Removed = n.devices.Capacity(time.Now())
@@ -509,6 +519,20 @@ func (n *nodeComponents) buildNode() error {
 	})
 	n.runs["node"] = n.node.Run
 	return nil
+}
+
+// observed is called when the node's object was read.
+func (n *nodeComponents) observed() {
+	n.volumes.NodeChanged()
+	if n.ready == nil {
+		return
+	}
+	for _, c := range n.node.Node().Status.Conditions {
+		// The condition of an earlier start says nothing about this one. Times in the API have whole seconds.
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(n.started.Truncate(time.Second)) {
+			n.ready()
+		}
+	}
 }
 
 // buildShutdownAndDevices makes what handles the shutdown of the host, the device plugins, the devices of resource claims, and the server of

@@ -23,6 +23,7 @@ import (
 	"skiff/internal/health"
 	"skiff/internal/kubelet/bootstrap"
 	kubeletserver "skiff/internal/kubelet/server"
+	"skiff/internal/listeners"
 	"skiff/internal/pki"
 )
 
@@ -150,7 +151,7 @@ func (n *nodeComponents) serve(ctx context.Context) error {
 	}
 	listener, err := net.Listen("tcp", net.JoinHostPort(n.settings.Address, strconv.Itoa(port)))
 	if err != nil {
-		return fmt.Errorf("listen for the kubelet's API: %w", err)
+		return listeners.Explain(err, otherKubeletPort)
 	}
 	options, err := config.NodeServerTLS(n.settings)
 	if err != nil {
@@ -187,7 +188,7 @@ func (n *nodeComponents) serveHealthz(ctx context.Context) error {
 			break
 		}
 		if !failed {
-			n.log.Error("failed to listen for health checks", "error", err)
+			n.log.Error("failed to listen for health checks", "error", listeners.Explain(err, "set another healthzPort in the file of --kubelet-config"))
 		}
 		select {
 		case <-ctx.Done():

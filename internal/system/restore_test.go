@@ -200,7 +200,7 @@ func TestRestoreSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := RestoreSnapshot(t.Context(), c, "latest", io.Discard); err == nil || !strings.Contains(err.Error(), "is used by another skiff: stop it") {
+	if err := RestoreSnapshot(t.Context(), c, "latest", io.Discard); err == nil || !strings.Contains(err.Error(), "is used by another skiff (process ") {
 		t.Errorf("over a running cluster: %v", err)
 	}
 	unlock()

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -34,6 +35,7 @@ import (
 	"skiff/internal/egress"
 	"skiff/internal/heap"
 	kubeletbootstrap "skiff/internal/kubelet/bootstrap"
+	"skiff/internal/listeners"
 	"skiff/internal/openapi"
 	"skiff/internal/scheduler"
 	"skiff/internal/store"
@@ -43,6 +45,7 @@ import (
 	"skiff/internal/systemd"
 	"skiff/internal/tracing"
 	"skiff/internal/upgrade"
+	"skiff/internal/version"
 )
 
 // The post-start hooks, with upstream's names.
@@ -80,13 +83,24 @@ func runServer(ctx context.Context, s *server) error {
 	if err := s.logLevel.UnmarshalText([]byte(s.config.LogLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
 	}
-	s.log = newLoggerAt(s.logLevel)
+	s.progress = newProgress(s.logLevel, os.Stderr)
+	s.log = s.progress.log
 	s.notifier = systemd.NewNotifier()
+	if !s.config.NoNode && !s.config.Servers.Reset {
+		if err := checkNode(&s.config.Node, ", or 'skiff server --no-node' for a control plane alone"); err != nil {
+			return err
+		}
+	}
 	unlock, err := openDataDir(s.config.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	return explainDir(s.runLocked(ctx), s.config.DataDir, "data-dir")
+}
+
+// runLocked runs the server in its data directory, which is locked.
+func (s *server) runLocked(ctx context.Context) error {
 	if _, err := finishRestore(s.config.DataDir, time.Now()); err != nil {
 		return err
 	}
@@ -97,6 +111,7 @@ func runServer(ctx context.Context, s *server) error {
 		return s.resetCluster(ctx)
 	}
 	started := time.Now()
+	defer s.progress.run(fmt.Sprintf("Starting skiff %s, with data in %s", version.String(), s.config.DataDir))()
 	s.registry, s.queries, s.podResources = newRegistry(s.config.FeatureGates), &deferredHandler{}, &deferredHandler{}
 	s.shutdown = make(chan struct{})
 	defer s.close()
@@ -144,22 +159,26 @@ type server struct {
 	shutdown chan struct{}
 	// notifier reports to systemd when the API server is ready.
 	notifier systemd.Notifier
+	// progress shows the start of the server.
+	progress *progress
 	log      *slog.Logger
 }
 
 // open opens the listener and the store and makes the API server. It starts nothing. The server must be closed, also after an error.
 func (s *server) open(ctx context.Context) (err error) {
 	if s.listener, err = listenAPI(ctx, s.config.APIServer); err != nil {
-		return fmt.Errorf("listen for the API: %w", err)
+		return listeners.Explain(err, "choose another --secure-port")
 	}
 	// Port 0 chooses a free port; everything from here on uses the one that was chosen.
 	s.config.SecurePort = s.listener.Addr().(*net.TCPAddr).Port
 	if err = s.joinCluster(ctx); err != nil {
 		return err
 	}
+	loaded := s.progress.begin("certificates")
 	if s.certs, err = newCertificates(s.config.APIServer, time.Now(), s.log.With("component", "certificates")); err != nil {
 		return err
 	}
+	loaded()
 	if s.egress, err = egress.Read(s.config.EgressSelectorFile); err != nil {
 		return fmt.Errorf("--egress-selector-config-file: %w", err)
 	}
@@ -169,12 +188,14 @@ func (s *server) open(ctx context.Context) (err error) {
 	if s.encryption, err = newEncryption(s.config.Encryption, s.log); err != nil {
 		return err
 	}
+	opened := s.progress.begin("etcd")
 	if err = s.openStoreServing(ctx); err != nil {
 		return err
 	}
 	if err = s.openReleases(ctx); err != nil {
 		return err
 	}
+	opened()
 	s.cache = cache.New(s.store, s.log.With("component", "cache"))
 	if s.access, err = newAccessControl(s.config.APIServer, s.certs, s.egress, s.log); err != nil {
 		return err
@@ -246,9 +267,11 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 	foundation.start("heap", heap.ReleaseWhenIdle)
 	foundation.start("access control", s.access.run)
 	dependents := newStage(ctx, shutDown)
+	cached := s.progress.begin("cache")
 	dependents.start("cluster", func(ctx context.Context) error {
 		select {
 		case <-s.cache.Ready():
+			cached()
 			return s.runCluster(ctx, started)
 		case <-ctx.Done():
 			return nil
@@ -330,6 +353,7 @@ func (s *server) renewCertificates(ctx context.Context) error {
 func (s *server) runCluster(ctx context.Context, started time.Time) error {
 	group, ctx := errgroup.WithContext(ctx)
 	start := starter(ctx, group)
+	ready := s.progress.begin("API server")
 	start("node authorizer", func(ctx context.Context) error {
 		return s.access.syncNodeGraph(ctx, func() { s.hooks.Done(hookNodeAuthorizer) })
 	})
@@ -353,9 +377,10 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 		}
 		start("controllers and scheduler", s.runComponents)
 		if !s.config.NoNode {
-			start("node", s.runNode)
+			nodeReady := s.progress.begin("node")
+			start("node", func(ctx context.Context) error { return s.runNode(ctx, nodeReady) })
 		}
-		s.reportReady(ctx, started)
+		s.reportReady(ctx, started, ready)
 		return nil
 	})
 	return group.Wait()
@@ -367,16 +392,27 @@ func (s *server) runServiceRepair(ctx context.Context) error {
 	return nil
 }
 
-// reportReady logs when the API server is ready, and reports it to systemd.
-func (s *server) reportReady(ctx context.Context, started time.Time) {
+// reportReady logs when the API server is ready, and reports it to systemd. ready ends its step of the start.
+func (s *server) reportReady(ctx context.Context, started time.Time, ready func()) {
 	if !s.hooks.Wait(ctx) {
 		return
 	}
+	ready()
 	s.log.Info("API server ready", "component", "apiserver", "address", s.listener.Addr().String(),
 		"duration", time.Since(started).Round(time.Millisecond).String(), "kubeconfig", filepath.Join(s.config.DataDir, adminKubeconfig))
 	if err := s.notifier.Ready(); err != nil {
 		s.log.Warn("failed to report readiness to systemd", "error", err)
 	}
+	s.progress.finish(s.showNext)
+}
+
+// showNext shows what can be done when the server has started. pending are the parts that have not.
+func (s *server) showNext(total time.Duration, pending []string) {
+	if merge := s.config.MergeKubeconfig; merge.Path != "" {
+		s.progress.show(total, pending, "kubectl --context "+merge.Context+" get nodes")
+		return
+	}
+	s.progress.show(total, pending, "export KUBECONFIG="+filepath.Join(s.config.DataDir, adminKubeconfig), "kubectl get nodes")
 }
 
 // bootstrap creates the objects and the RBAC policy that every cluster has from the start.

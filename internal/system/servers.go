@@ -86,7 +86,7 @@ func (s *server) joinCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(s.config.Etcd.Servers) > 0 || record == nil && !c.Init && c.Join == "" && !c.Reset {
+	if len(s.config.Etcd.Servers) > 0 || record == nil && !c.Init && len(c.Join) == 0 && !c.Reset {
 		return nil
 	}
 	hasData := etcd.HasMember(etcdDir(dir))
@@ -100,7 +100,10 @@ func (s *server) joinCluster(ctx context.Context) error {
 		}
 	}
 	s.peer = s.newPeer(record.Name)
-	if c.Join != "" && !hasData {
+	if err := checkPort(s.peer.Listen, "choose another --etcd-peer-port"); err != nil {
+		return err
+	}
+	if len(c.Join) > 0 && !hasData {
 		record.Joins = true
 		if err := s.sendJoin(ctx); err != nil {
 			return fmt.Errorf("join the cluster: %w", err)
@@ -114,11 +117,11 @@ func checkMember(c *config.Servers, record *memberRecord, hasData bool) error {
 	switch {
 	case c.Reset && !hasData:
 		return errors.New("--cluster-reset: there is no data of etcd")
-	case c.Join != "" && hasData && record == nil:
+	case len(c.Join) > 0 && hasData && record == nil:
 		return errors.New("--join: this server has data of a cluster of its own; remove it to join another cluster")
 	case c.Init && !hasData && record != nil && record.Joins:
 		return errors.New("--cluster-init: this server has begun to join another cluster; remove its data directory to start one")
-	case c.Join == "" && !hasData && record != nil && record.Joins:
+	case len(c.Join) == 0 && !hasData && record != nil && record.Joins:
 		return errors.New("--join: required, because this server has not joined its cluster yet")
 	}
 	return nil
@@ -145,16 +148,18 @@ func (s *server) sendJoin(ctx context.Context) error {
 	if token == "" {
 		return errors.New("--join-token: required; create one with 'skiff token create --server' on the other server")
 	}
-	join := cluster.Join{Server: c.Join, Token: token, Log: s.log}
+	joined := s.progress.begin("joining the cluster")
+	join := cluster.Join{Servers: c.Join, Token: token, Log: s.log}
 	response, err := join.Send(ctx, cluster.JoinRequest{PeerURL: s.peer.URL, Settings: s.sharedSettings(), Release: &s.release.Release})
 	if err != nil {
 		return err
 	}
+	joined()
 	if err := response.Keys.Write(filepath.Join(s.config.DataDir, "pki")); err != nil {
 		return err
 	}
 	s.peer.Members = response.Members
-	s.log.Info("joining the cluster", "server", c.Join, "member", s.peer.Name, "peerURL", s.peer.URL)
+	s.log.Info("joining the cluster", "servers", c.Join, "member", s.peer.Name, "peerURL", s.peer.URL)
 	return nil
 }
 

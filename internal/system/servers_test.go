@@ -35,13 +35,13 @@ func TestCheckMember(t *testing.T) {
 		{"single server becomes the first", config.Servers{Init: true}, nil, true, ""},
 		{"first server again", config.Servers{}, initial, true, ""},
 		{"first server that crashed", config.Servers{}, initial, false, ""},
-		{"joins", config.Servers{Join: "https://a"}, nil, false, ""},
-		{"joins after a crash", config.Servers{Join: "https://a"}, joining, false, ""},
-		{"has joined", config.Servers{Join: "https://a"}, joining, true, ""},
+		{"joins", config.Servers{Join: []string{"https://a"}}, nil, false, ""},
+		{"joins after a crash", config.Servers{Join: []string{"https://a"}}, joining, false, ""},
+		{"has joined", config.Servers{Join: []string{"https://a"}}, joining, true, ""},
 		{"has joined, without flags", config.Servers{}, joining, true, ""},
 		{"has not joined, without flags", config.Servers{}, joining, false, "--join: required"},
 		{"has not joined, starts another", config.Servers{Init: true}, joining, false, "--cluster-init"},
-		{"single server joins", config.Servers{Join: "https://a"}, nil, true, "--join: this server has data of a cluster of its own"},
+		{"single server joins", config.Servers{Join: []string{"https://a"}}, nil, true, "--join: this server has data of a cluster of its own"},
 		{"reset", config.Servers{Reset: true}, joining, true, ""},
 		{"reset without data", config.Servers{Reset: true}, nil, false, "--cluster-reset"},
 	} {
@@ -61,12 +61,12 @@ func TestMemberRecord(t *testing.T) {
 	if _, err := os.Stat(memberFile(s.config.DataDir)); err == nil {
 		t.Error("a single server has a record")
 	}
-	s.config.Servers.Init = true
+	s.config.Servers.Init, s.config.Servers.PeerPort = true, 1 // which nobody has
 	if err := s.joinCluster(t.Context()); err != nil || s.peer == nil {
 		t.Fatalf("--cluster-init: %v, %v", s.peer, err)
 	}
 	first := *s.peer
-	if first.URL != "https://127.0.0.1:2380" || first.Listen != "127.0.0.1:2380" || first.Name == "" {
+	if first.URL != "https://127.0.0.1:1" || first.Listen != "127.0.0.1:1" || first.Name == "" {
 		t.Errorf("%+v", first)
 	}
 	s.config.Servers.Init, s.peer = false, nil
@@ -89,7 +89,7 @@ func TestAgentBalancer(t *testing.T) {
 	server := serveTLS(t, c, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(code.Load())) }))
 	dir := t.TempDir()
 	b := &agentBalancer{file: filepath.Join(dir, "servers.json"), caFile: filepath.Join(c.DataDir, "pki/ca.crt"), log: slog.New(slog.DiscardHandler)}
-	if err := b.open(t.Context(), "https://"+server); err != nil {
+	if err := b.open(t.Context(), []string{"https://" + server}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.check(t.Context(), server); err != nil {
@@ -122,12 +122,12 @@ func TestAgentBalancer(t *testing.T) {
 	}
 }
 
-// Clients of an agent reach the configured server through the balancer.
+// Clients of an agent reach a configured server that lives through the balancer.
 func TestAgentBalancerForwards(t *testing.T) {
 	c := testConfig(t)
 	server := serveTLS(t, c, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }))
 	b := &agentBalancer{file: filepath.Join(t.TempDir(), "servers.json"), caFile: filepath.Join(c.DataDir, "pki/ca.crt"), log: slog.New(slog.DiscardHandler)}
-	if err := b.open(t.Context(), "https://"+server); err != nil {
+	if err := b.open(t.Context(), []string{"https://127.0.0.1:1", "https://" + server}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

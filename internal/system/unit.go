@@ -93,40 +93,46 @@ func parseUnit(text string) (unit, error) {
 type installed struct {
 	node    *config.Node // nil: it runs no node
 	dataDir string
+	// configFile has flags of the service besides those of its command; it is the administrator's.
+	configFile string
 	// kubeconfig is a file that the service wrote outside of its data directory; empty: none.
 	kubeconfig string
+	// merged is the kubeconfig into which the service has merged its own.
+	merged config.MergeKubeconfig
 }
 
-// parse reads the flags of the service's command into its configuration.
+// parse reads the flags of the service's command and its configuration file into its configuration.
 func (u unit) parse(c interface{ Flags(*config.FlagGroups) }) error {
 	var groups config.FlagGroups
 	c.Flags(&groups)
 	fs := pflag.NewFlagSet(u.command, pflag.ContinueOnError)
 	groups.AddTo(fs)
-	return fs.Parse(u.arguments)
+	if err := fs.Parse(u.arguments); err != nil {
+		return fmt.Errorf("read ExecStart: %w", err)
+	}
+	_, err := groups.ReadSettings(fs, nil)
+	return err
 }
 
-// installed reads the flags of the service's command.
+// installed reads the flags of the service's command and its configuration file.
 func (u unit) installed() (i installed, err error) {
 	switch u.command {
 	case commandServer:
 		c := config.DefaultServer()
 		err = u.parse(&c)
-		i.dataDir, i.kubeconfig = c.DataDir, c.WriteKubeconfig
+		i.dataDir, i.kubeconfig, i.configFile = c.DataDir, c.WriteKubeconfig, c.ConfigFile
+		i.merged = c.MergeKubeconfig
 		if !c.NoNode {
 			i.node = &c.Node
 		}
 	case commandAgent:
 		c := config.DefaultAgent()
 		err = u.parse(&c)
-		i.dataDir, i.node = c.DataDir, &c.Node
+		i.dataDir, i.node, i.configFile = c.DataDir, &c.Node, c.ConfigFile
 	default:
-		err = fmt.Errorf("unknown command %q", u.command)
+		err = fmt.Errorf("read ExecStart: unknown command %q", u.command)
 	}
-	if err != nil {
-		return i, fmt.Errorf("read ExecStart: %w", err)
-	}
-	return i, nil
+	return i, err
 }
 
 // quoteWord quotes a word of a command line in a unit file: systemd expands $ and %, and splits at spaces.

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"skiff/internal/balancer"
 	"skiff/internal/client"
 	"skiff/internal/cluster"
 	"skiff/internal/config"
@@ -147,7 +148,7 @@ func (x *upgradeExamination) readEndpoints(ctx context.Context) []*rest.Config {
 		x.unknown("other API servers", err)
 		return []*rest.Config{x.connection}
 	}
-	addresses := endpointAddresses(slice)
+	addresses := balancer.EndpointAddresses(slice)
 	if len(addresses) <= 1 {
 		return []*rest.Config{x.connection} // which may be reached by another address
 	}

@@ -138,7 +138,7 @@ func TestSnapshotRestore(t *testing.T) {
 	if _, err := set.CoreV1().ConfigMaps("default").Create(t.Context(), later, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := runSkiff(t, "snapshot", "restore", name, "--replace", "--data-dir", dataDir, "--snapshot-dir", snapshots); err == nil || !strings.Contains(out, "is used by another skiff: stop it") {
+	if out, err := runSkiff(t, "snapshot", "restore", name, "--replace", "--data-dir", dataDir, "--snapshot-dir", snapshots); err == nil || !strings.Contains(out, "is used by another skiff (process ") {
 		t.Errorf("a restore over a running cluster: %v\n%s", err, out)
 	}
 	c.Stop()
@@ -191,7 +191,7 @@ func TestSnapshotRestoreServers(t *testing.T) {
 	restore := func(i int) (string, error) {
 		return runSkiff(t, "snapshot", "restore", "latest", "--replace", "--data-dir", dataDir(i), "--snapshot-dir", snapshots, "--snapshot-passphrase-file", passphrase)
 	}
-	if out, err := restore(0); err == nil || !strings.Contains(out, "is used by another skiff: stop it") {
+	if out, err := restore(0); err == nil || !strings.Contains(out, "is used by another skiff (process ") {
 		t.Errorf("a restore over a running cluster: %v\n%s", err, out)
 	}
 	for _, server := range s.running {

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -28,9 +30,10 @@ const joinRetryInterval = 2 * time.Second
 
 // Join makes this host a node of a cluster with a join token.
 type Join struct {
-	// Server is the URL of the API server.
-	Server string
-	// API is the URL at which clients with the kubeconfig reach an API server, and TLSServerName the name in the server's certificate. Empty: Server.
+	// Servers are the URLs of API servers of the cluster. The first that can be reached is used.
+	Servers []string
+	// API is the URL at which clients with the kubeconfig reach an API server, and TLSServerName the name in the server's certificate. Empty: the first
+	// of Servers.
 	API, TLSServerName string
 	// Certificate is the node's client certificate.
 	Certificate *Certificate
@@ -71,25 +74,28 @@ func (j Join) Run(ctx context.Context, text string) error {
 	if joined {
 		j.refreshCAs(ctx)
 	}
-	cluster := &clientcmdapi.Cluster{Server: cmp.Or(j.API, j.Server), TLSServerName: j.TLSServerName, CertificateAuthority: j.CAFile}
+	cluster := &clientcmdapi.Cluster{Server: cmp.Or(j.API, j.Servers[0]), TLSServerName: j.TLSServerName, CertificateAuthority: j.CAFile}
 	return writeKubeconfig(j.Kubeconfig, cluster, j.Certificate)
 }
 
-// join verifies the server by the token and requests the node's certificate.
+// join verifies a server by the token and requests the node's certificate there.
 func (j Join) join(ctx context.Context, token Token) error {
+	var joined string
 	var ca []byte
-	err := retryUnreachable(ctx, j.Log, func() (err error) {
-		ca, err = DiscoverCA(ctx, j.Server, token.CAHash)
-		return err
+	err := retryUnreachable(ctx, j.Log, func() error {
+		return TryServers(ctx, j.Servers, func(server string) (err error) {
+			joined = server
+			if ca, err = DiscoverCA(ctx, server, token.CAHash); err != nil {
+				return err
+			}
+			remote, err := j.NewClient(&rest.Config{Host: server, BearerToken: token.Bearer(), TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
+			if err != nil {
+				return err
+			}
+			return request(ctx, j.Certificate, remote)
+		})
 	})
 	if err != nil {
-		return err
-	}
-	remote, err := j.NewClient(&rest.Config{Host: j.Server, BearerToken: token.Bearer(), TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
-	if err != nil {
-		return err
-	}
-	if err := request(ctx, j.Certificate, remote, j.Log); err != nil {
 		return err
 	}
 	if j.Joined != nil {
@@ -97,7 +103,7 @@ func (j Join) join(ctx context.Context, token Token) error {
 			return err
 		}
 	}
-	j.Log.Info("joined the cluster", "server", j.Server)
+	j.Log.Info("joined the cluster", "server", joined)
 	return atomicfile.Write(j.CAFile, ca, 0o644)
 }
 
@@ -106,7 +112,11 @@ func (j Join) join(ctx context.Context, token Token) error {
 func (j Join) refreshCAs(ctx context.Context) {
 	cas, err := os.ReadFile(j.CAFile)
 	if err == nil {
-		cas, err = RefreshCAs(ctx, j.Server, cas)
+		known := cas
+		err = TryServers(ctx, j.Servers, func(server string) (err error) {
+			cas, err = RefreshCAs(ctx, server, known)
+			return err
+		})
 	}
 	if err == nil {
 		err = atomicfile.Write(j.CAFile, cas, 0o644)
@@ -176,7 +186,7 @@ func (b KubeconfigBootstrap) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := request(ctx, b.Certificate, remote, b.Log); err != nil {
+		if err := retryUnreachable(ctx, b.Log, func() error { return request(ctx, b.Certificate, remote) }); err != nil {
 			return err
 		}
 	}
@@ -184,8 +194,8 @@ func (b KubeconfigBootstrap) Run(ctx context.Context) error {
 }
 
 // request requests the node's first certificate with the rights of a bootstrap token. Its errors say what to do when they do not suffice.
-func request(ctx context.Context, certificate *Certificate, remote *client.Client, log *slog.Logger) error {
-	err := retryUnreachable(ctx, log, func() error { return certificate.ObtainWithToken(ctx, remote) })
+func request(ctx context.Context, certificate *Certificate, remote *client.Client) error {
+	err := certificate.ObtainWithToken(ctx, remote)
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the server does not accept the token: it has expired, was deleted, or is of another cluster; create a new one with 'skiff token create' (%w)", err)
@@ -195,13 +205,32 @@ func request(ctx context.Context, certificate *Certificate, remote *client.Clien
 	return err
 }
 
-// retryUnreachable retries while the server is unreachable or overloaded: it may be starting.
+// TryServers calls try for the servers, one after the other, until one can be reached. Its error is the one of that server, or those of all.
+func TryServers(ctx context.Context, servers []string, try func(server string) error) error {
+	var errs []error
+	for _, server := range servers {
+		err := try(server)
+		if !IsUnreachable(err) || ctx.Err() != nil {
+			return err
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// IsUnreachable reports whether an error is that of a server that cannot be reached, or not yet: it is starting or overloaded, or what forwards its
+// connections has no other.
+func IsUnreachable(err error) bool {
+	var failed *net.OpError
+	return errors.As(err, &failed) && failed.Op == "dial" || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err)
+}
+
+// retryUnreachable retries while the servers are unreachable.
 func retryUnreachable(ctx context.Context, log *slog.Logger, try func() error) error {
 	for {
 		err := try()
-		var netErr *net.OpError
-		unreachable := errors.As(err, &netErr) && netErr.Op == "dial" || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err)
-		if !unreachable || ctx.Err() != nil {
+		if !IsUnreachable(err) || ctx.Err() != nil {
 			return err
 		}
 		log.Warn("failed to reach the API server, retrying", "error", err)

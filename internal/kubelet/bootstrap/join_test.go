@@ -3,14 +3,20 @@ package bootstrap
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -134,7 +140,7 @@ func TestJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := Join{
-		Server: "https://127.0.0.1:1", Certificate: NodeClient(dir, "one", log), CAFile: filepath.Join(dir, "ca.crt"),
+		Servers: []string{"https://127.0.0.1:1"}, Certificate: NodeClient(dir, "one", log), CAFile: filepath.Join(dir, "ca.crt"),
 		Kubeconfig: filepath.Join(dir, "kubeconfig"), Log: log,
 	}
 	if err := j.Run(t.Context(), ""); err == nil {
@@ -158,5 +164,49 @@ func TestJoin(t *testing.T) {
 	defer cancel()
 	if err := j.Run(ctx, NewToken(Hash{}).String()); err == nil || ctx.Err() == nil {
 		t.Errorf("joined another cluster: %v", err)
+	}
+}
+
+// The first server that can be reached decides: one that is not there, does not respond or is busy is passed over.
+func TestTryServers(t *testing.T) {
+	refused, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.Close()
+	_, dialError := net.Dial("tcp", refused.Addr().String())
+	if dialError == nil {
+		t.Fatal("a closed listener accepts connections")
+	}
+	untrusted := fmt.Errorf("get certificates: %w", ErrUntrustedServer)
+	busy := apierrors.NewServiceUnavailable("starting")
+	for _, test := range []struct {
+		what  string
+		errs  []error // of the servers
+		tried int
+		want  error
+	}{
+		{"the first", []error{nil, nil}, 1, nil},
+		{"the second", []error{dialError, nil, nil}, 2, nil},
+		{"after one that hangs", []error{fmt.Errorf("get: %w", context.DeadlineExceeded), nil}, 2, nil},
+		{"after one behind a proxy without servers", []error{&url.Error{Op: "Get", Err: io.EOF}, nil}, 2, nil},
+		{"after one that starts", []error{busy, nil}, 2, nil},
+		{"another cluster's", []error{dialError, untrusted, nil}, 2, ErrUntrustedServer},
+		{"none", []error{dialError, busy}, 2, busy},
+	} {
+		tried := 0
+		servers := make([]string, len(test.errs))
+		err := TryServers(t.Context(), servers, func(string) error {
+			tried++
+			return test.errs[tried-1]
+		})
+		if tried != test.tried || !errors.Is(err, test.want) {
+			t.Errorf("%s: %d servers tried, error %v", test.what, tried, err)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := TryServers(ended, make([]string, 2), func(string) error { return dialError }); err == nil {
+		t.Error("no error when the context is done")
 	}
 }
