@@ -92,6 +92,11 @@ func TestHealthyStart(t *testing.T) {
 	kubectl(t, c, writer, "apply", "-f", "-")
 	kubectl(t, c, "", "wait", "--for=condition=Ready", "pod/writer", "--timeout=60s")
 	kubectl(t, c, "", "delete", "pod", "writer", "--timeout=60s")
+	for _, want := range []string{`step="container runtime" duration=`, "step=node duration=", "msg=ready duration="} {
+		if log := c.Server[0].Log(1 << 20); strings.Count(log, want) != 1 {
+			t.Errorf("not one line of the log has %q:\n%s", want, log)
+		}
+	}
 	for line := range strings.Lines(c.Server[0].Log(1 << 20)) {
 		if strings.Contains(line, "cgroup controllers are missing on this host") {
 			continue // this is about the host
