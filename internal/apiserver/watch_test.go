@@ -551,6 +551,16 @@ func TestWatchersTogether(t *testing.T) {
 	}
 }
 
+// incompressible returns a text of n letters and digits that the cache cannot compress.
+func incompressible(n int) string {
+	const characters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	text := make([]byte, n)
+	for i := range text {
+		text[i] = characters[rand.IntN(len(characters))]
+	}
+	return string(text)
+}
+
 // Many writes of one large object take nothing from the watches and lists of others: their history stays, and the values
 // that are no longer in memory are read from the store.
 func TestLargeObjectsLeaveHistoryToOthers(t *testing.T) {
@@ -564,7 +574,7 @@ func TestLargeObjectsLeaveHistoryToOthers(t *testing.T) {
 	const writes = 160 // of 256 KiB: more than the cache keeps of replaced values
 	for i := range writes {
 		s.change("configmaps", "ns", "large", func(obj kind.Object) {
-			obj.(*corev1.ConfigMap).Data["large"] = fmt.Sprint(i, strings.Repeat("x", 256<<10))
+			obj.(*corev1.ConfigMap).Data["large"] = fmt.Sprint(i, "x", incompressible(256<<10))
 			obj.SetLabels(map[string]string{"app": "large", "digit": fmt.Sprint(i % 10)})
 		})
 	}

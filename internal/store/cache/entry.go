@@ -26,7 +26,7 @@ import (
 type Entry struct {
 	table       *Table
 	key         string
-	data        atomic.Pointer[byte] // the stored bytes; nil when replacement has them
+	data        atomic.Pointer[byte] // the stored bytes; nil when replacement has them, or says where they are
 	size        uint32               // of the stored bytes
 	revision    store.Revision
 	hash        uint64 // of the key
@@ -145,7 +145,7 @@ func (e *Entry) Labels() (map[string]string, error) {
 			}
 			return obj.GetLabels(), nil
 		}
-		if labels, parsed = storedLabels(e.Stored()); parsed && len(labels) == 0 {
+		if labels, parsed = storedLabels(e.Stored()); parsed && len(labels) == 0 && !e.isPacked() {
 			return nil, nil // finding that again costs no more than a memo
 		}
 		found = e.addMemo(labelsID)

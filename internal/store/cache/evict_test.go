@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"math/rand/v2"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +13,15 @@ import (
 	"skiff/internal/store/memory"
 )
 
+// incompressible returns a text of n characters that differs from call to call.
+func incompressible(n int) string {
+	text := make([]byte, n)
+	for i := range text {
+		text[i] = byte('!' + rand.IntN('~'-'!'))
+	}
+	return string(text)
+}
+
 // writeLarge updates a pod with a large annotation, from an absent one on, n times.
 func writeLarge(t *testing.T, pods *Table, prefix, name string, n int) {
 	t.Helper()
@@ -20,7 +29,7 @@ func writeLarge(t *testing.T, pods *Table, prefix, name string, n int) {
 	for i := range n {
 		pod := newPod("default", name)
 		pod.Labels["n"] = fmt.Sprint(i)
-		pod.Annotations = map[string]string{"large": strings.Repeat("x", 256<<10)}
+		pod.Annotations = map[string]string{"large": incompressible(256 << 10)}
 		var err error
 		if last == nil {
 			last, err = pods.Create(t.Context(), prefix+"default/"+name, pod, 0)

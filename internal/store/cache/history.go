@@ -59,7 +59,7 @@ func (e *Event) onlyInHistory() int {
 	if e.Old == nil {
 		return 0
 	}
-	return e.Old.StoredSize()
+	return e.Old.keptSize()
 }
 
 // trim drops the oldest chunks beyond the bounds, and returns the bytes that they counted.

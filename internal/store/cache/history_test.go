@@ -53,7 +53,7 @@ func TestHistorySlice(t *testing.T) {
 func TestHistoryTrim(t *testing.T) {
 	now := time.Now()
 	large := &Entry{}
-	large.setStored(make([]byte, 1<<20))
+	large.setStored([]byte(incompressible(1 << 20)))
 	for _, test := range []struct {
 		name   string
 		events int

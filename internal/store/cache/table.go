@@ -185,7 +185,7 @@ func (t *Table) stage(event store.Event, now time.Time) {
 			t.writes.deliver(Event{Type: Deleted, Entry: t.entry(event.Key, nil, event.Modified), Revision: event.Modified})
 			return
 		}
-		t.record(Event{Type: Deleted, Entry: t.entry(old.key, old.Stored(), event.Modified), Old: old, Revision: event.Modified}, now)
+		t.record(Event{Type: Deleted, Entry: old.at(event.Modified), Old: old, Revision: event.Modified}, now)
 		return
 	}
 	entry := t.entry(event.Key, event.Value, event.Modified)
@@ -287,6 +287,17 @@ func (t *Table) entry(key string, stored []byte, revision store.Revision) *Entry
 	e := &Entry{table: t, key: key, hash: maphash.String(keySeed, key), revision: revision}
 	e.setStored(stored)
 	return e
+}
+
+// at returns an entry with the same bytes at another revision, that of a deletion.
+func (e *Entry) at(revision store.Revision) *Entry {
+	same := &Entry{table: e.table, key: e.key, hash: e.hash, revision: revision, size: e.size}
+	if data := e.data.Load(); data != nil {
+		same.data.Store(data)
+	} else {
+		same.replacement.Store(e.replacement.Load())
+	}
+	return same
 }
 
 // rewinds keeps the trees of a few requested old revisions, because the pages of a list are all at the revision of the

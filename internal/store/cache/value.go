@@ -13,20 +13,31 @@ import (
 
 // replacement is what an entry has instead of the bytes with which it was made.
 type replacement struct {
-	// decrypted is the value of an entry that could not be decrypted when it was read; nil for an evicted entry.
+	// packed is set for an entry whose bytes are kept compressed (see packed.go).
+	packed *packed
+	// decrypted is the value of an entry that could not be decrypted when it was read.
 	decrypted []byte
 
-	// An evicted value is read from the store at the last revision that has it. The write that made it was at modified.
+	// A value that is neither is evicted: it is read from the store at the last revision that has it. The write that made it was at modified.
 	last, modified store.Revision
 	// index is the value of the resource's indexed field, if isIndexed.
 	index     string
 	isIndexed bool
 }
 
-// setStored sets the bytes of a new entry.
+// setStored sets the bytes of a new entry, which are compressed if that is worth it.
 func (e *Entry) setStored(stored []byte) {
 	e.size = uint32(len(stored))
-	e.data.Store(unsafe.SliceData(stored))
+	p := pack(stored)
+	if p == nil {
+		e.data.Store(unsafe.SliceData(stored))
+		return
+	}
+	replaced := &replacement{packed: p}
+	if e.table.resource.Index != nil {
+		replaced.index, replaced.isIndexed = e.table.resource.Index(stored)
+	}
+	e.replacement.Store(replaced)
 }
 
 // Stored returns the encoded object, or the encrypted value if it could not be decrypted; nil when it was evicted. It must
@@ -35,21 +46,44 @@ func (e *Entry) Stored() []byte {
 	if data := e.data.Load(); data != nil {
 		return unsafe.Slice(data, e.size)
 	}
-	if replaced := e.replacement.Load(); replaced != nil {
+	switch replaced := e.replacement.Load(); {
+	case replaced == nil:
+		return nil
+	case replaced.packed != nil:
+		return replaced.packed.unpack()
+	default:
 		return replaced.decrypted
 	}
-	return nil
 }
 
-// StoredSize is the number of bytes with which the entry was made, also when they were evicted.
+// isPacked reports whether the bytes are kept compressed: reading them costs more than a memo.
+func (e *Entry) isPacked() bool {
+	replaced := e.replacement.Load()
+	return replaced != nil && replaced.packed != nil
+}
+
+// StoredSize is the number of bytes with which the entry was made, also when they are compressed or were evicted.
 func (e *Entry) StoredSize() int { return int(e.size) }
 
+// keptSize is how much memory the bytes took before they were evicted.
+func (e *Entry) keptSize() int {
+	if replaced := e.replacement.Load(); replaced != nil && replaced.packed != nil {
+		return len(replaced.packed.compressed)
+	}
+	return int(e.size)
+}
+
 // hasValue reports whether the entry's stored bytes equal value.
-func (e *Entry) hasValue(value []byte) bool { return bytes.Equal(e.Stored(), value) }
+func (e *Entry) hasValue(value []byte) bool {
+	if e.isPacked() && len(value) != e.StoredSize() {
+		return false
+	}
+	return bytes.Equal(e.Stored(), value)
+}
 
 // encrypted reports whether the store could not decrypt the value when it was read. Nothing is memoized for such an
 // entry, because it may be decrypted later.
-func (e *Entry) encrypted() bool { return store.IsEncrypted(e.Stored()) }
+func (e *Entry) encrypted() bool { return !e.isPacked() && store.IsEncrypted(e.Stored()) }
 
 // Value returns the encoded object, also when it was evicted or could not be decrypted before. It may wait for the store and
 // for a KMS plugin.
@@ -85,11 +119,11 @@ func (e *Entry) evict(modified, last store.Revision) {
 
 // indexValue returns the value of the resource's indexed field, false when it cannot be read from the stored bytes.
 func (e *Entry) indexValue() (string, bool) {
+	if replaced := e.replacement.Load(); replaced != nil && (replaced.isIndexed || replaced.packed != nil) {
+		return replaced.index, replaced.isIndexed
+	}
 	if stored := e.Stored(); stored != nil && e.table.resource.Index != nil {
 		return e.table.resource.Index(stored)
-	}
-	if replaced := e.replacement.Load(); replaced != nil && replaced.isIndexed {
-		return replaced.index, true
 	}
 	return "", false
 }

@@ -44,8 +44,8 @@ const (
 	// three ticks, which is less than its unit of one second.
 	tickMilliseconds = 300
 	electionTicks    = 2
-	// catchUpEntries is how many log entries etcd keeps in memory for members that lag behind. There are none.
-	catchUpEntries = 100
+	// catchUpEntries is how many log entries etcd keeps in memory for members that lag behind. There are none; 0 would be etcd's default.
+	catchUpEntries = 10
 	// spareQuota is how much etcd's own quota exceeds that of ordinary writes, because deletions and compaction need space to write.
 	spareQuota = 64 << 20
 	// maxRequestBytes is etcd's default, on which upstream's API servers rely.

@@ -15,28 +15,45 @@ import (
 // read again: objects are served from the cache, and most of the file is history. So the pages are unmapped from time to time. They stay in
 // the kernel's page cache, from which a later read maps them again.
 const (
-	unmapInterval = time.Minute
-	// minUnmapBytes is the size of a file that is worth it.
-	minUnmapBytes = 64 << 20
+	unmapInterval = 10 * time.Second
+	// minUnmapBytes is how much memory of files must have become resident since the last time.
+	minUnmapBytes = 16 << 20
 )
 
-// unmapPeriodically unmaps the pages of a large file until ctx is done.
+// unmapPeriodically unmaps the pages of the file when many have been read, until ctx is done.
 func (e *embedded) unmapPeriodically(ctx context.Context) {
 	ticker := time.NewTicker(unmapInterval)
 	defer ticker.Stop()
+	var last int64
 	for {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
-		if e.server.Backend().Size() < minUnmapBytes {
-			continue
+		resident, err := residentFiles()
+		if err == nil && resident-last >= minUnmapBytes {
+			err = e.unmapPages()
+			last, _ = residentFiles()
 		}
-		if err := e.unmapPages(); err != nil {
+		if err != nil {
 			e.log.Debug("failed to unmap the pages of etcd's file", "error", err)
 		}
+		last = min(last, resident)
 	}
+}
+
+// residentFiles returns how much memory of this process is resident and that of files: etcd's, and the program itself.
+func residentFiles() (int64, error) {
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, fmt.Errorf("read memory usage: %w", err)
+	}
+	var total, resident, shared int64
+	if _, err := fmt.Sscan(string(text), &total, &resident, &shared); err != nil {
+		return 0, fmt.Errorf("parse memory usage %q: %w", text, err)
+	}
+	return shared * int64(os.Getpagesize()), nil
 }
 
 // unmapPages unmaps all pages of the file.
