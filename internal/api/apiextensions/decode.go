@@ -76,6 +76,8 @@ type reader struct {
 	text   string
 	at     int
 	failed bool
+	// spare are zero schemas; see copiedSchema.
+	spare []*jsonSchema
 }
 
 func (r *reader) fail() { r.failed, r.at = true, len(r.text) }

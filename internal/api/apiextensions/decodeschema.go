@@ -42,16 +42,32 @@ func pointerTo[T any](value T) *T { return &value }
 // schema reads a schema.
 func (r *reader) schema(depth int) *jsonSchema {
 	s := &jsonSchema{}
+	r.readSchema(s, depth)
+	return s
+}
+
+// copiedSchema reads a schema and calls put with it, which copies it. The schema is one of those that were copied before: it is large.
+func (r *reader) copiedSchema(depth int, put func(*jsonSchema)) {
+	s := &jsonSchema{}
+	if last := len(r.spare) - 1; last >= 0 {
+		s, r.spare = r.spare[last], r.spare[:last]
+	}
+	r.readSchema(s, depth)
+	put(s)
+	*s = jsonSchema{}
+	r.spare = append(r.spare, s)
+}
+
+func (r *reader) readSchema(s *jsonSchema, depth int) {
 	if depth > maxSchemaDepth {
 		r.fail()
-		return s
+		return
 	}
 	r.eachUniqueKey(func(key string) {
 		if !r.readText(key, s) && !r.readLimit(key, s) && !r.readInside(key, s, depth+1) && !r.readExtension(key, s) {
 			r.fail()
 		}
 	})
-	return s
 }
 
 // readText reads a field that describes values. It returns false for other fields, as those below do.
@@ -130,7 +146,11 @@ func (r *reader) readLimit(key string, s *jsonSchema) bool {
 
 // readInside reads a field with schemas or values.
 func (r *reader) readInside(key string, s *jsonSchema, depth int) bool {
-	schemas := func() []jsonSchema { return listOf(r, func() jsonSchema { return *r.schema(depth) }) }
+	schemas := func() (list []jsonSchema) {
+		list = []jsonSchema{}
+		r.eachItem(func() { r.copiedSchema(depth, func(s *jsonSchema) { list = append(list, *s) }) })
+		return list
+	}
 	switch key {
 	case "properties":
 		s.Properties = r.namedSchemas(depth)
@@ -176,7 +196,7 @@ func (r *reader) namedSchemas(depth int) map[string]jsonSchema {
 			r.fail()
 			return
 		}
-		schemas[name] = *r.schema(depth)
+		r.copiedSchema(depth, func(s *jsonSchema) { schemas[name] = *s })
 	})
 	return schemas
 }
