@@ -10,7 +10,7 @@ import (
 // would walk over them four times and encode their metadata again. shape finds such objects in one walk that allocates nothing; all others are left to the
 // library. It may call an object changed although it is not, never the other way round.
 
-// shape is a structural schema as far as pruning and defaulting depend on it.
+// shape is a structural schema as far as pruning, defaulting and most of validation depend on it.
 type shape struct {
 	nullable, preserve bool
 	// defaultSize is the size of the schema's own default, with the defaults inside that it does not set; 0: there is none.
@@ -19,6 +19,7 @@ type shape struct {
 	defaulted   []string // the properties that have a default
 	additional  *shape   // of values with other keys
 	items       *shape
+	values      values // see isValid
 	// opaque: the library must decide.
 	opaque bool
 }
@@ -27,7 +28,7 @@ func newShape(s *structuralschema.Structural) *shape {
 	if s == nil {
 		return &shape{opaque: true}
 	}
-	out := &shape{nullable: s.Nullable, preserve: s.XPreserveUnknownFields, opaque: s.XEmbeddedResource}
+	out := &shape{nullable: s.Nullable, preserve: s.XPreserveUnknownFields, values: valuesOf(s), opaque: s.XEmbeddedResource}
 	if len(s.Properties) > 0 {
 		out.properties = make(map[string]*shape, len(s.Properties))
 	}

@@ -17,6 +17,8 @@ type structuralSchema struct {
 	// Structural is nil when the definition preserves unknown fields and its schema is not structural.
 	*structuralschema.Structural
 	shape *shape
+	// uniqueLists: there are lists that must not have an item twice. embeds: objects contain others, whose metadata is validated.
+	uniqueLists, embeds bool
 }
 
 func (v *version) compileStructural() (*structuralSchema, error) {
@@ -42,7 +44,17 @@ func (v *version) compileStructural() (*structuralSchema, error) {
 }
 
 func newStructuralSchema(s *structuralschema.Structural) *structuralSchema {
-	return &structuralSchema{Structural: s, shape: newShape(s)}
+	out := &structuralSchema{Structural: s, shape: newShape(s)}
+	if s == nil {
+		return out
+	}
+	visitor := structuralschema.Visitor{Structural: func(s *structuralschema.Structural) bool {
+		out.uniqueLists = out.uniqueLists || s.XListType != nil && *s.XListType != "atomic"
+		out.embeds = out.embeds || s.XEmbeddedResource
+		return false
+	}}
+	visitor.Visit(s)
+	return out
 }
 
 // prune removes unknown fields from an object that a client sent, and coerces its metadata.

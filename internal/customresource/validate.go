@@ -81,19 +81,25 @@ func (d *definition) validate(req *kind.Request, obj, old kind.Object) field.Err
 		return errs
 	}
 	if old == nil {
-		errs := schemavalidation.ValidateCustomResource(nil, root, c.schema)
+		var errs field.ErrorList
+		if !c.shape.isValid(root) {
+			errs = schemavalidation.ValidateCustomResource(nil, root, c.schema)
+		}
 		errs = append(errs, v.validateScaleSpec(root)...)
 		errs = append(errs, v.validateScaleStatus(root)...)
-		errs = append(errs, objectmeta.Validate(context.Background(), nil, root, c.Structural, false)...)
-		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, c.Structural, root)...)
+		errs = append(errs, c.validateEmbedded(root)...)
+		errs = append(errs, c.validateLists(root)...)
 		return append(errs, c.validateRules(errs, root, nil)...)
 	}
 	before := content(old)
 	ratcheting := c.correlate(root, before)
-	errs := schemavalidation.ValidateCustomResourceUpdate(nil, root, before, c.schema, schemavalidation.WithRatcheting(ratcheting))
+	var errs field.ErrorList
+	if !c.shape.isValid(root) {
+		errs = schemavalidation.ValidateCustomResourceUpdate(nil, root, before, c.schema, schemavalidation.WithRatcheting(ratcheting))
+	}
 	errs = append(errs, v.validateScaleSpec(root)...)
 	errs = append(errs, v.validateScaleStatus(root)...)
-	errs = append(errs, objectmeta.Validate(context.Background(), nil, root, c.Structural, false)...)
+	errs = append(errs, c.validateEmbedded(root)...)
 	errs = append(errs, c.validateChangedLists(root, before)...)
 	return append(errs, c.validateRules(errs, root, before, cel.WithRatcheting(ratcheting))...)
 }
@@ -113,7 +119,7 @@ func (v *version) validateStatus(_ *kind.Request, obj, old kind.Object) field.Er
 	}
 	ratcheting := c.correlate(root, before)
 	var errs field.ErrorList
-	if status, ok := root["status"]; ok && c.status != nil {
+	if status, ok := root["status"]; ok && c.status != nil && !c.shape.properties["status"].isValid(status) {
 		var options []schemavalidation.ValidationOption
 		if c.Structural != nil {
 			options = append(options, schemavalidation.WithRatcheting(ratcheting.Key("status")))
@@ -142,10 +148,26 @@ func (c *validators) correlate(obj, old map[string]any) *common.CorrelatedObject
 	return common.NewCorrelatedObject(obj, old, &model.Structural{Structural: c.Structural})
 }
 
+// validateEmbedded validates the metadata of objects inside the object.
+func (c *validators) validateEmbedded(obj map[string]any) field.ErrorList {
+	if !c.embeds {
+		return nil
+	}
+	return objectmeta.Validate(context.Background(), nil, obj, c.Structural, false)
+}
+
+// validateLists checks that sets and maps have no duplicates.
+func (c *validators) validateLists(obj map[string]any) field.ErrorList {
+	if !c.uniqueLists {
+		return nil
+	}
+	return listtype.ValidateListSetsAndMaps(nil, c.Structural, obj)
+}
+
 // validateChangedLists checks that sets and maps have no duplicates, unless the old object had some.
 func (c *validators) validateChangedLists(obj, old map[string]any) field.ErrorList {
-	errs := listtype.ValidateListSetsAndMaps(nil, c.Structural, obj)
-	if len(errs) > 0 && len(listtype.ValidateListSetsAndMaps(nil, c.Structural, old)) > 0 {
+	errs := c.validateLists(obj)
+	if len(errs) > 0 && len(c.validateLists(old)) > 0 {
 		return nil
 	}
 	return errs
