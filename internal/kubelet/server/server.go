@@ -1,5 +1,5 @@
 // Package server is the kubelet's HTTPS API, used mostly by the API server: container logs, streaming sessions (exec,
-// attach, port-forward), the list of pods and their usage, the kubelet's configuration and the host's logs. Requests are authenticated and authorized by a filter in front
+// attach, port-forward), connections to pods, the list of pods and their usage, the kubelet's configuration and the host's logs. Requests are authenticated and authorized by a filter in front
 // of it (skiff/internal/delegated), see Access.
 package server
 
@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -42,6 +43,9 @@ type Server struct {
 	// CheckpointDir is the directory that checkpoints of containers are written to.
 	CheckpointDir string
 	Log           *slog.Logger
+
+	// podConnections counts the connections to pods.
+	podConnections atomic.Int32
 }
 
 // Paths returns the handlers by pattern.
@@ -57,6 +61,7 @@ func (s *Server) Paths() map[string]http.Handler {
 		"GET /metrics/probes":   promhttp.HandlerFor(s.Probes, promhttp.HandlerOpts{}),
 		"GET /containerLogs/{namespace}/{pod}/{container}": http.HandlerFunc(s.containerLogs),
 		"POST /checkpoint/{namespace}/{pod}/{container}":   http.HandlerFunc(s.checkpoint),
+		"POST /connect/{namespace}/{pod}":                  http.HandlerFunc(s.connect),
 		"/run/{namespace}/{pod}/{container}":               http.HandlerFunc(s.run),
 		"/portForward/{namespace}/{pod}":                   http.HandlerFunc(s.portForward),
 		"/portForward/{namespace}/{pod}/{uid}":             http.HandlerFunc(s.portForward),

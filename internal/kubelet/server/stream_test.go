@@ -363,6 +363,7 @@ func TestAccess(t *testing.T) {
 		"POST /run/ns/p/c":          "create nodes/exec, create nodes/proxy",
 		"GET /containerLogs/ns/p/c": "get nodes/proxy",
 		"GET /execution":            "get nodes/proxy",
+		"POST /connect/ns/p":        "create nodes/proxy",
 		"DELETE /whatever":          "delete nodes/proxy",
 		"GET /healthz":              "get nodes/healthz, get nodes/proxy",
 	} {
