@@ -34,3 +34,11 @@ func proxyConfig(c config.KubeletClient, a *accessControl, certs *certificates) 
 	}
 	return s
 }
+
+// proxyConfig is how the API server of a server reaches kubelets, pods and services. The pod network is on the hosts of nodes. An egress selector
+// with the cluster's network, be it a direct connection, says that there is another way.
+func (s *server) proxyConfig() streams.Config {
+	c := proxyConfig(s.config.KubeletClient, s.access, s.certs)
+	c.ThroughKubelets = s.config.NoNode && !s.egress.Has(egress.Cluster)
+	return c
+}

@@ -136,3 +136,34 @@ func TestEgressToEmbeddedEtcd(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// A server without a node reaches pods through kubelets, unless an egress selector says how they are reached.
+func TestPodsThroughKubelets(t *testing.T) {
+	direct := filepath.Join(t.TempDir(), "direct.yaml")
+	text := "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections: [{name: cluster, connection: {proxyProtocol: Direct}}]\n"
+	if err := os.WriteFile(direct, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name   string
+		noNode bool
+		file   string
+		want   bool
+	}{
+		{"a node", false, "", false},
+		{"no node", true, "", true},
+		{"a proxy to the cluster", true, egressFile(t, egress.Cluster, "http://127.0.0.1:1"), false},
+		{"a direct connection to the cluster", true, direct, false},
+		{"a proxy to other networks", true, egressFile(t, egress.ControlPlane, "http://127.0.0.1:1"), true},
+	} {
+		selector, err := egress.Read(test.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &server{access: &accessControl{egress: selector}, egress: selector, certs: &certificates{}}
+		s.config.NoNode = test.noNode
+		if got := s.proxyConfig().ThroughKubelets; got != test.want {
+			t.Errorf("%s: through kubelets %v, want %v", test.name, got, test.want)
+		}
+	}
+}

@@ -200,9 +200,8 @@ func (s *server) open(ctx context.Context) (err error) {
 	if s.access, err = newAccessControl(s.config.APIServer, s.certs, s.egress, s.log); err != nil {
 		return err
 	}
-	if s.config.NoNode && s.egress.Dialer(egress.Cluster) == nil {
-		// The pod network is on the hosts of nodes.
-		s.access.webhooks.services.Dial = streams.PodDialer(proxyConfig(s.config.KubeletClient, s.access, s.certs))
+	if proxy := s.proxyConfig(); proxy.ThroughKubelets {
+		s.access.webhooks.services.Dial = streams.PodDialer(proxy)
 	}
 	hooks := []string{hookFlowControlObjects}
 	if s.access.fairness != nil {
@@ -231,7 +230,7 @@ func (s *server) apiServerOptions() apiServerOptions {
 		paths[backup.Path], paths[backup.Path+"/"] = s.saver, s.saver
 	}
 	return apiServerOptions{
-		cache: s.cache, access: s.access, proxy: proxyConfig(s.config.KubeletClient, s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
+		cache: s.cache, access: s.access, proxy: s.proxyConfig(), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
 		tracing: s.tracing, flags: s.flags, logLevel: s.logLevel,
 	}
 }

@@ -220,7 +220,7 @@ func (c *Client) newTransport() (*pooled, error) {
 			base.DialContext = dial
 		}
 		if dial := c.clients.services.Dial; dial != nil {
-			base.DialContext = dialEndpoint(dial, base.DialContext)
+			base.DialContext = DialEndpoint(dial, base.DialContext)
 		}
 		inner = &resolver{RoundTripper: base, services: c.clients.services, reference: c.config.Service}
 	case c.clients.egress.Dialer(egress.ControlPlane) != nil:
@@ -273,7 +273,7 @@ func (r *resolver) RoundTrip(request *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	resolved := request.Clone(context.WithValue(request.Context(), endpointKey{}, endpoint))
+	resolved := request.Clone(WithEndpoint(request.Context(), endpoint))
 	if resolved.Host == "" {
 		resolved.Host = request.URL.Host
 	}
@@ -284,10 +284,15 @@ func (r *resolver) RoundTrip(request *http.Request) (*http.Response, error) {
 // endpointKey is the context key of the resolved Endpoint.
 type endpointKey struct{}
 
+// WithEndpoint returns a context for requests to an endpoint, which DialEndpoint dials.
+func WithEndpoint(ctx context.Context, e Endpoint) context.Context {
+	return context.WithValue(ctx, endpointKey{}, e)
+}
+
 type dialContext = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// dialEndpoint dials the endpoint of the request's context with dial, and everything else with fallback.
-func dialEndpoint(dial func(context.Context, Endpoint) (net.Conn, error), fallback dialContext) dialContext {
+// DialEndpoint dials the endpoint of the request's context with dial, and everything else with fallback.
+func DialEndpoint(dial func(context.Context, Endpoint) (net.Conn, error), fallback dialContext) dialContext {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if endpoint, ok := ctx.Value(endpointKey{}).(Endpoint); ok && endpoint.Address == address {
 			return dial(ctx, endpoint)

@@ -74,7 +74,7 @@ func (c *Clients) serviceTransport(secure *tls.Config) *http.Transport {
 		base.DialContext = dial
 	}
 	if dial := c.services.Dial; dial != nil {
-		base.DialContext = dialEndpoint(dial, base.DialContext)
+		base.DialContext = DialEndpoint(dial, base.DialContext)
 	}
 	return base
 }
@@ -86,7 +86,7 @@ func (t *ServiceTransport) Resolve(ctx context.Context) (_ context.Context, host
 	if err != nil {
 		return ctx, "", err
 	}
-	return context.WithValue(ctx, endpointKey{}, endpoint), endpoint.Address, nil
+	return WithEndpoint(ctx, endpoint), endpoint.Address, nil
 }
 
 // RoundTrip implements http.RoundTripper.

@@ -28,6 +28,8 @@ type Config struct {
 	AddressTypes []corev1.NodeAddressType
 	// Dial connects to nodes and pods; nil: the network of the host is used.
 	Dial egress.DialFunc
+	// ThroughKubelets: the host has no route to pods. They are reached through the kubelets of their nodes.
+	ThroughKubelets bool
 }
 
 // The resources that are read.
@@ -66,7 +68,7 @@ func newBackends(c Config) *backends {
 	if len(c.AddressTypes) == 0 {
 		c.AddressTypes = defaultAddressTypes
 	}
-	return &backends{
+	b := &backends{
 		addressTypes: c.AddressTypes,
 		objects:      c.Objects,
 		services:     &webhook.Services{Objects: c.Objects},
@@ -75,6 +77,10 @@ func newBackends(c Config) *backends {
 		nodes:        newTransport(c.Kubelet, c.Dial, rejectLocal),
 		workloads:    newTransport(&tls.Config{InsecureSkipVerify: true}, c.Dial, rejectLocal),
 	}
+	if c.ThroughKubelets {
+		b.dialWorkloadsThroughKubelets(c.Kubelet)
+	}
+	return b
 }
 
 // New returns the connectors by resource and subresource.

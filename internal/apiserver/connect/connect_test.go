@@ -370,8 +370,8 @@ func TestServiceEndpoints(t *testing.T) {
 		objects := things{"pods ns/p": pod, "services ns/s": service, "endpointslices ns/s-1": slice}
 		d := &backends{objects: objects, services: &webhook.Services{Objects: objects}}
 		got, err := d.endpointOf(httptest.NewRequest("GET", "/", nil), service, test.port)
-		if got != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
-			t.Errorf("%s: %s %v, want %s %s", test.what, got, err, test.want, test.err)
+		if got.Address != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
+			t.Errorf("%s: %s %v, want %s %s", test.what, got.Address, err, test.want, test.err)
 		}
 	}
 }

@@ -49,7 +49,8 @@ func (b *backends) podProxy(w http.ResponseWriter, r *http.Request, c *apiserver
 	if !reachableText(ip) {
 		return apierrors.NewBadRequest(errNotAllowed.Error())
 	}
-	return proxyTo(w, r, &url.URL{Scheme: scheme, Host: hostPort(ip, port)}, c.Path, b.workloads)
+	location := &url.URL{Scheme: scheme, Host: hostPort(ip, port)}
+	return proxyTo(w, toPod(r, location, &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name}), location, c.Path, b.workloads)
 }
 
 // firstPort is the first port any container of the pod declares, or empty.
@@ -102,18 +103,31 @@ func (b *backends) serviceProxy(w http.ResponseWriter, r *http.Request, c *apise
 			return err
 		}
 	}
-	host, err := b.endpointOf(r, service, port)
+	endpoint, err := b.endpointOf(r, service, port)
 	if err != nil {
 		return err
 	}
-	return proxyTo(w, r, &url.URL{Scheme: scheme, Host: host}, c.Path, b.workloads)
+	location := &url.URL{Scheme: scheme, Host: endpoint.Address}
+	return proxyTo(w, toPod(r, location, endpoint.Target), location, c.Path, b.workloads)
+}
+
+// toPod returns the request with the pod that it is for, through whose kubelet the transport may have to connect.
+func toPod(r *http.Request, location *url.URL, pod *corev1.ObjectReference) *http.Request {
+	address := location.Host
+	if location.Port() == "" {
+		port := "80"
+		if location.Scheme == "https" {
+			port = "443"
+		}
+		address = net.JoinHostPort(location.Hostname(), port)
+	}
+	return r.WithContext(webhook.WithEndpoint(r.Context(), webhook.Endpoint{Address: address, Target: pod}))
 }
 
 // endpointOf picks one of a service's ready endpoints. Only addresses of pods in the service's namespace are used: a slice may contain any
 // address.
-func (b *backends) endpointOf(r *http.Request, service *corev1.Service, port string) (string, error) {
-	endpoint, err := b.services.Pick(service, port, func(e *discoveryv1.Endpoint) bool { return b.isPod(r, service.Namespace, e) })
-	return endpoint.Address, err
+func (b *backends) endpointOf(r *http.Request, service *corev1.Service, port string) (webhook.Endpoint, error) {
+	return b.services.Pick(service, port, func(e *discoveryv1.Endpoint) bool { return b.isPod(r, service.Namespace, e) })
 }
 
 // isPod reports whether the endpoint is a pod of the namespace, at an address of that pod.

@@ -1,8 +1,6 @@
 package connect
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -11,15 +9,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
-
-	"skiff/internal/webhook"
 )
 
 const (
@@ -29,58 +23,9 @@ const (
 	tunnelPing = 10 * time.Second
 	// maxTunnelError bounds the error that a kubelet reports.
 	maxTunnelError = 4 << 10
-	// maxUpgradeBytes bounds a kubelet's response to the request for a tunnel.
-	maxUpgradeBytes = 64 << 10
 	// errorDelay is how long a connection that has ended waits for the reason.
 	errorDelay = time.Second
-	// dialTimeout bounds the time until a connection is open. An HTTP client dials without the deadline of its request.
-	dialTimeout = 30 * time.Second
 )
-
-// PodDialer returns what connects to the endpoints of Services for an API server whose host has no route to pods: it forwards a port of the
-// pod through the kubelet of its node. Other endpoints and pods in their host's network are dialed.
-func PodDialer(c Config) func(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {
-	return podDialer(c, dialTimeout)
-}
-
-func podDialer(c Config, timeout time.Duration) func(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {
-	b := newBackends(c)
-	direct := &net.Dialer{KeepAlive: 30 * time.Second}
-	return func(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		pod, err := b.podAt(ctx, e)
-		if err != nil {
-			return nil, err
-		}
-		if pod == nil || pod.Spec.HostNetwork {
-			return direct.DialContext(ctx, "tcp", e.Address)
-		}
-		return b.forwardPort(ctx, pod, e.Address, c.Kubelet)
-	}
-}
-
-// podAt returns the pod at an endpoint; nil: it is not a pod that runs on a node.
-func (b *backends) podAt(ctx context.Context, e webhook.Endpoint) (*corev1.Pod, error) {
-	if e.Target == nil || e.Target.Kind != "Pod" {
-		return nil, nil
-	}
-	obj, err := b.objects.Get(ctx, pods, e.Target.Namespace, e.Target.Name)
-	if err != nil {
-		return nil, err
-	}
-	host, _, err := net.SplitHostPort(e.Address)
-	pod := obj.(*corev1.Pod)
-	if err != nil || pod.Spec.NodeName == "" {
-		return nil, err
-	}
-	for _, ip := range pod.Status.PodIPs {
-		if ip.IP == host {
-			return pod, nil
-		}
-	}
-	return nil, nil
-}
 
 // forwardPort connects to a port of a pod through its kubelet.
 func (b *backends) forwardPort(ctx context.Context, pod *corev1.Pod, address string, secure *tls.Config) (net.Conn, error) {
@@ -93,58 +38,16 @@ func (b *backends) forwardPort(ctx context.Context, pod *corev1.Pod, address str
 		return nil, err
 	}
 	location.Path = "/portForward/" + pod.Namespace + "/" + pod.Name
-	t, err := openTunnel(ctx, location, port, secure)
+	t, err := dialKubelet(ctx, location, secure, func(c *kubeletConn) (net.Conn, error) { return c.forward(location, port) })
 	if err != nil {
 		return nil, fmt.Errorf("forward port %s of pod %s/%s: %w", port, pod.Namespace, pod.Name, err)
 	}
 	return t, nil
 }
 
-// openTunnel opens a tunnel to a port at a kubelet. Nothing of it is left if ctx is done first.
-func openTunnel(ctx context.Context, location *url.URL, port string, secure *tls.Config) (*tunnel, error) {
-	dialer := &tls.Dialer{Config: secure, NetDialer: &net.Dialer{KeepAlive: 30 * time.Second}}
-	dialed, err := dialer.DialContext(ctx, "tcp", location.Host)
-	if err != nil {
-		return nil, err
-	}
-	conn := &kubeletConn{Conn: dialed, close: sync.OnceValue(dialed.Close)}
-	// Closing the connection ends whatever waits for a kubelet that does not respond.
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	t, err := conn.forward(location, port)
-	if !stop() {
-		err = ctx.Err()
-	}
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
-	}
-	return t, nil
-}
-
-// kubeletConn is a connection to a kubelet.
-type kubeletConn struct {
-	net.Conn
-	// received was read from the connection together with the response to the upgrade.
-	received []byte
-	close    func() error
-}
-
-// Read implements net.Conn.
-func (c *kubeletConn) Read(to []byte) (int, error) {
-	if len(c.received) > 0 {
-		n := copy(to, c.received)
-		c.received = c.received[n:]
-		return n, nil
-	}
-	return c.Conn.Read(to)
-}
-
-// Close implements net.Conn. It may be called more than once.
-func (c *kubeletConn) Close() error { return c.close() }
-
 // forward upgrades the connection to SPDY and opens the tunnel.
-func (c *kubeletConn) forward(location *url.URL, port string) (*tunnel, error) {
-	if err := c.upgrade(location); err != nil {
+func (c *kubeletConn) forward(location *url.URL, port string) (net.Conn, error) {
+	if err := c.upgrade(location, spdy.HeaderSpdy31, http.Header{"X-Stream-Protocol-Version": {portForwardProtocol}}); err != nil {
 		return nil, err
 	}
 	connection, err := spdy.NewClientConnectionWithPings(c, tunnelPing)
@@ -155,34 +58,9 @@ func (c *kubeletConn) forward(location *url.URL, port string) (*tunnel, error) {
 	if err != nil {
 		_ = c.Close()
 		_ = connection.Close()
+		return nil, err
 	}
-	return t, err
-}
-
-// upgrade requests port forwarding over SPDY.
-func (c *kubeletConn) upgrade(location *url.URL) error {
-	request, err := http.NewRequest(http.MethodPost, location.String(), http.NoBody)
-	if err != nil {
-		return err
-	}
-	request.Header.Set("X-Stream-Protocol-Version", portForwardProtocol)
-	request.Header.Set(httpstream.HeaderConnection, httpstream.HeaderUpgrade)
-	request.Header.Set(httpstream.HeaderUpgrade, spdy.HeaderSpdy31)
-	if err := request.Write(c); err != nil {
-		return err
-	}
-	reader := bufio.NewReader(io.LimitReader(c.Conn, maxUpgradeBytes))
-	response, err := http.ReadResponse(reader, request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusSwitchingProtocols || !strings.EqualFold(response.Header.Get(httpstream.HeaderUpgrade), spdy.HeaderSpdy31) {
-		text, _ := io.ReadAll(io.LimitReader(response.Body, maxTunnelError))
-		return fmt.Errorf("unable to upgrade connection: the kubelet responded %s: %s", response.Status, bytes.TrimSpace(text))
-	}
-	c.received, err = reader.Peek(reader.Buffered())
-	return err
+	return t, nil
 }
 
 // tunnel is a connection to a port of a pod.

@@ -45,6 +45,39 @@ func (f forwarder) PortForward(_ context.Context, _ string, _ string, port int32
 	return err
 }
 
+// connectPod serves /connect/ as skiff's kubelet does. Port 8443 of a pod is a local server; a pod named refused may not be reached, and one named
+// old is on a node whose kubelet does not connect to pods.
+func connectPod(w http.ResponseWriter, r *http.Request, to string) {
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/refused"):
+		http.Error(w, "go away", http.StatusForbidden)
+		return
+	case strings.HasSuffix(r.URL.Path, "/old"):
+		http.NotFound(w, r)
+		return
+	case r.Method != http.MethodPost || r.Header.Get("Upgrade") != "tcp" || r.URL.Query().Get("address") != "10.255.255.1:8443":
+		http.Error(w, "connection refused", http.StatusBadGateway)
+		return
+	}
+	conn, err := net.Dial("tcp", to)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer conn.Close()
+	client, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer client.Close()
+	_, _ = io.WriteString(client, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
+	go func() {
+		_, _ = io.Copy(conn, buffered.Reader)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, _ = io.Copy(client, conn)
+}
+
 // TestPodDialer: an API server without a route to pods reaches a webhook through the kubelet of its pod.
 func TestPodDialer(t *testing.T) {
 	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -55,8 +88,8 @@ func TestPodDialer(t *testing.T) {
 	var paths []string
 	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths = append(paths, r.URL.Path)
-		if strings.HasSuffix(r.URL.Path, "/refused") {
-			http.Error(w, "go away", http.StatusForbidden)
+		if strings.HasPrefix(r.URL.Path, "/connect/") {
+			connectPod(w, r, hook.Listener.Addr().String())
 			return
 		}
 		portforward.ServePortForward(w, r, forwarder{hook.Listener.Addr().String()}, "p", "", nil, time.Minute, time.Minute, portforward.SupportedProtocols)
@@ -77,7 +110,7 @@ func TestPodDialer(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(kubelet.Certificate())
-	dial := PodDialer(Config{Kubelet: &tls.Config{RootCAs: roots}, Objects: things{"nodes /n": node, "pods ns/p": pod("p"), "pods ns/refused": pod("refused"),
+	dial := PodDialer(Config{Kubelet: &tls.Config{RootCAs: roots}, Objects: things{"nodes /n": node, "pods ns/p": pod("p"), "pods ns/refused": pod("refused"), "pods ns/old": pod("old"),
 		"pods ns/host": pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork, p.Status.PodIPs[0].IP = true, "127.0.0.1" })}})
 	at := func(name, address string) webhook.Endpoint {
 		return webhook.Endpoint{Address: address, Target: &corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: name}}
@@ -88,12 +121,14 @@ func TestPodDialer(t *testing.T) {
 		path     string
 		err      string
 	}{
-		"through the kubelet": {at("p", "10.255.255.1:8443"), "/portForward/ns/p", ""},
-		"host network":        {at("host", "127.0.0.1:"+hookPort), "", ""},
-		"no pod":              {webhook.Endpoint{Address: hook.Listener.Addr().String()}, "", ""},
-		"refused by the pod":  {at("p", "10.255.255.1:1"), "/portForward/ns/p", "connection refused"},
-		"refused by kubelet":  {at("refused", "10.255.255.1:8443"), "/portForward/ns/refused", "go away"},
-		"deleted pod":         {at("gone", "10.255.255.1:8443"), "", "not found"},
+		"through the kubelet":               {at("p", "10.255.255.1:8443"), "/connect/ns/p", ""},
+		"forwarded by another kubelet":      {at("old", "10.255.255.1:8443"), "/connect/ns/old /portForward/ns/old", ""},
+		"host network":                      {at("host", "127.0.0.1:"+hookPort), "", ""},
+		"no pod":                            {webhook.Endpoint{Address: hook.Listener.Addr().String()}, "", ""},
+		"refused by the pod":                {at("p", "10.255.255.1:1"), "/connect/ns/p", "connection refused"},
+		"refused by the pod when forwarded": {at("old", "10.255.255.1:1"), "/connect/ns/old /portForward/ns/old", "connection refused"},
+		"refused by kubelet":                {at("refused", "10.255.255.1:8443"), "/connect/ns/refused", "go away"},
+		"deleted pod":                       {at("gone", "10.255.255.1:8443"), "", "not found"},
 	} {
 		paths = nil
 		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, test.endpoint) }}
@@ -138,7 +173,10 @@ func TestPodDialerTimeout(t *testing.T) {
 		}},
 		{"no streams", func(c net.Conn) {
 			secure := tls.Server(c, certificate.TLS)
-			if _, err := http.ReadRequest(bufio.NewReader(secure)); err == nil {
+			switch r, err := http.ReadRequest(bufio.NewReader(secure)); {
+			case err == nil && strings.HasPrefix(r.URL.Path, "/connect/"):
+				_, _ = io.WriteString(secure, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+			case err == nil:
 				_, _ = io.WriteString(secure, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
 			}
 		}},
@@ -170,7 +208,7 @@ func TestPodDialerTimeout(t *testing.T) {
 				DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: int32(kubelet.Addr().(*net.TCPAddr).Port)}},
 			}}
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.255.255.1"}}}}
-			dial := podDialer(Config{Kubelet: &tls.Config{RootCAs: roots}, Objects: things{"nodes /n": node, "pods ns/p": pod}}, 500*time.Millisecond)
+			dial := newPodDialer(Config{Kubelet: &tls.Config{RootCAs: roots}, Objects: things{"nodes /n": node, "pods ns/p": pod}}, 500*time.Millisecond).dial
 			endpoint := webhook.Endpoint{Address: "10.255.255.1:8443", Target: &corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: "p"}}
 			client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, endpoint) }}}
 			before := runtime.NumGoroutine()
@@ -191,7 +229,7 @@ func TestPodDialerTimeout(t *testing.T) {
 				}
 				cancel()
 			}
-			waitUntil(t, "the connections are closed", func() bool { return closed.Load() == calls })
+			waitUntil(t, "the connections are closed", func() bool { return closed.Load() >= calls && closed.Load() == accepted.Load() })
 			if test.name != "no streams" { // the library waits half a minute for the reply to a stream, whatever happens to the connection
 				waitUntil(t, "the goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 			}
