@@ -71,3 +71,38 @@ func waitEndpoints(t *testing.T, c *cluster.Cluster, want ...string) {
 	}
 	t.Fatalf("endpoints of the service kubernetes are %s, want %v", got, want)
 }
+
+// A server on a host without a node has no route to pods and reaches them through the kubelets of their nodes, of one inside a
+// server and of an agent: conversion and admission webhooks, and the proxies to pods and Services.
+func TestServerWithoutNodeReachesPods(t *testing.T) {
+	c, err := cluster.SkiffNode(t.TempDir(), "--cluster-init")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	server, err := c.AddServer(11)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Webhooks first: only this node has the operator's image.
+	o := &operatorTest{T: t, c: c}
+	o.install()
+	o.c = server
+	o.versions()
+	if err := c.AddNode(); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, server, webPod("web-1", "node-1")+webPod("web-2", "node-2"), "apply", "-f", "-")
+	kubectl(t, server, "", "wait", "--for=condition=Ready", "pod/web-1", "pod/web-2", "--timeout=120s")
+	for path, want := range map[string]string{"pods/web-1:8080": "web-1", "pods/web-2:8080": "web-2", "services/web-1:80": "web-1", "services/web-2:80": "web-2"} {
+		var out []byte
+		eventually(t, path+" answers", func() bool {
+			// The endpoints of a pod follow a moment after it is ready.
+			out, err = kubectlCommand(server, "", "get", "--raw", "/api/v1/namespaces/default/"+path+"/proxy/")
+			return err == nil || !strings.Contains(string(out), "no endpoints available")
+		})
+		if err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("%s: %v, %q", path, err, out)
+		}
+	}
+}
