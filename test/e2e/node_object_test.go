@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/node"
+	"skiff/internal/network/hostnet"
 	"skiff/test/cluster"
 )
 
@@ -79,10 +81,14 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 	for ; err != nil && ctx.Err() == nil; _, err = client.For[*corev1.Namespace](admin).Get(ctx, "", corev1.NamespaceNodeLease) {
 		time.Sleep(50 * time.Millisecond)
 	}
+	address, err := hostnet.PrimaryAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
 	events := client.NewEventBroadcaster(own)
 	ranges := make(chan []string, 10)
 	n := node.New(node.Settings{
-		Name: "n1", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Value: "yes", Effect: corev1.TaintEffectNoSchedule}},
+		Name: "n1", IPs: []string{address.String()}, Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Value: "yes", Effect: corev1.TaintEffectNoSchedule}},
 		StatusUpdateFrequency: 200 * time.Millisecond, LeaseDurationSeconds: 4, Root: t.TempDir(),
 	}, node.Dependencies{
 		Client: own, Runtime: readyRuntime{}, Events: events.NewRecorder("kubelet").WithHost("n1"), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
@@ -116,7 +122,7 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 		return false
 	})
 	if ready.Labels["disk"] != "fast" || ready.Spec.Taints[0].Key != "special" || ready.Status.NodeInfo.ContainerRuntimeVersion != "played://1.2.3" ||
-		ready.Status.Allocatable.Cpu().IsZero() || len(ready.Status.Addresses) == 0 || len(ready.Status.Images) != 1 {
+		ready.Status.Allocatable.Cpu().IsZero() || !slices.Contains(ready.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address.String()}) || len(ready.Status.Images) != 1 {
 		t.Errorf("%+v", ready)
 	}
 	patch := func(subresource string, change map[string]any) {
