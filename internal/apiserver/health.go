@@ -20,7 +20,6 @@ type HealthCheck = health.Check
 
 // healthChecks serves /healthz, /livez and /readyz.
 type healthChecks struct {
-	live, ready health.Checks
 	// byRoot are the checks of each path, with their results counted by slis.
 	byRoot map[string]health.Checks
 	slis   *health.SLIs
@@ -36,9 +35,9 @@ func newHealth(s *Server, checks []HealthCheck) *healthChecks {
 		}
 	}}}, checks...)
 	ready = append(ready, HealthCheck{Name: "shutdown", ReadinessOnly: true, Check: s.shutdown.check})
-	h := &healthChecks{live: health.Live(ready), ready: ready, slis: health.NewSLIs()}
+	h := &healthChecks{slis: health.NewSLIs()}
 	h.byRoot = map[string]health.Checks{
-		"healthz": h.slis.Observe(h.live, "healthz"), "livez": h.slis.Observe(h.live, "livez"), "readyz": h.slis.Observe(h.ready, "readyz"),
+		"healthz": h.slis.Observe(health.Healthy(ready), "healthz"), "livez": h.slis.Observe(health.Live(ready), "livez"), "readyz": h.slis.Observe(ready, "readyz"),
 	}
 	return h
 }
@@ -137,11 +136,10 @@ func (s *Server) paths() []string {
 			paths = append(paths, "/"+root)
 		}
 	}
-	for _, check := range s.health.live {
-		paths = append(paths, "/healthz/"+check.Name, "/livez/"+check.Name)
-	}
-	for _, check := range s.health.ready {
-		paths = append(paths, "/readyz/"+check.Name)
+	for root, checks := range s.health.byRoot {
+		for _, check := range checks {
+			paths = append(paths, "/"+root+"/"+check.Name)
+		}
 	}
 	if s.config.OpenAPI != nil {
 		paths = append(paths, "/openapi/v2", "/openapi/v3")

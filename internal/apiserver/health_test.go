@@ -10,10 +10,12 @@ import (
 )
 
 func TestHealth(t *testing.T) {
+	started := NewPostStartHook("a")
 	s := newTestServer(t, func(c *Config) {
 		c.Checks = []HealthCheck{
 			{Name: "etcd", Check: func(context.Context) error { return nil }},
 			{Name: "hooks", ReadinessOnly: true, Check: func(context.Context) error { return errors.New("not yet") }},
+			{Name: "poststarthook/a", Startup: true, Check: started.Check},
 		}
 	})
 	tests := []struct {
@@ -21,15 +23,16 @@ func TestHealth(t *testing.T) {
 		code int
 		body string
 	}{
-		{"/healthz", 200, "ok"},
+		{"/healthz", 500, "[+]ping ok\n[+]etcd ok\n[-]poststarthook/a failed: reason withheld\nhealthz check failed\n"},
+		{"/livez/poststarthook/a", 200, "ok"},
 		{"/livez", 200, "ok"},
 		{"/livez/ping", 200, "ok"},
-		{"/livez?verbose", 200, "[+]ping ok\n[+]etcd ok\nlivez check passed\n"},
-		{"/healthz?verbose=true&exclude=etcd", 200, "[+]ping ok\n[+]etcd excluded: ok\nhealthz check passed\n"},
-		{"/healthz?verbose&exclude=x&exclude=a", 200, "[+]ping ok\n[+]etcd ok\nwarn: some health checks cannot be excluded: no matches for \"a\",\"x\"\nhealthz check passed\n"},
-		{"/readyz", 500, "[+]ping ok\n[+]informer-sync ok\n[+]etcd ok\n[-]hooks failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n"},
+		{"/livez?verbose", 200, "[+]ping ok\n[+]etcd ok\n[+]poststarthook/a ok\nlivez check passed\n"},
+		{"/livez?verbose=true&exclude=etcd", 200, "[+]ping ok\n[+]etcd excluded: ok\n[+]poststarthook/a ok\nlivez check passed\n"},
+		{"/livez?verbose&exclude=x&exclude=a", 200, "[+]ping ok\n[+]etcd ok\n[+]poststarthook/a ok\nwarn: some health checks cannot be excluded: no matches for \"a\",\"x\"\nlivez check passed\n"},
+		{"/readyz", 500, "[+]ping ok\n[+]informer-sync ok\n[+]etcd ok\n[-]hooks failed: reason withheld\n[-]poststarthook/a failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n"},
 		{"/readyz/hooks", 500, "internal server error: not yet\n"},
-		{"/readyz?exclude=hooks", 200, "ok"},
+		{"/readyz?exclude=hooks&exclude=poststarthook/a", 200, "ok"},
 		{"/livez/hooks", 404, "404 page not found\n"},
 	}
 	for _, test := range tests {
@@ -38,6 +41,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%s: %d %q, want %d %q", test.path, got.code, got.body, test.code, test.body)
 		}
 	}
+	started.Done()
 	if got := s.get("/healthz", "Authorization: Bearer guest"); got.code != 200 || got.header.Get("Content-Type") != "text/plain; charset=utf-8" {
 		t.Errorf("%d %v", got.code, got.header)
 	}

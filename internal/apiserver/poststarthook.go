@@ -5,30 +5,38 @@ import (
 	"errors"
 )
 
-// PostStartHooks are what has to be done after the start before the server is ready. Each has a health check of its own, named as upstream
-// names it.
-type PostStartHooks struct {
+// PostStartHook is a step after the start of a server, with the names of the hooks that upstream has for it. Each name has a health check.
+type PostStartHook struct {
 	names    []string
-	finished map[string]chan struct{}
+	finished chan struct{}
 }
 
-// NewPostStartHooks returns hooks of which none has finished.
-func NewPostStartHooks(names ...string) *PostStartHooks {
-	h := &PostStartHooks{names: names, finished: make(map[string]chan struct{}, len(names))}
-	for _, name := range names {
-		h.finished[name] = make(chan struct{})
+// NewPostStartHook returns a step that has not finished.
+func NewPostStartHook(names ...string) *PostStartHook {
+	return &PostStartHook{names: names, finished: make(chan struct{})}
+}
+
+// Done marks the step as finished. It must be called once.
+func (h *PostStartHook) Done() { close(h.finished) }
+
+// Check fails until the step has finished.
+func (h *PostStartHook) Check(context.Context) error {
+	select {
+	case <-h.finished:
+		return nil
+	default:
+		return errors.New("not finished")
 	}
-	return h
 }
 
-// Done marks a hook as finished. It must be called once for each hook.
-func (h *PostStartHooks) Done(name string) { close(h.finished[name]) }
+// PostStartHooks are what has to be done after the start before the server is ready.
+type PostStartHooks []*PostStartHook
 
 // Wait returns true when all hooks have finished, or false when ctx is done first.
-func (h *PostStartHooks) Wait(ctx context.Context) bool {
-	for _, name := range h.names {
+func (h PostStartHooks) Wait(ctx context.Context) bool {
+	for _, hook := range h {
 		select {
-		case <-h.finished[name]:
+		case <-hook.finished:
 		case <-ctx.Done():
 			return false
 		}
@@ -36,23 +44,13 @@ func (h *PostStartHooks) Wait(ctx context.Context) bool {
 	return true
 }
 
-// Checks are the health checks of the hooks. They count for readiness only.
-func (h *PostStartHooks) Checks() []HealthCheck {
+// Checks are the health checks of the hooks.
+func (h PostStartHooks) Checks() []HealthCheck {
 	var checks []HealthCheck
-	for _, name := range h.names {
-		checks = append(checks, HealthCheck{Name: "poststarthook/" + name, ReadinessOnly: true, Check: h.Check(name)})
-	}
-	return checks
-}
-
-// Check returns a check that fails until a hook has finished.
-func (h *PostStartHooks) Check(name string) func(context.Context) error {
-	return func(context.Context) error {
-		select {
-		case <-h.finished[name]:
-			return nil
-		default:
-			return errors.New("not finished")
+	for _, hook := range h {
+		for _, name := range hook.names {
+			checks = append(checks, HealthCheck{Name: "poststarthook/" + name, Startup: true, Check: hook.Check})
 		}
 	}
+	return checks
 }

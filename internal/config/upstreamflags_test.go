@@ -52,7 +52,7 @@ var absentFlags = map[string]string{
 	"kubelet-timeout":                             "requests to kubelets last as long as the client's request",
 	"kubernetes-service-node-port":                "the service kubernetes has type ClusterIP",
 	"lease-reuse-duration-seconds":                "leases of etcd are shared by objects that expire in the same minute",
-	"livez-grace-period":                          "post-start hooks do not count for /livez",
+	"livez-grace-period":                          "unfinished post-start hooks never fail /livez",
 	"log-flush-frequency":                         ownLogs,
 	"log-json-info-buffer-size":                   ownLogs,
 	"log-json-split-stream":                       ownLogs,

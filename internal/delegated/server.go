@@ -41,7 +41,7 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	all := append([]health.Check{health.Ping}, s.Checks...)
 	slis := health.NewSLIs()
-	for root, checks := range map[string]health.Checks{"healthz": health.Live(all), "livez": health.Live(all), "readyz": all} {
+	for root, checks := range map[string]health.Checks{"healthz": health.Healthy(all), "livez": health.Live(all), "readyz": all} {
 		slis.Observe(checks, root).AddTo(mux, root)
 	}
 	mux.Handle("/metrics/slis", slis)

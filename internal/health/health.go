@@ -18,6 +18,8 @@ type Check struct {
 	// ReadinessOnly checks are not part of /healthz and /livez: on failure the component should get no requests, but not
 	// be restarted.
 	ReadinessOnly bool
+	// Startup checks are of what is done once after the start. /livez has them, but does not fail, because a restart would not help.
+	Startup bool
 }
 
 // Public marks the error of a check as one that everybody may read: it is shown among the results of all checks.
@@ -33,9 +35,20 @@ var Ping = Check{Name: "ping", Check: func(context.Context) error { return nil }
 // Checks are the checks of one of the three paths.
 type Checks []Check
 
-// Live returns the checks of /healthz and /livez.
-func Live(all []Check) Checks {
+// Healthy returns the checks of /healthz.
+func Healthy(all []Check) Checks {
 	return slices.DeleteFunc(slices.Clone(all), func(c Check) bool { return c.ReadinessOnly })
+}
+
+// Live returns the checks of /livez.
+func Live(all []Check) Checks {
+	checks := Healthy(all)
+	for i := range checks {
+		if checks[i].Startup {
+			checks[i].Check = func(context.Context) error { return nil }
+		}
+	}
+	return checks
 }
 
 // AddTo adds the handlers of the checks to mux, below /root.

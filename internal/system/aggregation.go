@@ -23,11 +23,11 @@ func (s *server) runAggregation(ctx context.Context) error {
 	aggregated := aggregation.New(aggregation.Config{
 		Server: s.api, Local: s.api.Local(apiServerUser), OpenAPI: s.documents, Clients: s.access.webhooks.clients,
 		ClientCertificate: s.certs.proxyClient, ForwardRedirects: !s.config.Aggregation.RejectRedirects, Metrics: certificates,
-		OnRegistered: func() { s.hooks.Done(hookAPIServices) }, OnDiscovered: func() { s.hooks.Done(hookAggregatedDiscovery) }, Log: log,
+		OnRegistered: s.hooks.apiServices.Done, OnDiscovered: s.hooks.aggregatedDiscovery.Done, Log: log,
 	})
 	controllers, err := apiservice.New(apiservice.Config{
 		Client: local, BuiltIn: s.api.BuiltInVersions(), Check: aggregated.Check,
-		OnRegistered: func() { s.hooks.Done(hookAutoregistration) }, Metrics: availability, Log: log,
+		OnRegistered: s.hooks.autoregistration.Done, Metrics: availability, Log: log,
 	})
 	if err != nil {
 		return err

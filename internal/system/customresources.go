@@ -22,7 +22,7 @@ func (s *server) runCustomResources(ctx context.Context) error {
 	log := s.log.With("component", "custom-resources")
 	served := extension.New(extension.Config{
 		Server: s.api, Local: s.api.Local(apiServerUser), OpenAPI: s.documents, NewConverter: s.newConverter,
-		OnSynced: func() { s.hooks.Done(hookDefinitions) }, Log: log,
+		OnSynced: s.hooks.definitions.Done, Log: log,
 	})
 	config := customresource.Config{Client: local, Served: served.Served, Serve: served.Serve, Unserve: served.Unserve, Instances: s.api.KindClient(), Log: log}
 	if s.store.Shared() {

@@ -2,10 +2,13 @@ package system
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/klog/v2"
 )
@@ -27,6 +30,31 @@ func newLoggerTo(out io.Writer, level slog.Leveler) *slog.Logger {
 	log := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level}))
 	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler()}).With("component", "library"))
 	return log
+}
+
+// maxLogStall is how long the log may wait for whoever reads it before the check of the log fails, as upstream's.
+const maxLogStall = 2 * time.Minute
+
+// logOutput is where a log is written, one record at a time. Who reads a pipe may stop doing so; then every component that logs waits.
+type logOutput struct {
+	io.Writer
+	began atomic.Pointer[time.Time] // when the current write began; nil: there is none
+}
+
+// Write implements io.Writer.
+func (o *logOutput) Write(record []byte) (int, error) {
+	now := time.Now()
+	o.began.Store(&now)
+	defer o.began.Store(nil)
+	return o.Writer.Write(record)
+}
+
+// check fails while the log is blocked.
+func (o *logOutput) check(context.Context) error {
+	if began := o.began.Load(); began != nil && time.Since(*began) > maxLogStall {
+		return errors.New("logging blocked")
+	}
+	return nil
 }
 
 // libraryHandler handles the log messages of libraries: their info messages become debug messages.

@@ -27,9 +27,10 @@ const (
 // progress shows what a start does: each step with the time it took, and in the end what to do next. On a terminal there is a line about the steps
 // that run; until the end, only warnings and errors are logged then. Otherwise a log line is written for each step. A nil progress shows nothing.
 type progress struct {
-	log   *slog.Logger
-	level *slog.LevelVar
-	began time.Time
+	log    *slog.Logger
+	output *logOutput
+	level  *slog.LevelVar
+	began  time.Time
 	// out is the terminal; nil: steps are logged.
 	out io.Writer
 	// columns is the width of the terminal.
@@ -55,7 +56,8 @@ func newProgress(level *slog.LevelVar, file *os.File) *progress {
 	if level.Level() >= slog.LevelInfo && isTerminal(file) {
 		p.out, p.columns = file, columnsOf(file)
 	}
-	p.log = newLoggerTo(p.writer(file), p)
+	p.output = &logOutput{Writer: p.writer(file)}
+	p.log = newLoggerTo(p.output, p)
 	return p
 }
 

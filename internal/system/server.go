@@ -48,20 +48,6 @@ import (
 	"skiff/internal/version"
 )
 
-// The post-start hooks, with upstream's names.
-const (
-	hookSystemNamespaces      = "start-system-namespaces-controller"
-	hookBootstrapRoles        = "rbac/bootstrap-roles"
-	hookNodeAuthorizer        = "node-authorizer"
-	hookFlowControlObjects    = "priority-and-fairness-config-producer"
-	hookFlowControlConfig     = "priority-and-fairness-config-consumer"
-	hookClusterAuthentication = "start-cluster-authentication-info-controller"
-	hookDefinitions           = "crd-informer-synced"
-	hookAPIServices           = "apiservice-registration-controller"
-	hookAggregatedDiscovery   = "apiservice-discovery-controller"
-	hookAutoregistration      = "kube-apiserver-autoregistration"
-)
-
 // RunAPIServer runs the API server without the other components until ctx is done.
 func RunAPIServer(ctx context.Context, c config.APIServer) error {
 	withoutOthers := config.Server{
@@ -143,7 +129,7 @@ type server struct {
 	releases *cluster.Releases
 	cache    *cache.Cache
 	access   *accessControl
-	hooks    *apiserver.PostStartHooks
+	hooks    *postStartHooks
 	registry *prometheus.Registry
 	egress   *egress.Selector  // nil: all servers are reached by the network of the host
 	tracing  *tracing.Provider // nil: no request is traced
@@ -203,19 +189,14 @@ func (s *server) open(ctx context.Context) (err error) {
 	if proxy := s.proxyConfig(); proxy.ThroughKubelets {
 		s.access.webhooks.services.Dial = streams.PodDialer(proxy)
 	}
-	hooks := []string{hookFlowControlObjects}
-	if s.access.fairness != nil {
-		hooks = append(hooks, hookFlowControlConfig)
-	}
-	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer, hookClusterAuthentication, hookDefinitions,
-		hookAPIServices, hookAggregatedDiscovery, hookAutoregistration)...)
+	s.hooks = newPostStartHooks(s.access.fairness != nil)
 	s.api, s.documents, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), s.log)
 	return err
 }
 
 func (s *server) apiServerOptions() apiServerOptions {
-	checks := append(s.hooks.Checks(), apiserver.HealthCheck{Name: "etcd", Check: s.store.Healthy},
-		apiserver.HealthCheck{Name: "autoregister-completion", ReadinessOnly: true, Check: s.hooks.Check(hookAutoregistration)})
+	checks := append([]apiserver.HealthCheck{{Name: "log", Check: s.progress.output.check}, {Name: "etcd", Check: s.store.Healthy}}, s.hooks.all.Checks()...)
+	checks = append(checks, apiserver.HealthCheck{Name: "autoregister-completion", Startup: true, Check: s.hooks.autoregistration.Check})
 	if name := s.encryption.HealthCheck(); name != "" {
 		checks = append(checks, apiserver.HealthCheck{Name: name, Check: s.encryption.Healthy})
 	}
@@ -271,6 +252,7 @@ func (s *server) run(ctx context.Context, started time.Time) error {
 		select {
 		case <-s.cache.Ready():
 			cached()
+			s.hooks.cache.Done()
 			return s.runCluster(ctx, started)
 		case <-ctx.Done():
 			return nil
@@ -354,9 +336,12 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 	start := starter(ctx, group)
 	ready := s.progress.begin("API server")
 	start("node authorizer", func(ctx context.Context) error {
-		return s.access.syncNodeGraph(ctx, func() { s.hooks.Done(hookNodeAuthorizer) })
+		return s.access.syncNodeGraph(ctx, func() { s.hooks.nodeAuthorizer.Done() })
 	})
-	start("admission indexes", s.access.followObjects)
+	start("admission indexes", func(ctx context.Context) error {
+		s.hooks.admission.Done()
+		return s.access.followObjects(ctx)
+	})
 	start("flow control", s.runFlowControl)
 	start("custom resources", s.runCustomResources)
 	start("aggregation", s.runAggregation)
@@ -387,13 +372,13 @@ func (s *server) runCluster(ctx context.Context, started time.Time) error {
 
 // runServiceRepair repairs the allocations of service IPs and node ports.
 func (s *server) runServiceRepair(ctx context.Context) error {
-	core.RunRepair(ctx, s.api.KindClient(), s.config.NodePortRange, s.log.With("component", "service-repair"))
+	core.RunRepair(ctx, s.api.KindClient(), s.config.NodePortRange, s.hooks.serviceRepair.Done, s.log.With("component", "service-repair"))
 	return nil
 }
 
 // reportReady logs when the API server is ready, and reports it to systemd. ready ends its step of the start.
 func (s *server) reportReady(ctx context.Context, started time.Time, ready func()) {
-	if !s.hooks.Wait(ctx) {
+	if !s.hooks.all.Wait(ctx) {
 		return
 	}
 	ready()
@@ -443,14 +428,14 @@ func (s *server) bootstrap(ctx context.Context) error {
 		if err := s.untilSpace(ctx, func() error { return bootstrap.EnsureObjects(ctx, s.api.KindClient(), objects) }); err != nil {
 			return err
 		}
-		s.hooks.Done(hookSystemNamespaces)
+		s.hooks.objects.Done()
 		return nil
 	})
 	group.Go(func() error {
 		if err := s.untilSpace(ctx, func() error { return authz.Reconcile(ctx, s.api.KindClient(), authz.BootstrapPolicy()) }); err != nil {
 			return fmt.Errorf("reconcile RBAC policy: %w", err)
 		}
-		s.hooks.Done(hookBootstrapRoles)
+		s.hooks.roles.Done()
 		return nil
 	})
 	return group.Wait()
@@ -487,7 +472,7 @@ func (s *server) runClusterAuthentication(ctx context.Context) error {
 	return clusterauthentication.Run(ctx, clusterauthentication.Config{
 		Client: local, ClientCAs: s.certs.clientCAs, FrontProxyCAs: s.certs.frontProxyCAs, FrontProxyNames: s.certs.frontProxyNames,
 		UsernameHeaders: headers.UsernameHeaders, UIDHeaders: headers.UIDHeaders, GroupHeaders: headers.GroupHeaders, ExtraHeaderPrefixes: headers.ExtraHeaderPrefixes,
-		OnPublished: func() { s.hooks.Done(hookClusterAuthentication) }, Log: s.log.With("component", "cluster-authentication"),
+		OnPublished: s.hooks.clusterAuthentication.Done, Log: s.log.With("component", "cluster-authentication"),
 	})
 }
 
@@ -498,12 +483,12 @@ func (s *server) runFlowControl(ctx context.Context) error {
 		return err
 	}
 	c := flowcontrol.Config{
-		Client: local, OnBootstrapped: func() { s.hooks.Done(hookFlowControlObjects) }, WaitReady: s.hooks.Wait, Log: s.log.With("component", "flow-control"),
+		Client: local, OnBootstrapped: s.hooks.flowControlObjects.Done, WaitReady: s.hooks.all.Wait, Log: s.log.With("component", "flow-control"),
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	if f := s.access.fairness; f != nil {
 		c.Configure, c.DanglingCondition = f.Configure, fairness.Dangling
-		c.OnConfigured = func() { s.hooks.Done(hookFlowControlConfig) }
+		c.OnConfigured = s.hooks.flowControlConfiguration.Done
 		group.Go(func() error { return f.Run(ctx) })
 	}
 	group.Go(func() error { return flowcontrol.New(c).Run(ctx) })

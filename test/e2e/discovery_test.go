@@ -67,6 +67,22 @@ func TestDiscovery(t *testing.T) {
 			compareJSON(t, path, aggregatedOf(t, skiff, path), aggregatedOf(t, upstream, path))
 		}
 	})
+	t.Run("health checks", func(t *testing.T) {
+		got, want := healthChecksOf(t, skiff), healthChecksOf(t, upstream)
+		if len(want) < 60 {
+			t.Fatalf("upstream has only %d checks: %v", len(want), want)
+		}
+		for _, path := range want {
+			name := path[strings.Index(path[1:], "/")+2:]
+			reason, absent := absentChecks[name]
+			switch served := slices.Contains(got, path); {
+			case !served && !absent:
+				t.Errorf("skiff does not serve %s", path)
+			case served && absent:
+				t.Errorf("skiff serves %s, which is listed as absent: %s", path, reason)
+			}
+		}
+	})
 	t.Run("not modified", func(t *testing.T) {
 		_, header := fetch(t, skiff, "/apis", aggregatedType)
 		etag := header.Get("ETag")
@@ -83,6 +99,36 @@ func TestDiscovery(t *testing.T) {
 const aggregatedType = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 // groupsOf are the groups with their GA versions.
+// absentChecks are health checks of upstream that skiff does not have, with the reasons.
+var absentChecks = map[string]string{
+	"etcd-readiness":                                                      "the check etcd is the same",
+	"loopback-serving-certificate":                                        "the server makes no connection to itself",
+	"poststarthook/aggregator-reload-proxy-client-cert":                   "the certificate for aggregated servers is loaded before the start",
+	"poststarthook/peer-endpoint-reconciler-controller":                   "no request is passed on to an API server of another version",
+	"poststarthook/start-kube-apiserver-identity-lease-controller":        "servers are found in EndpointSlices, not by leases",
+	"poststarthook/start-kube-apiserver-identity-lease-garbage-collector": "the same",
+	"poststarthook/start-legacy-token-tracking-controller":                "no token secrets are generated",
+	"poststarthook/storage-object-count-tracker-hook":                     "the cache knows the number of objects",
+}
+
+// healthChecksOf are the paths of all health checks. Each of them must succeed.
+func healthChecksOf(t *testing.T, c *cluster.Cluster) []string {
+	t.Helper()
+	data, _ := fetch(t, c, "/", "application/json")
+	var root metav1.RootPaths
+	decode(t, data, &root)
+	var paths []string
+	for _, path := range root.Paths {
+		if strings.HasPrefix(path, "/healthz/") || strings.HasPrefix(path, "/livez/") || strings.HasPrefix(path, "/readyz/") {
+			if code, body, _ := request(t, c, path, nil); code != http.StatusOK || string(body) != "ok" {
+				t.Errorf("%s: %d %s", path, code, body)
+			}
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
 func groupsOf(t *testing.T, c *cluster.Cluster) []metav1.APIGroup {
 	t.Helper()
 	body, _ := fetch(t, c, "/apis", "application/json")

@@ -2,17 +2,21 @@ package core
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/kind"
@@ -483,6 +487,41 @@ func TestRepair(t *testing.T) {
 	if m, err := readPortMap(ctx, client); err != nil || m.ports.Size != 100 || !m.has(kept.Spec.Ports[0].NodePort) {
 		t.Errorf("after a change of the range: %+v %v", m, err)
 	}
+}
+
+// unavailableClient fails to list until the number of failures is reached.
+type unavailableClient struct {
+	kind.Client
+	failures int
+}
+
+func (c *unavailableClient) List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
+	if c.failures > 0 {
+		c.failures--
+		return nil, errors.New("unavailable")
+	}
+	return c.Client.List(ctx, resource, namespace)
+}
+
+// A first pass that fails is repeated soon, and the end of the first one that succeeds is reported once.
+func TestRunRepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		client := &unavailableClient{newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24")), 2}
+		began := time.Now()
+		var repaired []time.Duration
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			RunRepair(ctx, client, "", func() { repaired = append(repaired, time.Since(began)) }, slog.New(slog.DiscardHandler))
+		}()
+		time.Sleep(time.Hour)
+		stop()
+		<-ended
+		if want := []time.Duration{minRepairRetry}; !slices.Equal(repaired, want) {
+			t.Errorf("repaired after %v, want %v", repaired, want)
+		}
+	})
 }
 
 func TestAddressRange(t *testing.T) {

@@ -34,19 +34,32 @@ type Repair struct {
 // repairInterval is the time between two passes.
 const repairInterval = 3 * time.Minute
 
-// RunRepair repairs the allocations of services at the start and every few minutes until ctx is done.
-func RunRepair(ctx context.Context, client kind.Client, portRange string, log *slog.Logger) {
+// minRepairRetry is when a pass at the start is repeated that has failed. The time doubles with each failure, up to repairInterval.
+const minRepairRetry = time.Second
+
+// RunRepair repairs the allocations of services at the start and every few minutes until ctx is done. It calls repaired once, after the first
+// pass that succeeds.
+func RunRepair(ctx context.Context, client kind.Client, portRange string, repaired func(), log *slog.Logger) {
 	var repair Repair
-	ticker := time.NewTicker(repairInterval)
-	defer ticker.Stop()
+	retry := minRepairRetry
 	for {
-		if err := repair.Run(ctx, client, portRange, time.Now()); err != nil && ctx.Err() == nil {
+		err := repair.Run(ctx, client, portRange, time.Now())
+		if err != nil && ctx.Err() == nil {
 			log.Warn("failed to repair the allocations of service IPs and node ports", "error", err)
+		}
+		pause := repairInterval
+		if repaired != nil {
+			if err == nil {
+				repaired()
+				repaired = nil
+			} else {
+				pause, retry = retry, min(2*retry, repairInterval)
+			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-time.After(pause):
 		}
 	}
 }
