@@ -199,7 +199,7 @@ func (k *Kubelet) removeDead(ctx context.Context) {
 	newest := map[key]*cri.Container{}
 	for _, c := range containers {
 		id := key{uidOf(c.Labels), c.Labels[cri.LabelContainerName]}
-		if c.State == cri.Exited && (newest[id] == nil || c.CreatedAt.After(newest[id].CreatedAt)) {
+		if c.State == cri.Exited && (newest[id] == nil || c.CompareAge(newest[id]) > 0) {
 			newest[id] = c
 		}
 	}
@@ -216,15 +216,15 @@ func (k *Kubelet) removeDead(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	latest := map[types.UID]time.Time{}
+	latest := map[types.UID]*cri.Sandbox{}
 	for _, s := range sandboxes {
-		if uid := uidOf(s.Labels); s.CreatedAt.After(latest[uid]) {
-			latest[uid] = s.CreatedAt
+		if uid := uidOf(s.Labels); latest[uid] == nil || s.CompareAge(latest[uid]) > 0 {
+			latest[uid] = s
 		}
 	}
 	for _, s := range sandboxes {
 		uid := uidOf(s.Labels)
-		if uid != "" && !s.Ready && !inUse[s.ID] && s.CreatedAt.Before(latest[uid]) {
+		if uid != "" && !s.Ready && !inUse[s.ID] && s.CompareAge(latest[uid]) < 0 {
 			_ = k.Runtime.RemovePodSandbox(ctx, s.ID) // retried by the next housekeeping
 		}
 	}

@@ -630,6 +630,24 @@ func TestRestartDelaysDouble(t *testing.T) {
 	}
 }
 
+// TestRestartAfterClockWasSetBack: a container that terminated before the clock of the host was set back does not wait for the time it had then.
+func TestRestartAfterClockWasSetBack(t *testing.T) {
+	r := newRestarts(0)
+	r.restarted("k", testNow, testNow)
+	for _, row := range []struct {
+		ahead, wait time.Duration
+	}{{0, 10 * time.Second}, {-4 * time.Second, 6 * time.Second}, {time.Second, 11 * time.Second}, {11 * time.Second, 0}, {8 * time.Hour, 0}} {
+		until, _ := r.until("k", testNow.Add(row.ahead), testNow)
+		wait := time.Duration(0)
+		if !until.IsZero() {
+			wait = until.Sub(testNow)
+		}
+		if wait != row.wait {
+			t.Errorf("a container that terminated %s ahead of the clock waits for %s, want %s", row.ahead, wait, row.wait)
+		}
+	}
+}
+
 // TestPlanReachesRest lets random pods run in a world where every action works, and checks that planning ends.
 func TestPlanReachesRest(t *testing.T) {
 	for _, pod := range []*corev1.Pod{

@@ -37,13 +37,15 @@ func restartKey(c *corev1.Container) string {
 	return strings.Join([]string{c.Name, c.Image, c.Resources.String()}, "/")
 }
 
-// until returns when a container that terminated at a time may be restarted, and its current delay. Zero means now.
+// until returns when a container that terminated at a time may be restarted, and its current delay. Zero means now. A container does not wait for
+// longer than twice its delay: if it terminated in the future, the clock of the host has been set back since.
 func (r *restarts) until(key string, terminatedAt, now time.Time) (time.Time, time.Duration) {
 	e, ok := r.entries[key]
-	if !ok || r.expired(e, terminatedAt) || !now.Before(terminatedAt.Add(e.delay)) {
+	due := terminatedAt.Add(e.delay)
+	if !ok || r.expired(e, terminatedAt) || !now.Before(due) || due.Sub(now) > 2*e.delay {
 		return time.Time{}, 0
 	}
-	return terminatedAt.Add(e.delay), e.delay
+	return due, e.delay
 }
 
 // restarted records that a container that terminated at a time is restarted now.

@@ -87,11 +87,22 @@ type SandboxNetwork struct{ IPs []string }
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
-	// Sandboxes and Containers are ordered from the newest to the oldest.
+	// Sandboxes, and Containers of one name, are ordered from the newest to the oldest: by their attempts, because the clock of the host may have
+	// been set back between two of them.
 	Sandboxes  []*Sandbox
 	Containers []*Container
 	// IPs are the addresses of the newest sandbox if it is ready and not on the host's network.
 	IPs []string
+}
+
+// CompareAge compares containers of one name: an older one is less.
+func (c *Container) CompareAge(other *Container) int {
+	return cmp.Or(cmp.Compare(c.RestartCount, other.RestartCount), c.CreatedAt.Compare(other.CreatedAt))
+}
+
+// CompareAge compares sandboxes of one pod: an older one is less.
+func (s *Sandbox) CompareAge(other *Sandbox) int {
+	return cmp.Or(cmp.Compare(s.Attempt, other.Attempt), s.CreatedAt.Compare(other.CreatedAt))
 }
 
 // Container returns the newest container with a name, or nil.
@@ -209,8 +220,8 @@ func (r *Runtime) ReadPod(ctx context.Context, uid types.UID) (*Pod, error) {
 
 // sort orders sandboxes and containers and sets what follows from the newest sandbox.
 func (p *Pod) sort() {
-	slices.SortStableFunc(p.Sandboxes, func(a, b *Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) })
-	slices.SortStableFunc(p.Containers, func(a, b *Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	slices.SortStableFunc(p.Sandboxes, func(a, b *Sandbox) int { return b.CompareAge(a) })
+	slices.SortStableFunc(p.Containers, func(a, b *Container) int { return b.CompareAge(a) })
 	if len(p.Sandboxes) == 0 {
 		return
 	}
@@ -262,7 +273,7 @@ func newContainer(sandbox string, s *runtimeapi.ContainerStatus) *Container {
 		ID: s.Id, SandboxID: sandbox, Name: containerName(s.Labels, s.Metadata), State: stateOf(s.State),
 		Image: s.GetImage().GetImage(), ImageRef: s.ImageRef, ImageID: s.ImageId, Hash: s.Annotations[AnnotationHash],
 		CreatedAt: time.Unix(0, s.CreatedAt), LogPath: s.LogPath, Labels: s.Labels, Annotations: s.Annotations,
-		Resources: resources(s.GetResources().GetLinux()),
+		Resources: resources(s.GetResources().GetLinux()), RestartCount: restartCount(s.Annotations),
 	}
 	if user := s.GetUser().GetLinux(); user != nil {
 		c.User = &corev1.LinuxContainerUser{UID: user.Uid, GID: user.Gid, SupplementalGroups: user.SupplementalGroups}
@@ -271,9 +282,6 @@ func newContainer(sandbox string, s *runtimeapi.ContainerStatus) *Container {
 		if image := mount.GetImage().GetImage(); image != "" {
 			c.MountedImages = append(c.MountedImages, image)
 		}
-	}
-	if count, err := strconv.ParseInt(s.Annotations[AnnotationRestartCount], 10, 32); err == nil {
-		c.RestartCount = int32(count)
 	}
 	if c.State != Created {
 		c.StartedAt = time.Unix(0, s.StartedAt)
@@ -288,6 +296,15 @@ func newContainer(sandbox string, s *runtimeapi.ContainerStatus) *Container {
 		}
 	}
 	return c
+}
+
+// restartCount is the number of earlier starts of a container.
+func restartCount(annotations map[string]string) int32 {
+	count, err := strconv.ParseInt(annotations[AnnotationRestartCount], 10, 32)
+	if err != nil {
+		return 0 // the container is not the kubelet's
+	}
+	return int32(count)
 }
 
 // resources converts the runtime's limits to quantities.

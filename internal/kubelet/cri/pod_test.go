@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -15,6 +16,33 @@ func TestHashIsUpstreams(t *testing.T) {
 	// A node that changes from upstream's kubelet to ours must not restart its containers.
 	if got := Hash(&corev1.Container{Name: "test_container", Image: "foo/image:v1"}); got != "8e45cbd0" {
 		t.Errorf("hash %s, want 8e45cbd0", got)
+	}
+}
+
+// TestClockSetBack: the newest sandbox and container of a pod are those of the last attempts, also if the clock of the host was set back before.
+func TestClockSetBack(t *testing.T) {
+	now := time.Now()
+	ahead := now.Add(8 * time.Hour)
+	pod := &Pod{
+		Sandboxes: []*Sandbox{
+			{ID: "s0", CreatedAt: ahead}, {ID: "s2", Attempt: 2, Ready: true, CreatedAt: now.Add(time.Second)}, {ID: "s1", Attempt: 1, CreatedAt: now},
+		},
+		Containers: []*Container{
+			{ID: "a0", Name: "a", SandboxID: "s0", State: Exited, CreatedAt: ahead}, {ID: "a1", Name: "a", SandboxID: "s2", RestartCount: 1, State: Running, CreatedAt: now},
+			{ID: "b0", Name: "b", SandboxID: "s2", State: Running, CreatedAt: now},
+		},
+	}
+	pod.sort()
+	if reason, attempt, id := pod.NeedsSandbox(true); reason != SandboxNetworkMode || attempt != 3 || id != "" {
+		t.Errorf("in the host's network: %q, attempt %d, sandbox %q", reason, attempt, id)
+	}
+	if reason, attempt, id := pod.NeedsSandbox(false); reason != "" || attempt != 2 || id != "s2" {
+		t.Errorf("the sandbox is %q, attempt %d; a new one is needed because %q", id, attempt, reason)
+	}
+	for name, want := range map[string]string{"a": "a1", "b": "b0"} {
+		if got := pod.Container(name); got.ID != want {
+			t.Errorf("the newest container %s is %s, want %s", name, got.ID, want)
+		}
 	}
 }
 

@@ -189,7 +189,7 @@ func (r *Runtime) ListContainers(ctx context.Context, uid types.UID) ([]*Contain
 		containers = append(containers, &Container{
 			ID: c.Id, SandboxID: c.PodSandboxId, Name: containerName(c.Labels, c.Metadata), State: stateOf(c.State),
 			Image: c.GetImage().GetImage(), ImageID: c.ImageId, ImageRef: c.ImageRef, CreatedAt: time.Unix(0, c.CreatedAt),
-			Labels: c.Labels, Annotations: c.Annotations,
+			Labels: c.Labels, Annotations: c.Annotations, RestartCount: restartCount(c.Annotations),
 		})
 	}
 	return containers, nil

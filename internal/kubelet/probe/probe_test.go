@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -281,6 +282,25 @@ func TestThresholds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestClockSetBack: a container that started before the clock of the host was set back is probed after its initial delay, not when the clock is
+// where it was.
+func TestClockSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		player := &play{scripts: map[string]string{"l": "-"}, asked: map[string]int{}}
+		probes := New(Options{Exec: player.exec, Event: func(*corev1.Pod, *corev1.Container, string, string) {}, Changed: func(types.UID) {}, Log: slog.Default()})
+		ctx, cancel := context.WithCancel(t.Context())
+		c := corev1.Container{LivenessProbe: probeOf("l", 5, 10, 1, 1)}
+		probes.Follow(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "u"}}, "", []Running{{Container: &c, ID: "id", StartedAt: time.Now().Add(8 * time.Hour)}})
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if got, _ := probes.Result("u", "id", Liveness); got != Failed {
+			t.Errorf("liveness is %v", got)
+		}
+		cancel()
+		probes.Wait()
+	})
 }
 
 func TestAfterARestartReadinessStays(t *testing.T) {

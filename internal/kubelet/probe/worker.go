@@ -225,7 +225,9 @@ type worker struct {
 // the container will be restarted. It returns the last result.
 func (w *worker) run(ctx context.Context) Result {
 	period := time.Duration(max(w.spec.PeriodSeconds, 1)) * time.Second
-	delay := time.Until(w.running.StartedAt.Add(time.Duration(w.spec.InitialDelaySeconds) * time.Second))
+	initial := time.Duration(w.spec.InitialDelaySeconds) * time.Second
+	// The container started in the future if the clock of the host has been set back since.
+	delay := min(time.Until(w.running.StartedAt.Add(initial)), initial)
 	if w.found {
 		// After a restart of the kubelet, containers are not all probed at the same time.
 		delay = max(delay, 0) + rand.N(period)
