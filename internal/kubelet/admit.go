@@ -40,6 +40,21 @@ type rejection struct {
 	missing  int64
 }
 
+// admissionLock is a lock that is waited for only until a context is done. Its holder may wait for long: for a device plugin, or for other pods to
+// terminate, which may wait for the lock themselves.
+type admissionLock chan struct{}
+
+func (l admissionLock) lock(ctx context.Context) error {
+	select {
+	case l <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l admissionLock) unlock() { <-l }
+
 // admit decides, once, whether the pod may run on this node. A pod that has containers was admitted before a restart of the kubelet.
 func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (bool, error) {
 	w.mu.Lock()
@@ -50,12 +65,16 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (
 	}
 	if len(runtime.Sandboxes) > 0 || len(runtime.Containers) > 0 {
 		allocated := allocationFromStatus(pod)
-		w.reassign(ctx, withoutEndedInit(allocated.applied(pod), runtime))
+		if err := w.reassign(ctx, withoutEndedInit(allocated.applied(pod), runtime)); err != nil {
+			return false, err
+		}
 		w.allocate(allocated)
 		return true, nil
 	}
-	w.k.admission.Lock()
-	defer w.k.admission.Unlock()
+	if err := w.k.admission.lock(ctx); err != nil {
+		return false, err
+	}
+	defer w.k.admission.unlock()
 	rejected, err := w.k.checkAdmission(ctx, pod, w.k.Active())
 	if err != nil {
 		return false, err
@@ -79,15 +98,18 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (
 
 // reassign gives a pod that ran before a restart of the kubelet what it is missing in the checkpoints of CPUs, memory and devices. If the node does
 // not have it, the pod goes on as it is.
-func (w *worker) reassign(ctx context.Context, pod *corev1.Pod) {
+func (w *worker) reassign(ctx context.Context, pod *corev1.Pod) error {
 	if w.k.Allocator == nil {
-		return
+		return nil
 	}
-	w.k.admission.Lock()
-	defer w.k.admission.Unlock()
-	if err := w.k.Allocator.Allocate(ctx, pod); err != nil {
+	if err := w.k.admission.lock(ctx); err != nil {
+		return err
+	}
+	defer w.k.admission.unlock()
+	if err := w.k.Allocator.Allocate(ctx, pod); err != nil && ctx.Err() == nil {
 		w.k.Log.Warn("failed to assign resources to a running pod", "pod", describe(pod), "error", err)
 	}
+	return ctx.Err()
 }
 
 // withoutEndedInit returns a pod without its init containers that have ended for good, because a container that starts after them was created: what they
@@ -119,7 +141,9 @@ func (k *Kubelet) checkAdmission(ctx context.Context, pod *corev1.Pod, others []
 		return nil, errors.New("Node object has not been read yet")
 	}
 	if k.Allocator != nil && forbiddenSysctl(pod, k.AllowedSysctls) == "" {
-		if err := k.Allocator.Allocate(ctx, pod); err != nil {
+		if err := k.Allocator.Allocate(ctx, pod); ctx.Err() != nil {
+			return nil, ctx.Err() // that says nothing about the pod
+		} else if err != nil {
 			reason, message := alignment.AdmissionFailure(err)
 			return &rejection{Reason: status.Reason{Reason: reason, Message: message}}, nil
 		}
@@ -134,7 +158,9 @@ func (k *Kubelet) checkAdmission(ctx context.Context, pod *corev1.Pod, others []
 				return &reasons[i], nil
 			}
 		}
-		if err := k.preempt(pod, others, reasons); err != nil {
+		if err := k.preempt(ctx, pod, others, reasons); ctx.Err() != nil {
+			return nil, ctx.Err()
+		} else if err != nil {
 			return &rejection{Reason: status.Reason{
 				Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Unexpected error while attempting to recover from admission failure: %v", err),
 			}}, nil

@@ -104,7 +104,7 @@ type Kubelet struct {
 	sandboxes    sandboxSemaphore
 	sandboxCheck *sandboxCheck
 	// admission serializes admission and resizes, so that each check counts the resources of the pods admitted before.
-	admission sync.Mutex
+	admission admissionLock
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
@@ -121,7 +121,7 @@ type Kubelet struct {
 func New(c Config) *Kubelet {
 	k := &Kubelet{
 		Config: c, writer: status.NewWriter(c.Client, c.Log), workers: map[types.UID]*worker{}, mirrors: map[types.NamespacedName]*corev1.Pod{},
-		sandboxes: newSandboxSemaphore(), sandboxCheck: newSandboxCheck(), runtimeError: errors.New("container runtime status check may not have completed yet"),
+		admission: make(admissionLock, 1), sandboxes: newSandboxSemaphore(), sandboxCheck: newSandboxCheck(), runtimeError: errors.New("container runtime status check may not have completed yet"),
 	}
 	k.userNamespaces = cri.NewUserNamespaces(k.podsDir())
 	k.probes = probe.New(probe.Options{

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -23,8 +24,8 @@ const (
 	minPreemptionTimeout = 10 * time.Second
 )
 
-// preempt terminates pods until a critical one fits, and returns when they have terminated or timed out.
-func (k *Kubelet) preempt(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) error {
+// preempt terminates pods until a critical one fits, and returns when they have terminated or timed out, or ctx is done.
+func (k *Kubelet) preempt(ctx context.Context, pod *corev1.Pod, others []*corev1.Pod, missing []rejection) error {
 	victims, err := selectVictims(pod, others, missing)
 	if err != nil {
 		return fmt.Errorf("preemption: error finding a set of pods to preempt: %w", err)
@@ -41,6 +42,8 @@ func (k *Kubelet) preempt(pod *corev1.Pod, others []*corev1.Pod, missing []rejec
 		select {
 		case <-k.Released(victim.UID):
 			k.Metrics.Preempted(missing[0].resource)
+		case <-ctx.Done():
+			return ctx.Err()
 		case <-time.After(time.Until(began.Add(preemptionTimeout(victim)))):
 			// It is terminating; the critical pod is admitted anyway.
 			k.Log.Warn("preempted pod did not terminate in time", "pod", describe(victim), "preemptor", describe(pod))

@@ -121,8 +121,8 @@ func resizeCondition(kind corev1.PodConditionType, old *corev1.PodCondition, rea
 	return c
 }
 
-// reallocate allocates the resources in the pod's spec if they have changed and the node has enough.
-func (w *worker) reallocate() {
+// reallocate allocates the resources in the pod's spec if they have changed and the node has enough. An error is that of ctx.
+func (w *worker) reallocate(ctx context.Context) error {
 	w.mu.Lock()
 	pod, allocated, since := w.pod, w.allocated, w.deferredSince
 	w.mu.Unlock()
@@ -131,23 +131,25 @@ func (w *worker) reallocate() {
 			w.setResizePending(pod, "", "")
 			w.k.retryDeferredResizes() // it was considered before others
 		}
-		return
+		return nil
 	}
 	if message := w.k.infeasible(pod, allocated.applied(pod)); message != "" {
 		w.setResizePending(pod, corev1.PodReasonInfeasible, message)
-		return
+		return nil
 	}
-	w.k.admission.Lock()
-	defer w.k.admission.Unlock()
+	if err := w.k.admission.lock(ctx); err != nil {
+		return err
+	}
+	defer w.k.admission.unlock()
 	node := w.k.Node()
 	if node == nil {
-		return
+		return nil
 	}
 	own := pendingResize{pod: pod, allocated: allocated.applied(pod), since: since}
 	others, pending := w.k.otherPods(w.uid)
 	if reasons := checkResize(own, pending, others, node); len(reasons) > 0 {
 		w.setResizePending(pod, corev1.PodReasonDeferred, reasons[0].Message)
-		return
+		return nil
 	}
 	w.allocate(allocationOf(pod))
 	w.setResizePending(pod, "", "")
@@ -156,6 +158,7 @@ func (w *worker) reallocate() {
 	}
 	w.resize.progress = resizeCondition(corev1.PodResizeInProgress, nil, "", "", pod.Generation)
 	w.k.podEvent(pod, corev1.EventTypeNormal, "ResizeStarted", "%s", resizeMessage(pod, pod.Generation, "", "Pod resize started"))
+	return nil
 }
 
 // setResizePending sets the condition of a resize that is not allocated, and records an event when its reason is new; without a reason it is removed.

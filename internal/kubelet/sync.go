@@ -37,12 +37,6 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 	if w.replaceOldManifest(runtime) {
 		return time.Now(), false, nil
 	}
-	admitted, err := w.admit(ctx, pod, runtime)
-	if err != nil || !admitted {
-		return time.Time{}, true, err
-	}
-	w.k.Objects.Register(pod)
-
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.mu.Lock()
@@ -57,6 +51,11 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 	if ending {
 		return time.Now(), false, nil
 	}
+	admitted, err := w.admit(ctx, pod, runtime)
+	if err != nil || !admitted {
+		return time.Time{}, true, err
+	}
+	w.k.Objects.Register(pod)
 	for range rounds {
 		var requeue bool
 		if next, requeue, over, err = w.syncOnce(ctx, runtime); err != nil || over || !requeue {
@@ -77,7 +76,9 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 
 // syncOnce plans and acts once. requeue reports that it acted, so that the pod must be observed again.
 func (w *worker) syncOnce(ctx context.Context, runtime *cri.Pod) (next time.Time, requeue, over bool, err error) {
-	w.reallocate()
+	if err := w.reallocate(ctx); err != nil {
+		return time.Time{}, false, false, err
+	}
 	pod := w.active()
 	w.readActuated(pod, runtime)
 	w.updateProbes(pod, runtime)
