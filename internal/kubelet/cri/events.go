@@ -17,6 +17,8 @@ const (
 	relistWithEvents = 5 * time.Minute
 	// relistWithoutEvents is the relist period without an event stream.
 	relistWithoutEvents = time.Second
+	// relistAfterFailure is the delay before a failed listing is repeated.
+	relistAfterFailure = time.Second
 	// retryEvents is the delay before a broken event stream is opened again.
 	retryEvents = 500 * time.Millisecond
 )
@@ -43,7 +45,8 @@ type observed struct {
 }
 
 // Run watches until ctx is done. A runtime that sends events is listed every few minutes; one that does not is listed every second. Each
-// time the event stream breaks or connects everything is listed, so that no change is missed.
+// time the event stream breaks or connects everything is listed, so that no change is missed. A listing that fails is soon repeated: until then the
+// runtime counts as unhealthy.
 func (w *Watcher) Run(ctx context.Context) error {
 	w.known = map[string]observed{}
 	events := make(chan *runtimeapi.ContainerEventResponse, 256)
@@ -87,8 +90,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 				}
 			})
 		case <-timer.C:
-			w.relist(ctx)
-			timer.Reset(period)
+			if w.relist(ctx) {
+				timer.Reset(period)
+			} else {
+				timer.Reset(relistAfterFailure)
+			}
 		}
 	}
 }
@@ -125,8 +131,8 @@ func (w *Watcher) handle(event *runtimeapi.ContainerEventResponse) {
 	}
 }
 
-// relist lists all sandboxes and containers and reports the pods that differ from the last listing.
-func (w *Watcher) relist(ctx context.Context) {
+// relist lists all sandboxes and containers and reports the pods that differ from the last listing. It returns false if they could not be listed.
+func (w *Watcher) relist(ctx context.Context) bool {
 	began := time.Now()
 	now := make(map[string]observed, len(w.known))
 	sandboxes, err := w.Runtime.ListPodSandboxes(ctx, "")
@@ -145,13 +151,13 @@ func (w *Watcher) relist(ctx context.Context) {
 		}
 	}
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	if w.Healthy != nil {
 		w.Healthy(err)
 	}
 	if err != nil {
-		return
+		return false
 	}
 	if w.Relisted != nil {
 		w.Relisted(time.Since(began))
@@ -171,4 +177,5 @@ func (w *Watcher) relist(ctx context.Context) {
 	for uid := range changed {
 		w.Changed(uid)
 	}
+	return true
 }
