@@ -43,8 +43,8 @@ type Images interface {
 
 // Cgroups manages the cgroups of pods.
 type Cgroups interface {
-	// Ensure creates the cgroup of a pod with its limits and returns the cgroup parent for the runtime.
-	Ensure(pod *corev1.Pod) (parent string, err error)
+	// Ensure creates the cgroup of a pod with its limits and returns the cgroup parent for the runtime. starts is false for a pod that runs already.
+	Ensure(pod *corev1.Pod, starts bool) (parent string, err error)
 	// Grow raises the limits of a pod's cgroup to the allocated resources; Update also lowers them.
 	Grow(pod *corev1.Pod) error
 	Update(pod *corev1.Pod) error

@@ -147,10 +147,10 @@ func (imageError) ImageReason() (string, string) { return "ErrImagePull", "no su
 // fakeCgroups implements Cgroups.
 type fakeCgroups struct{ *fakeDependencies }
 
-func (c fakeCgroups) Ensure(*corev1.Pod) (string, error) { return "/kubepods", nil }
-func (c fakeCgroups) Grow(pod *corev1.Pod) error         { c.note("grow %s", pod.Name); return nil }
-func (c fakeCgroups) Update(pod *corev1.Pod) error       { c.note("update %s", pod.Name); return nil }
-func (c fakeCgroups) Remove(uid types.UID) error         { c.note("remove cgroup %s", uid); return nil }
+func (c fakeCgroups) Ensure(*corev1.Pod, bool) (string, error) { return "/kubepods", nil }
+func (c fakeCgroups) Grow(pod *corev1.Pod) error               { c.note("grow %s", pod.Name); return nil }
+func (c fakeCgroups) Update(pod *corev1.Pod) error             { c.note("update %s", pod.Name); return nil }
+func (c fakeCgroups) Remove(uid types.UID) error               { c.note("remove cgroup %s", uid); return nil }
 
 func newTestKubelet(t *testing.T) *testKubelet {
 	ctx, cancel := context.WithCancel(t.Context())

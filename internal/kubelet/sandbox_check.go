@@ -127,7 +127,7 @@ func (k *Kubelet) startCheckSandbox(ctx context.Context) (err error) {
 	// The network policies wait for a pod that the kubelet has, and housekeeping removes those that it has not.
 	k.sandboxCheck.setPod(pod)
 	defer k.sandboxCheck.setPod(nil)
-	parent, err := k.Cgroups.Ensure(pod)
+	parent, err := k.Cgroups.Ensure(pod, true)
 	if err != nil {
 		return fmt.Errorf("create the cgroup of a pod: %w", err)
 	}

@@ -23,9 +23,9 @@ type recordingCgroups struct {
 	ensured types.UID
 }
 
-func (c *recordingCgroups) Ensure(pod *corev1.Pod) (string, error) {
+func (c *recordingCgroups) Ensure(pod *corev1.Pod, starts bool) (string, error) {
 	c.ensured = pod.UID
-	return c.fakeCgroups.Ensure(pod)
+	return c.fakeCgroups.Ensure(pod, starts)
 }
 
 // A node is not ready if its runtime cannot start any sandbox, and says why; a pod whose own sandbox fails does not make it so.

@@ -291,7 +291,7 @@ func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) er
 		return nil
 	}
 	if w.cgroup == "" {
-		parent, err := w.k.Cgroups.Ensure(pod)
+		parent, err := w.k.Cgroups.Ensure(pod, plan.NewSandbox)
 		if err != nil {
 			w.k.podEvent(pod, corev1.EventTypeWarning, "FailedCreatePodContainer", "unable to ensure pod container exists: %v", err)
 			return fmt.Errorf("failed to ensure that the pod: %v cgroups exist and are correctly applied: %w", pod.UID, err)

@@ -237,10 +237,11 @@ func podCgroup(pod *corev1.Pod) string {
 	return filepath.Join(qosCgroups[podspec.QOSClass(pod)], podPrefix+string(pod.UID))
 }
 
-// Ensure creates a pod's cgroup if it does not exist, and returns the cgroup parent for the runtime.
-func (g *Groups) Ensure(pod *corev1.Pod) (string, error) {
+// Ensure creates a pod's cgroup if it does not exist, and returns the cgroup parent for the runtime. The limits of a cgroup that exists are set again
+// before the pod starts: a kubelet that was killed may have created it without. Those of a pod that runs are left to Grow and Update.
+func (g *Groups) Ensure(pod *corev1.Pod, starts bool) (string, error) {
 	group := podCgroup(pod)
-	if g.exists(group) {
+	if !starts && g.exists(group) {
 		return g.parent(pod), nil
 	}
 	return g.parent(pod), g.create(group, g.podLimits(pod))

@@ -263,7 +263,7 @@ func TestVersion2(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := podOf("1-2", ctr("cpu=500m memory=1Gi", "cpu=1 memory=2Gi"))
-	parent, err := g.Ensure(pod)
+	parent, err := g.Ensure(pod, true)
 	if err != nil || parent != "/node-a/kubepods/burstable/pod1-2" {
 		t.Fatalf("%s, %v", parent, err)
 	}
@@ -402,6 +402,31 @@ func TestRunClasses(t *testing.T) {
 	})
 }
 
+// TestKilledBetweenCreateAndLimits: the cgroup of a pod that has not started gets the limits that a kubelet which was killed has not set. That of a pod that
+// runs may be being resized.
+func TestKilledBetweenCreateAndLimits(t *testing.T) {
+	g := standIn(t, "cpu memory hugetlb pids")
+	if err := g.Setup(list("cpu=4 memory=8Gi")); err != nil {
+		t.Fatal(err)
+	}
+	pod := podOf("a", ctr("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"))
+	dir := filepath.Join(g.hierarchies["memory"], g.path(podCgroup(pod)))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, starts := range []bool{false, true} {
+		if _, err := g.Ensure(pod, starts); err != nil {
+			t.Fatal(err)
+		}
+		for file, want := range map[string]string{"memory.max": "1073741824", "pids.max": "50"} {
+			text, err := os.ReadFile(filepath.Join(dir, file))
+			if starts && string(text) != want || !starts && !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("starts %t: %s is %q, %v", starts, file, text, err)
+			}
+		}
+	}
+}
+
 func TestMissingControllers(t *testing.T) {
 	g := standIn(t, "memory")
 	if !slices.Equal(g.Missing(), []string{"cpu", "pids", "hugetlb"}) {
@@ -410,7 +435,7 @@ func TestMissingControllers(t *testing.T) {
 	if err := g.Setup(list("cpu=4 memory=8Gi")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1"))); err != nil {
+	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1")), true); err != nil {
 		t.Fatal(err)
 	}
 	if stats, err := g.PodStats("a"); err != nil || stats.CPU.Usage != 0 {

@@ -134,7 +134,7 @@ func TestSystemdDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod := podOf("1-2", ctr("cpu=500m memory=1Gi", "cpu=1 memory=2Gi"))
-	parent, err := host.Ensure(pod)
+	parent, err := host.Ensure(pod, true)
 	if err != nil || parent != "kubepods-burstable-pod1_2.slice" {
 		t.Fatalf("%s, %v", parent, err)
 	}
@@ -223,7 +223,7 @@ func TestDelegateOneByOne(t *testing.T) {
 	if got := g.Missing(); !slices.Equal(got, []string{"cpu", "hugetlb"}) {
 		t.Errorf("missing %v", got)
 	}
-	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1"))); err != nil {
+	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1")), true); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(g.unified(), "node-a/kubepods/cgroup.subtree_control")); err != nil || string(got) != "memory pids" {
@@ -240,7 +240,7 @@ func TestNoController(t *testing.T) {
 	if err := g.Setup(list("cpu=4 memory=8Gi")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1"))); err != nil {
+	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1")), true); err != nil {
 		t.Fatal(err)
 	}
 	if got := g.Missing(); !slices.Contains(got, "memory") || !slices.Contains(got, "pids") {

@@ -76,11 +76,11 @@ func TestOnThisHost(t *testing.T) {
 	g := here(t)
 	t.Logf("version %d, missing %v", g.Version(), g.Missing())
 	pod := podOf("11-22", ctr("cpu=250m memory=64Mi", "cpu=500m memory=128Mi"))
-	parent, err := g.Ensure(pod)
+	parent, err := g.Ensure(pod, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := g.Ensure(pod); err != nil || again != parent {
+	if again, err := g.Ensure(pod, false); err != nil || again != parent {
 		t.Errorf("%s, %v", again, err)
 	}
 	now, err := g.read(podCgroup(pod))
@@ -136,7 +136,7 @@ func TestOnThisHost(t *testing.T) {
 func TestRemoveEndsWhatIsLeft(t *testing.T) {
 	g := here(t)
 	pod := podOf("left", ctr("", ""))
-	parent, err := g.Ensure(pod)
+	parent, err := g.Ensure(pod, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestForkBomb(t *testing.T) {
 	if slices.Contains(g.Missing(), "pids") {
 		t.Fatal("this host does not count processes")
 	}
-	parent, err := g.Ensure(podOf("bomb", ctr("", "")))
+	parent, err := g.Ensure(podOf("bomb", ctr("", "")), true)
 	if err != nil {
 		t.Fatal(err)
 	}
