@@ -46,6 +46,8 @@ type fakeDriver struct {
 	// expandFails is the error of NodeExpandVolume.
 	expandFails error
 	expanded    *csi.NodeExpandVolumeRequest
+	// unpublishing, if set, is called before a volume is unpublished.
+	unpublishing func()
 }
 
 func (s *fakeDriver) called(what string) {
@@ -126,6 +128,12 @@ func (s *fakeDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolu
 
 func (s *fakeDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	s.called("unpublish " + r.VolumeId)
+	s.mu.Lock()
+	unpublishing := s.unpublishing
+	s.mu.Unlock()
+	if unpublishing != nil {
+		unpublishing()
+	}
 	return &csi.NodeUnpublishVolumeResponse{}, os.RemoveAll(r.TargetPath)
 }
 

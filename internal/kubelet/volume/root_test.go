@@ -439,6 +439,45 @@ func TestCSI(t *testing.T) {
 	}
 }
 
+// TestSubPathsAreUnmountedFirst: nothing of the kubelet uses a volume any more when its driver unpublishes it.
+func TestSubPathsAreUnmountedFirst(t *testing.T) {
+	root := privateMounts(t)
+	v := clusterVolumes(t, root)
+	followNode(t, v)
+	put(t, v, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{AttachRequired: pointer(false)}})
+	driver := startDriver(t, root)
+	tid := unix.Gettid() // the driver runs in other threads, and the mounts are those of this one
+	subPathMounts := func() int {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/mountinfo", tid))
+		if err != nil {
+			t.Error(err)
+		}
+		return strings.Count(string(text), "/"+subPathsDir+"/")
+	}
+	left := make(chan int, 1)
+	driver.mu.Lock()
+	driver.unpublishing = func() { left <- subPathMounts() }
+	driver.mu.Unlock()
+	runWithRegistry(t, v)
+	pod := bound(t, v, "disk", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "disk.example.com", VolumeHandle: "h"}}, nil)
+	pod.Spec.Containers[0].VolumeMounts[0].SubPath = "a"
+	if err := v.Mount(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := v.Mounts(pod, &pod.Spec.Containers[0], nil); err != nil {
+		t.Fatal(err)
+	}
+	if mounts := subPathMounts(); mounts != 1 {
+		t.Fatalf("%d subPaths are mounted", mounts)
+	}
+	if err := v.Unmount(t.Context(), pod.UID); err != nil {
+		t.Fatal(err)
+	}
+	if mounts := <-left; mounts != 0 {
+		t.Errorf("%d subPaths are mounted when the volume is unpublished", mounts)
+	}
+}
+
 // TestMountDuringDetach: a volume whose attachment is being deleted, or that the node's status does not report in use, is not mounted.
 func TestMountDuringDetach(t *testing.T) {
 	root := privateMounts(t)

@@ -66,7 +66,7 @@ func (v *Volumes) bindSubPath(s subPathMount, m *mounted) (string, error) {
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", s.volume, s.container)
 	}
 	defer unix.Close(source)
-	target := filepath.Join(v.podDir(s.pod), "volume-subpaths", s.volume, s.container, strconv.Itoa(s.index))
+	target := filepath.Join(v.podDir(s.pod), subPathsDir, s.volume, s.container, strconv.Itoa(s.index))
 	if err := bindAt(source, target); err != nil {
 		v.Log.Warn("failed to bind-mount subPath", "pod", s.pod, "volume", s.volume, "path", s.path, "error", err)
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", s.volume, s.container)

@@ -343,13 +343,19 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 // tearDown unmounts the volumes of a pod and removes their directories.
 func (v *Volumes) tearDown(ctx context.Context, uid types.UID) error {
 	dir := v.podDir(uid)
+	// The mounts of subPaths use the file systems of volumes: a driver could not close their devices.
+	if subPaths := filepath.Join(dir, subPathsDir); exists(subPaths) {
+		if err := unmountBelow(subPaths); err != nil {
+			return err
+		}
+	}
 	if err := v.csi.tearDown(ctx, uid, dir); err != nil {
 		return err
 	}
 	if err := unmountBelow(dir); err != nil {
 		return err
 	}
-	for _, name := range []string{"volume-subpaths", "volumes", "volumeDevices", "plugins"} {
+	for _, name := range []string{subPathsDir, "volumes", "volumeDevices", "plugins"} {
 		if err := removeTree(dir, name); err != nil {
 			return err
 		}
@@ -435,6 +441,9 @@ func (v *Volumes) state(uid types.UID) *podVolumes {
 	}
 	return state
 }
+
+// subPathsDir is the directory of the mounts of subPaths in a pod's directory.
+const subPathsDir = "volume-subpaths"
 
 func (v *Volumes) podDir(uid types.UID) string { return filepath.Join(v.Root, "pods", string(uid)) }
 
