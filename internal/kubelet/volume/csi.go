@@ -138,7 +138,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 	if group == nil || vol.block || driver.appliesFSGroup || !vol.needsFSGroup() || vol.FSGroupApplied {
 		return m, nil
 	}
-	if err := setGroup(vol.target, *group, false, vol.pod.Spec.SecurityContext.FSGroupChangePolicy); err != nil {
+	if err := setGroup(ctx, vol.target, *group, false, vol.pod.Spec.SecurityContext.FSGroupChangePolicy); err != nil {
 		return nil, fmt.Errorf("applyFSGroup failed for vol %s: %w", vol.Handle, err)
 	}
 	vol.FSGroupApplied = true
@@ -412,7 +412,7 @@ func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) er
 		if err := unmountBelow(staging); err != nil {
 			return err
 		}
-		if err := removeTree(filepath.Dir(staging), filepath.Base(staging)); err != nil {
+		if err := removeTree(ctx, filepath.Dir(staging), filepath.Base(staging)); err != nil {
 			return err
 		}
 	}

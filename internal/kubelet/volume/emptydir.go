@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +21,7 @@ import (
 const emptyDirPlugin = "kubernetes.io/empty-dir"
 
 // setUpEmptyDir creates a directory for the pod: on disk, in tmpfs or in hugetlbfs.
-func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
+func (v *Volumes) setUpEmptyDir(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	source := volume.EmptyDir
 	m := &mounted{plugin: emptyDirPlugin, path: v.dir(pod.UID, emptyDirPlugin, volume.Name), managed: true}
 	ready := v.readyFile(pod.UID, volume.Name)
@@ -53,7 +54,7 @@ func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounte
 		return nil, err
 	}
 	if group := fsGroup(pod); group != nil {
-		if err := setGroup(m.path, *group, false, nil); err != nil {
+		if err := setGroup(ctx, m.path, *group, false, nil); err != nil {
 			return nil, err
 		}
 	}

@@ -74,7 +74,7 @@ func (v *Volumes) setUpAPIVolume(ctx context.Context, pod *corev1.Pod, volume *c
 	}
 	finish := func() error { return nil }
 	if group := fsGroup(pod); group != nil {
-		finish = func() error { return setGroup(set.path, *group, true, nil) }
+		finish = func() error { return setGroup(ctx, set.path, *group, true, nil) }
 	}
 	if _, err := write(set.path, files, finish); err != nil {
 		return nil, err

@@ -78,7 +78,7 @@ func TestSetGroupRace(t *testing.T) {
 	stop := swap(t, filepath.Join(volume, "a"), secret)
 	defer stop()
 	for end := time.Now().Add(raceTime); time.Now().Before(end); {
-		if err := setGroup(volume, 4321, false, nil); err != nil {
+		if err := setGroup(t.Context(), volume, 4321, false, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,11 +92,11 @@ func TestRemoveRace(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := swap(t, filepath.Join(parent, "volume", "a"), secret)
-		err := removeTree(parent, "volume")
+		err := removeTree(t.Context(), parent, "volume")
 		stop()
 		// A container that keeps writing can make removal fail, which is retried; it must not reach outside.
 		if err != nil {
-			if err := removeTree(parent, "volume"); err != nil {
+			if err := removeTree(t.Context(), parent, "volume"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -126,14 +126,14 @@ func TestRemoveTree(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(parent, "volume"+movedDirMark+"1", "x"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := removeTree(parent, "volume"); err != nil {
+	if err := removeTree(t.Context(), parent, "volume"); err != nil {
 		t.Fatal(err)
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 0 {
 		t.Errorf("left: %v", entries)
 	}
 	checkUntouched(t, secret)
-	if err := removeTree(parent, "volume"); err != nil {
+	if err := removeTree(t.Context(), parent, "volume"); err != nil {
 		t.Errorf("what is not there is removed already: %v", err)
 	}
 }
@@ -157,7 +157,7 @@ func TestRemoveDeep(t *testing.T) {
 		at = next
 	}
 	unix.Close(at)
-	if err := removeTree(parent, "volume"); err != nil {
+	if err := removeTree(t.Context(), parent, "volume"); err != nil {
 		t.Fatal(err)
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 0 {

@@ -83,7 +83,7 @@ func (v *Volumes) syncLocalPaths(ctx context.Context) error {
 	var errs []error
 	for _, name := range localpath.ParseNames(node.Annotations[localpath.RemovalsAnnotation]) {
 		if !slices.Contains(done, name) {
-			if err := v.removeLocalPath(name); err != nil {
+			if err := v.removeLocalPath(ctx, name); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -97,7 +97,7 @@ func (v *Volumes) syncLocalPaths(ctx context.Context) error {
 }
 
 // removeLocalPath removes the directory of one volume.
-func (v *Volumes) removeLocalPath(name string) error {
+func (v *Volumes) removeLocalPath(ctx context.Context, name string) error {
 	path := filepath.Join(v.LocalPathDir, name)
 	switch {
 	case !localpath.IsVolumeDir(name):
@@ -105,7 +105,7 @@ func (v *Volumes) removeLocalPath(name string) error {
 	case v.isUsed(path):
 		return fmt.Errorf("directory %s is still used by a pod", path)
 	}
-	return removeTree(v.LocalPathDir, name)
+	return removeTree(ctx, v.LocalPathDir, name)
 }
 
 // isUsed reports whether a pod on this node has a volume at the path.

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -19,8 +20,8 @@ const (
 )
 
 // setGroup makes a group the owner of everything in a volume, and sets the setgid bit on directories. With the policy
-// OnRootMismatch, a volume whose root already matches is left alone.
-func setGroup(dir string, group int64, readOnly bool, policy *corev1.PodFSGroupChangePolicy) error {
+// OnRootMismatch, a volume whose root already matches is left alone. It ends when ctx is done.
+func setGroup(ctx context.Context, dir string, group int64, readOnly bool, policy *corev1.PodFSGroupChangePolicy) error {
 	root, err := openDir(dir)
 	if err != nil {
 		return err
@@ -36,6 +37,9 @@ func setGroup(dir string, group int64, readOnly bool, policy *corev1.PodFSGroupC
 	// The root is changed last, so that OnRootMismatch repeats an interrupted attempt.
 	paths := []string{"."}
 	for i := 0; i < len(paths); i++ {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		names, err := list(root, paths[i])
 		if err != nil {
 			return fmt.Errorf("read %s of %s: %w", paths[i], dir, err)
@@ -53,6 +57,16 @@ func setGroup(dir string, group int64, readOnly bool, policy *corev1.PodFSGroupC
 	}
 	_, err = setGroupOf(root, ".", group, mask)
 	return err
+}
+
+// isGroupsVolume reports whether the root of a volume belongs to the group with the permissions that setGroup sets.
+func isGroupsVolume(dir string, group int64) bool {
+	root, err := openDir(dir)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(root)
+	return hasGroup(root, group, groupReadWrite)
 }
 
 // hasGroup reports whether a volume's root belongs to the group with the needed permissions.

@@ -132,7 +132,7 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 		}
 		return m, err
 	case pv.Spec.Local != nil:
-		return v.setUpLocal(pod, pv, readOnly, block)
+		return v.setUpLocal(ctx, pod, pv, localMode{readOnly, block})
 	case pv.Spec.CSI != nil:
 		return v.publish(ctx, v.persistentCSI(pod, pv, readOnly, block))
 	case pv.Spec.NFS != nil && !block:
@@ -141,8 +141,12 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }
 
-// setUpLocal mounts a local directory, or the file system of a local device, into the pod's volume directory.
-func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
+// localMode is how a pod uses a local volume.
+type localMode struct{ readOnly, block bool }
+
+// setUpLocal mounts a local directory, or the file system of a local device, into the pod's volume directory. It completes what a kubelet that was
+// killed has begun.
+func (v *Volumes) setUpLocal(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, mode localMode) (*mounted, error) {
 	path := pv.Spec.Local.Path
 	if err := rejectParentReferences(path); err != nil {
 		return nil, fmt.Errorf("invalid path: %s %w", path, err)
@@ -151,37 +155,45 @@ func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readO
 	if err != nil {
 		return nil, err
 	}
-	if block {
+	if mode.block {
 		if kind != corev1.HostPathBlockDev {
 			return nil, fmt.Errorf("path %q is not a block device", path)
 		}
-		return &mounted{plugin: localPlugin, path: path, readOnly: readOnly, block: true}, nil
+		return &mounted{plugin: localPlugin, path: path, readOnly: mode.readOnly, block: true}, nil
 	}
-	m := &mounted{plugin: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
-	if done, err := isMounted(m.path); err != nil || done {
-		return m, err
-	}
-	if err := v.makeDir(m.path, 0o750); err != nil {
+	m := &mounted{plugin: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: mode.readOnly, managed: !mode.readOnly}
+	before, err := isMounted(m.path)
+	if err != nil {
 		return nil, err
 	}
-	switch kind {
-	case corev1.HostPathDirectory:
-		err = bindPath(path, m.path)
-	case corev1.HostPathBlockDev:
-		err = mountDevice(path, m.path, pv.Spec.Local.FSType)
-	default:
-		err = fmt.Errorf("only filesystem directories and block devices are supported, %q is a %s", path, kind)
+	if !before {
+		err = v.mountLocal(path, m.path, kind, pv.Spec.Local.FSType)
 	}
-	if err == nil && readOnly {
+	if err == nil && mode.readOnly {
 		err = remountReadOnly(m.path)
 	}
-	if group := fsGroup(pod); err == nil && group != nil && !readOnly {
-		err = setGroup(m.path, *group, false, pod.Spec.SecurityContext.FSGroupChangePolicy)
+	// The group of the root is set last.
+	if group := fsGroup(pod); err == nil && group != nil && !mode.readOnly && (!before || !isGroupsVolume(m.path, *group)) {
+		err = setGroup(ctx, m.path, *group, false, pod.Spec.SecurityContext.FSGroupChangePolicy)
 	}
 	if err != nil {
 		return nil, errors.Join(err, unmountBelow(m.path), os.Remove(m.path))
 	}
 	return m, nil
+}
+
+// mountLocal mounts a local directory, or the file system of a local device, on a directory that it creates.
+func (v *Volumes) mountLocal(source, target string, kind corev1.HostPathType, fsType *string) error {
+	if err := v.makeDir(target, 0o750); err != nil {
+		return err
+	}
+	switch kind {
+	case corev1.HostPathDirectory:
+		return bindPath(source, target)
+	case corev1.HostPathBlockDev:
+		return mountDevice(source, target, fsType)
+	}
+	return fmt.Errorf("only filesystem directories and block devices are supported, %q is a %s", source, kind)
 }
 
 func bindPath(source, target string) error {

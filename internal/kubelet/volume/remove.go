@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,8 +15,8 @@ import (
 //
 // A container may have nested directories arbitrarily deep. Instead of recursing, removeTree moves each subdirectory into
 // parent and empties it there, so depth costs neither stack nor descriptors. Directories that an interrupted attempt left
-// in parent are removed as well.
-func removeTree(parent, name string) error {
+// in parent are removed as well; it is interrupted when ctx is done.
+func removeTree(ctx context.Context, parent, name string) error {
 	at, err := openDir(parent)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -30,6 +31,9 @@ func removeTree(parent, name string) error {
 	}
 	count := 0
 	for len(dirs) > 0 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		dir := dirs[len(dirs)-1]
 		if removed, err := removeOne(at, dir); err != nil {
 			return wrapRemove(parent, dir, err)

@@ -113,7 +113,7 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 	if err := bindPath(source, inner); err != nil {
 		t.Fatal(err)
 	}
-	if err := removeTree(root, "volume"); err == nil {
+	if err := removeTree(t.Context(), root, "volume"); err == nil {
 		t.Error("a tree with a mount in it was removed")
 	}
 	if _, err := os.Lstat(filepath.Join(source, "keep")); err != nil {
@@ -122,7 +122,7 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 	if err := unmountBelow(root); err != nil {
 		t.Fatal(err)
 	}
-	if err := removeTree(root, "volume"); err != nil {
+	if err := removeTree(t.Context(), root, "volume"); err != nil {
 		t.Error(err)
 	}
 }
@@ -478,6 +478,42 @@ func TestSubPathsAreUnmountedFirst(t *testing.T) {
 	}
 }
 
+// TestLocalVolumeAfterKill: a kubelet that was killed after it had mounted a local volume completes it when it starts again, once.
+func TestLocalVolumeAfterKill(t *testing.T) {
+	root := privateMounts(t)
+	v := clusterVolumes(t, root)
+	local := filepath.Join(root, "disk")
+	file := filepath.Join(local, "file")
+	if err := errors.Join(os.Mkdir(local, 0o755), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	pod := bound(t, v, "local", corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: local}}, nil)
+	pod.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: pointer(int64(4321))}
+	target := v.dir(pod.UID, localPlugin, "pv-local")
+	if err := errors.Join(os.MkdirAll(target, 0o755), bindPath(local, target)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []uint32{4321, 77} {
+		if err := New(v.Options).Mount(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := info.Sys().(*syscall.Stat_t).Gid; got != want {
+			t.Errorf("the file belongs to the group %d, want %d", got, want)
+		}
+		// The pod may change it.
+		if err := os.Chown(file, -1, 77); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := v.Unmount(t.Context(), pod.UID); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMountDuringDetach: a volume whose attachment is being deleted, or that the node's status does not report in use, is not mounted.
 func TestMountDuringDetach(t *testing.T) {
 	root := privateMounts(t)
@@ -769,7 +805,7 @@ func TestFSGroupChangePolicy(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		inner := filepath.Join(dir, "file")
-		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(dir, -1, test.group), os.Chmod(dir, test.rootMode), setGroup(dir, 4321, false, test.policy))
+		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(dir, -1, test.group), os.Chmod(dir, test.rootMode), setGroup(t.Context(), dir, 4321, false, test.policy))
 		if err != nil {
 			t.Fatal(err)
 		}

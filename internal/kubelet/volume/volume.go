@@ -286,7 +286,7 @@ func usedVolumes(pod *corev1.Pod) map[string]bool {
 func (v *Volumes) setUp(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume, m *mounted) (*mounted, error) {
 	switch {
 	case volume.EmptyDir != nil:
-		return v.setUpEmptyDir(pod, volume)
+		return v.setUpEmptyDir(ctx, pod, volume)
 	case fromAPIObjects(volume):
 		return v.setUpAPIVolume(ctx, pod, volume, m)
 	case volume.HostPath != nil:
@@ -302,7 +302,7 @@ func (v *Volumes) setUp(ctx context.Context, pod *corev1.Pod, volume *corev1.Vol
 		return v.setUpInlineCSI(ctx, pod, volume)
 	case volume.VolumeSource == corev1.VolumeSource{}:
 		// A volume without a source is an emptyDir.
-		return v.setUpEmptyDir(pod, &corev1.Volume{Name: volume.Name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		return v.setUpEmptyDir(ctx, pod, &corev1.Volume{Name: volume.Name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	}
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }
@@ -356,7 +356,7 @@ func (v *Volumes) tearDown(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	for _, name := range []string{subPathsDir, "volumes", "volumeDevices", "plugins"} {
-		if err := removeTree(dir, name); err != nil {
+		if err := removeTree(ctx, dir, name); err != nil {
 			return err
 		}
 	}
