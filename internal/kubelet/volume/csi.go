@@ -106,9 +106,11 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 			return nil, err
 		}
 	}
-	lock := v.csi.volumeLock(vol.volumeData)
-	lock.Lock()
-	defer lock.Unlock()
+	unlock, err := v.csi.lock(ctx, vol.volumeData)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if vol.isAttachable() {
 		if err := v.checkAttached(ctx, vol); err != nil {
 			return nil, err
@@ -386,9 +388,11 @@ func (d *drivers) shared(dir string, data volumeData) (bool, error) {
 
 // unpublish unpublishes a volume, and unstages it if no other pod uses it.
 func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) error {
-	lock := d.volumeLock(data)
-	lock.Lock()
-	defer lock.Unlock()
+	unlock, err := d.lock(ctx, data)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	driver, err := d.registered(data.Driver)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -135,6 +136,45 @@ func (s *fakeDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublish
 		unpublishing()
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, os.RemoveAll(r.TargetPath)
+}
+
+// TestVolumeLock: one caller at a time has a volume, one that is cancelled does not wait, and nothing is left of locks that nobody uses.
+func TestVolumeLock(t *testing.T) {
+	d := newDrivers(Options{})
+	data := volumeData{Driver: "disk.example.com", Handle: "h"}
+	unlock, err := d.lock(t.Context(), data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := d.lock(cancelled, data); !errors.Is(err, context.Canceled) {
+		t.Errorf("a lock that is held, with a context that is done: %v", err)
+	}
+	other, err := d.lock(t.Context(), volumeData{Driver: "disk.example.com", Handle: "other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	next := make(chan error)
+	go func() {
+		unlock, err := d.lock(context.Background(), data)
+		next <- err
+		unlock()
+		next <- nil
+	}()
+	select {
+	case <-next:
+		t.Error("two callers have one volume")
+	case <-time.After(20 * time.Millisecond):
+	}
+	unlock()
+	if err := errors.Join(<-next, <-next); err != nil {
+		t.Error(err)
+	}
+	if len(d.locks) != 0 {
+		t.Errorf("%d locks are left", len(d.locks))
+	}
 }
 
 // startDriver starts the driver and registers its socket with the kubelet.

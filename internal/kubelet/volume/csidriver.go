@@ -30,8 +30,16 @@ type drivers struct {
 
 	mu     sync.Mutex
 	byName map[string]*driver
-	// locks has a lock for each volume: the CSI spec asks for one call at a time per volume.
-	locks map[string]*sync.Mutex
+	// locks has the locks of the volumes that calls are made for.
+	locks map[string]*volumeLock
+}
+
+// volumeLock is the lock of a volume: the CSI spec asks for one call at a time per volume.
+type volumeLock struct {
+	// held has an element while the lock is held.
+	held chan struct{}
+	// users is how many hold the lock or wait for it. It is guarded by drivers.mu.
+	users int
 }
 
 // driver is a connected driver.
@@ -52,7 +60,7 @@ const callTimeout = `{"methodConfig":[{"name":[{}],"timeout":"120s"}]}`
 func newDrivers(o Options) *drivers {
 	return &drivers{
 		root: o.Root, nodeName: o.NodeName, client: o.Client, node: o.Node, log: o.Log,
-		byName: map[string]*driver{}, locks: map[string]*sync.Mutex{},
+		byName: map[string]*driver{}, locks: map[string]*volumeLock{},
 	}
 }
 
@@ -66,15 +74,31 @@ func (d *drivers) registered(name string) (*driver, error) {
 	return nil, fmt.Errorf("driver name %s not found in the list of registered CSI drivers", name)
 }
 
-// volumeLock returns the lock of a volume.
-func (d *drivers) volumeLock(data volumeData) *sync.Mutex {
+// lock locks a volume, unless ctx is done before.
+func (d *drivers) lock(ctx context.Context, data volumeData) (unlock func(), err error) {
 	key := data.Driver + "^" + data.Handle
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.locks[key] == nil {
-		d.locks[key] = &sync.Mutex{}
+	l := d.locks[key]
+	if l == nil {
+		l = &volumeLock{held: make(chan struct{}, 1)}
+		d.locks[key] = l
 	}
-	return d.locks[key]
+	l.users++
+	d.mu.Unlock()
+	leave := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(d.locks, key)
+		}
+	}
+	select {
+	case l.held <- struct{}{}:
+		return func() { <-l.held; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, ctx.Err()
+	}
 }
 
 // run closes the connections to the drivers when ctx is done.

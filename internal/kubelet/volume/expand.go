@@ -167,9 +167,11 @@ func (v *Volumes) nodeExpand(ctx context.Context, driver *driver, vol *csiVolume
 	if err != nil {
 		return fmt.Errorf("fetching NodeExpandSecretRef failed: %w", err)
 	}
-	lock := v.csi.volumeLock(vol.volumeData)
-	lock.Lock()
-	defer lock.Unlock()
+	unlock, err := v.csi.lock(ctx, vol.volumeData)
+	if err != nil {
+		return status.FromContextError(err).Err()
+	}
+	defer unlock()
 	_, err = driver.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 		VolumeId: vol.Handle, VolumePath: vol.publishPath(), StagingTargetPath: v.stagingPath(driver, vol), VolumeCapability: vol.capability(driver),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: x.plan.size.Value()}, Secrets: secrets,
