@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -333,38 +334,52 @@ func hexSum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(
 
 // published returns all CSI volumes of this node's pods, by directory.
 func (d *drivers) published() (map[string]volumeData, error) {
-	files, err := filepath.Glob(filepath.Join(d.root, "pods", "*", "volumes", strings.ReplaceAll(csiPlugin, "/", "~"), "*", dataFile))
-	if err != nil {
+	pods := filepath.Join(d.root, "pods")
+	entries, err := os.ReadDir(pods)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	all := map[string]volumeData{}
-	for _, file := range files {
-		data, err := load(filepath.Dir(file))
-		var damaged *json.SyntaxError
-		if errors.Is(err, os.ErrNotExist) || errors.As(err, &damaged) {
-			continue // deleted since, or truncated by a power loss, after which nothing is mounted
-		}
+	for _, entry := range entries {
+		ofPod, err := publishedFor(filepath.Join(pods, entry.Name()))
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", file, err)
+			return nil, err
 		}
-		all[filepath.Dir(file)] = data
+		maps.Copy(all, ofPod)
 	}
 	return all, nil
 }
 
+// publishedFor returns the CSI volumes of one pod, by directory.
+func publishedFor(podDir string) (map[string]volumeData, error) {
+	parent := filepath.Join(podDir, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))
+	entries, err := os.ReadDir(parent)
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		return nil, err
+	}
+	volumes := map[string]volumeData{}
+	for _, entry := range entries {
+		dir := filepath.Join(parent, entry.Name())
+		data, err := load(dir)
+		var damaged *json.SyntaxError
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.As(err, &damaged) {
+			continue // deleted since, or truncated by a power loss, after which nothing is mounted
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s of %s: %w", dataFile, dir, err)
+		}
+		volumes[dir] = data
+	}
+	return volumes, nil
+}
+
 // tearDown unpublishes the CSI volumes of a pod, and unstages those that no other pod uses.
 func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) error {
-	if _, err := os.Lstat(filepath.Join(podDir, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	published, err := d.published()
+	published, err := publishedFor(podDir)
 	if err != nil {
 		return err
 	}
 	for dir, data := range published {
-		if !strings.HasPrefix(dir, podDir+"/") {
-			continue
-		}
 		if err := d.unpublish(ctx, dir, data); err != nil {
 			return fmt.Errorf("unpublish volume %q of pod %s: %w", data.Name, uid, err)
 		}
@@ -404,9 +419,11 @@ func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) er
 	if err := unmountBelow(target); err != nil {
 		return err
 	}
-	shared, err := d.shared(dir, data)
-	if err != nil {
-		return err
+	shared := false
+	if data.Staged != "" {
+		if shared, err = d.shared(dir, data); err != nil {
+			return err
+		}
 	}
 	if data.Staged != "" && !shared {
 		if _, err := driver.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: data.Handle, StagingTargetPath: data.Staged}); err != nil {

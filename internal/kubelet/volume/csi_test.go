@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"skiff/internal/client"
@@ -174,6 +175,26 @@ func TestVolumeLock(t *testing.T) {
 	}
 	if len(d.locks) != 0 {
 		t.Errorf("%d locks are left", len(d.locks))
+	}
+}
+
+// TestPublished: the CSI volumes of pods are found in a directory whose name looks like a pattern.
+func TestPublished(t *testing.T) {
+	v := testVolumes(filepath.Join(t.TempDir(), "node[1]"), &fakeObjects{})
+	for _, pod := range []types.UID{"a", "b"} {
+		dir := v.dir(pod, csiPlugin, "pv-"+string(pod))
+		if err := errors.Join(os.MkdirAll(dir, 0o755), save(dir, volumeData{Driver: "disk.example.com", Handle: string(pod)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(v.Root, "pods/file"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := v.csi.published(); err != nil || len(all) != 2 {
+		t.Errorf("all volumes: %v, %v", all, err)
+	}
+	if ofPod, err := publishedFor(v.podDir("a")); err != nil || len(ofPod) != 1 || ofPod[v.dir("a", csiPlugin, "pv-a")].Handle != "a" {
+		t.Errorf("the volumes of a pod: %v, %v", ofPod, err)
 	}
 }
 
