@@ -46,7 +46,7 @@ func TestTokens(t *testing.T) {
 		source := &corev1.ServiceAccountTokenProjection{Audience: "a", ExpirationSeconds: pointer(int64(1000))}
 		get := func(step, want, failure string) {
 			t.Helper()
-			got, err := all.get(t.Context(), pod, source)
+			got, err := all.get(t.Context(), pod, source, true)
 			if got.text != want || failure == "" && !got.expires.After(time.Now()) || !strings.Contains(errorText(err), failure) || failure == "" && err != nil {
 				t.Errorf("%s: %q, %v", step, got.text, err)
 			}
@@ -72,6 +72,25 @@ func TestTokens(t *testing.T) {
 		time.Sleep(24*time.Hour + time.Second)
 		get("a day old", "tttt", "")
 	})
+}
+
+// TestTokenUsedOnce: a pod is not synced again for the token of a volume that gets no other, such as of a CSI driver without requiresRepublish.
+func TestTokenUsedOnce(t *testing.T) {
+	v := testVolumes(t.TempDir(), &fakeObjects{})
+	api := &issuer{}
+	v.tokens.request = api.request
+	pod := testPod()
+	for _, use := range []struct{ renewed, synced bool }{{false, false}, {true, true}, {false, true}} {
+		if _, err := v.tokens.get(t.Context(), pod, &corev1.ServiceAccountTokenProjection{Audience: "a", ExpirationSeconds: pointer(int64(1000))}, use.renewed); err != nil {
+			t.Fatal(err)
+		}
+		if at := v.RefreshAt(pod.UID); at.IsZero() == use.synced {
+			t.Errorf("used by a volume that renews it %t: the pod is synced again at %v", use.renewed, at)
+		}
+	}
+	if api.issued != 1 {
+		t.Errorf("%d tokens were requested", api.issued)
+	}
 }
 
 func TestOnlyUser(t *testing.T) {

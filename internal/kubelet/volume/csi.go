@@ -234,7 +234,8 @@ func (v *Volumes) nodePublish(ctx context.Context, driver *driver, vol *csiVolum
 func (v *Volumes) csiTokens(ctx context.Context, vol *csiVolume) (string, error) {
 	tokens := map[string]authenticationv1.TokenRequestStatus{}
 	for _, request := range vol.spec.TokenRequests {
-		token, err := v.tokens.get(ctx, vol.pod, &corev1.ServiceAccountTokenProjection{Audience: request.Audience, ExpirationSeconds: request.ExpirationSeconds})
+		source := &corev1.ServiceAccountTokenProjection{Audience: request.Audience, ExpirationSeconds: request.ExpirationSeconds}
+		token, err := v.tokens.get(ctx, vol.pod, source, ptr.Deref(vol.spec.RequiresRepublish, false))
 		if err != nil {
 			return "", err
 		}

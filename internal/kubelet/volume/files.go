@@ -259,7 +259,7 @@ func (v *Volumes) sourceFiles(ctx context.Context, pod *corev1.Pod, volume *core
 	case source.DownwardAPI != nil:
 		return v.downwardFiles(pod, source.DownwardAPI.Items, projected.DefaultMode)
 	case source.ServiceAccountToken != nil:
-		token, err := v.tokens.get(ctx, pod, source.ServiceAccountToken)
+		token, err := v.tokens.get(ctx, pod, source.ServiceAccountToken, true)
 		return payload{source.ServiceAccountToken.Path: credential(pod, []byte(token.text), *projected.DefaultMode)}, err
 	case source.ClusterTrustBundle != nil:
 		anchors, err := v.trustAnchors(source.ClusterTrustBundle)

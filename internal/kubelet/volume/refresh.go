@@ -52,7 +52,7 @@ func (v *Volumes) RefreshAt(uid types.UID) time.Time {
 	v.mu.Unlock()
 	v.tokens.mu.Lock()
 	for key, token := range v.tokens.cached {
-		if key.pod == uid {
+		if key.pod == uid && token.renewed {
 			add(token.refreshAt)
 		}
 	}

@@ -39,6 +39,8 @@ type tokenKey struct {
 type token struct {
 	text               string
 	refreshAt, expires time.Time
+	// renewed is set if a volume gets another one when it is due for renewal.
+	renewed bool
 }
 
 func newTokens(c *client.Client) *tokens {
@@ -51,17 +53,23 @@ func newTokens(c *client.Client) *tokens {
 	}
 }
 
-// get returns a token that is not due for renewal. If renewing fails, the current one is used until it expires.
-func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.ServiceAccountTokenProjection) (token, error) {
+// get returns a token that is not due for renewal. If renewing fails, the current one is used until it expires. renewed is false for a volume that uses
+// the token only once.
+func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.ServiceAccountTokenProjection, renewed bool) (token, error) {
 	key := tokenKey{pod: pod.UID, account: pod.Spec.ServiceAccountName, audience: source.Audience}
 	if source.ExpirationSeconds != nil {
 		key.seconds = *source.ExpirationSeconds
 	}
 	t.mu.Lock()
-	have := t.cached[key]
+	cached := t.cached[key]
+	have := token{}
+	if cached != nil {
+		cached.renewed = cached.renewed || renewed
+		have = *cached
+	}
 	t.mu.Unlock()
-	if have != nil && t.now().Before(have.refreshAt) {
-		return *have, nil
+	if cached != nil && t.now().Before(have.refreshAt) {
+		return have, nil
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: source.ExpirationSeconds,
@@ -72,14 +80,14 @@ func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.Servic
 	}
 	response, err := t.request(ctx, pod.Namespace, pod.Spec.ServiceAccountName, request)
 	switch {
-	case err != nil && have == nil:
+	case err != nil && cached == nil:
 		return token{}, fmt.Errorf("failed to fetch token: %w", err)
 	case err != nil && t.now().After(have.expires):
 		return token{}, fmt.Errorf("token expired and refresh failed: %w", err)
 	case err != nil:
-		return *have, nil
+		return have, nil
 	}
-	fresh := &token{text: response.Status.Token, expires: response.Status.ExpirationTimestamp.Time}
+	fresh := &token{text: response.Status.Token, expires: response.Status.ExpirationTimestamp.Time, renewed: renewed || have.renewed}
 	fresh.refreshAt = tokenRefreshTime(t.now(), response)
 	t.mu.Lock()
 	t.cached[key] = fresh
