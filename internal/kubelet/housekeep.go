@@ -130,7 +130,7 @@ func (k *Kubelet) removeOrphan(ctx context.Context, uid types.UID) error {
 	if err := k.Cgroups.Remove(uid); err != nil {
 		return wrapped("remove cgroup", err)
 	}
-	return os.RemoveAll(k.podDir(uid))
+	return wrapped("remove directory", k.Volumes.RemoveDir(ctx, uid))
 }
 
 // removeOrphanLogs removes the logs of pods without a worker.

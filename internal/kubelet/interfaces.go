@@ -28,6 +28,8 @@ type Volumes interface {
 	SupplementalGroups(uid types.UID) []int64
 	// Unmount unmounts all volumes of a pod and removes their directories.
 	Unmount(ctx context.Context, uid types.UID) error
+	// RemoveDir removes the directory of a pod whose volumes are unmounted, but nothing that is mounted in it nevertheless.
+	RemoveDir(ctx context.Context, uid types.UID) error
 	// Pods lists the pods that have directories on disk.
 	Pods() ([]types.UID, error)
 	// ReadFile reads a file of a pod's volume. The path cannot lead out of the volume.

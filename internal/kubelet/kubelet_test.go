@@ -55,6 +55,8 @@ type fakeDependencies struct {
 	orphans []types.UID
 	// holding has a channel for each pod, by name, whose volumes are not mounted before it is closed.
 	holding map[string]chan struct{}
+	// root is the kubelet's directory.
+	root string
 }
 
 func (f *fakeDependencies) note(format string, args ...any) {
@@ -116,6 +118,9 @@ func (f *fakeDependencies) Unmount(_ context.Context, uid types.UID) error {
 	f.note("unmount %s", uid)
 	return nil
 }
+func (f *fakeDependencies) RemoveDir(_ context.Context, uid types.UID) error {
+	return os.RemoveAll(filepath.Join(f.root, "pods", string(uid)))
+}
 func (f *fakeDependencies) Pods() ([]types.UID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -155,7 +160,8 @@ func (c fakeCgroups) Remove(uid types.UID) error               { c.note("remove 
 func newTestKubelet(t *testing.T) *testKubelet {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := inprocess.Start(t, ctx)
-	b := &testKubelet{T: t, ctx: ctx, client: c, pods: client.For[*corev1.Pod](c), runtime: critest.NewFake("image", "other"), fakes: &fakeDependencies{}, root: t.TempDir()}
+	b := &testKubelet{T: t, ctx: ctx, client: c, pods: client.For[*corev1.Pod](c), runtime: critest.NewFake("image", "other"), root: t.TempDir()}
+	b.fakes = &fakeDependencies{root: b.root}
 	node, err := client.For[*corev1.Node](c).Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, client.WriteOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -436,7 +436,13 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 	if err := w.k.removeContainers(ctx, w.uid); err != nil {
 		return false, err
 	}
-	return true, errors.Join(os.RemoveAll(w.k.podDir(w.uid)), os.RemoveAll(cri.PodLogDirectory(w.k.LogsDir(), pod)))
+	if err := w.k.Volumes.RemoveDir(ctx, w.uid); err != nil {
+		return false, wrapped("remove directory", err)
+	}
+	if err := os.RemoveAll(cri.PodLogDirectory(w.k.LogsDir(), pod)); err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 // specOf returns a container of a pod's spec by name, or nil.

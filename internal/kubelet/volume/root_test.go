@@ -478,6 +478,33 @@ func TestSubPathsAreUnmountedFirst(t *testing.T) {
 	}
 }
 
+// TestRemoveDir: what is mounted in the directory of a pod after its volumes were unmounted is not deleted with the directory.
+func TestRemoveDir(t *testing.T) {
+	root := privateMounts(t)
+	v := testVolumes(root, &fakeObjects{})
+	kept := filepath.Join(root, "kept")
+	late := filepath.Join(v.podDir("uid-1"), "volumes/kubernetes.io~csi/pv/mount")
+	if err := errors.Join(os.Mkdir(kept, 0o755), os.WriteFile(filepath.Join(kept, "file"), []byte("kept"), 0o644), os.MkdirAll(late, 0o755),
+		os.MkdirAll(filepath.Join(v.podDir("uid-1"), "containers/c"), 0o755), os.WriteFile(filepath.Join(v.podDir("uid-1"), "etc-hosts"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := bindPath(kept, late); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.RemoveDir(t.Context(), "uid-1"); err != nil {
+		t.Error(err)
+	}
+	if got := read(t, kept, "file"); got != "kept" {
+		t.Errorf("the volume has %q", got)
+	}
+	if exists(v.podDir("uid-1")) {
+		t.Error("the directory of the pod is left")
+	}
+	if err := v.RemoveDir(t.Context(), "uid-1"); err != nil {
+		t.Errorf("a directory that does not exist: %v", err)
+	}
+}
+
 // TestLocalVolumeAfterKill: a kubelet that was killed after it had mounted a local volume completes it when it starts again, once.
 func TestLocalVolumeAfterKill(t *testing.T) {
 	root := privateMounts(t)

@@ -363,6 +363,39 @@ func (v *Volumes) tearDown(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
+// RemoveDir removes the directory of a pod whose volumes are unmounted. What a driver that responds late has mounted in it since is unmounted; its
+// content is not removed.
+func (v *Volumes) RemoveDir(ctx context.Context, uid types.UID) error {
+	if err := checkUID(uid); err != nil {
+		return err
+	}
+	dir := v.podDir(uid)
+	if err := removeDir(ctx, dir); err == nil {
+		return nil
+	}
+	if err := unmountBelow(dir); err != nil {
+		return err
+	}
+	return removeDir(ctx, dir)
+}
+
+// removeDir removes a directory. It fails if something is mounted in it.
+func removeDir(ctx context.Context, dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := removeTree(ctx, dir, entry.Name()); err != nil {
+			return err
+		}
+	}
+	return os.Remove(dir)
+}
+
 // measureUnmount records the attempt to unmount the volumes of a pod, which are unmounted together.
 func (v *Volumes) measureUnmount(state *podVolumes, began time.Time, err error) {
 	took := time.Since(began)
