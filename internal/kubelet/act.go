@@ -46,7 +46,7 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 		for i := range pod.Spec.InitContainers {
 			for _, c := range runtime.Containers {
 				if c.Name == pod.Spec.InitContainers[i].Name {
-					_ = k.Runtime.RemoveContainer(uncancelled, c.ID) // retried by housekeeping
+					_ = k.removeContainer(uncancelled, c.ID) // retried by housekeeping
 				}
 			}
 		}
@@ -100,7 +100,7 @@ func (w *worker) reset(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, r
 				return err
 			}
 		}
-		if err := w.k.Runtime.RemoveContainer(ctx, r.ID); err != nil && !cri.NotFound(err) {
+		if err := w.k.removeContainer(ctx, r.ID); err != nil {
 			return wrapped("remove container "+r.Name, err)
 		}
 	}

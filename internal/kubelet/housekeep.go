@@ -168,10 +168,9 @@ func (k *Kubelet) removeContainers(ctx context.Context, uid types.UID) error {
 		return err
 	}
 	for _, c := range containers {
-		if err := k.Runtime.RemoveContainer(ctx, c.ID); err != nil && !cri.NotFound(err) {
+		if err := k.removeContainer(ctx, c.ID); err != nil {
 			return wrapped("remove container", err)
 		}
-		k.killing.Delete(c.ID)
 	}
 	sandboxes, err := k.Runtime.ListPodSandboxes(ctx, uid)
 	if err != nil {
@@ -238,8 +237,16 @@ func (k *Kubelet) removeWithLog(ctx context.Context, id string) {
 			_ = os.Remove(log)
 		}
 	}
-	_ = k.Runtime.RemoveContainer(ctx, id) // retried by the next housekeeping
+	_ = k.removeContainer(ctx, id) // retried by the next housekeeping
+}
+
+// removeContainer removes a container, and what is known about its end.
+func (k *Kubelet) removeContainer(ctx context.Context, id string) error {
+	if err := k.Runtime.RemoveContainer(ctx, id); err != nil && !cri.NotFound(err) {
+		return err
+	}
 	k.killing.Delete(id)
+	return nil
 }
 
 // rotateLogs rotates container logs until ctx is done.
