@@ -68,6 +68,7 @@ func (k *Kubelet) killContainer(ctx context.Context, pod *corev1.Pod, runtime *c
 	if stop.grace != nil {
 		grace = *stop.grace
 	}
+	grace = min(grace, maxKillGrace)
 	message := stop.message
 	if message == "" {
 		message = fmt.Sprintf("Stopping container %s", c.Name)
@@ -88,8 +89,9 @@ func (k *Kubelet) killContainer(ctx context.Context, pod *corev1.Pod, runtime *c
 	return nil
 }
 
-// minKillGrace is the shortest grace period of a container in seconds.
-const minKillGrace = 2
+// minKillGrace and maxKillGrace are the shortest and the longest grace period of a container in seconds. The API has no maximum; a longer one would
+// overflow the durations of the kubelet and of the runtime.
+const minKillGrace, maxKillGrace = 2, 1<<31 - 1
 
 // hookTarget is the container that a lifecycle hook runs for.
 type hookTarget struct {

@@ -1,6 +1,33 @@
 package kubelet
 
-import "testing"
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestLongGracePeriod: a grace period of more than the nanoseconds that a duration can hold does not end before it has begun.
+func TestLongGracePeriod(t *testing.T) {
+	b := newTestKubelet(t)
+	b.stop()
+	var expired atomic.Bool
+	b.runtime.Command = func(ctx context.Context, _ string, _ []string) (string, int32, error) {
+		expired.Store(ctx.Err() != nil)
+		return "", 0, nil
+	}
+	b.start()
+	const grace = 10_000_000_000
+	pod := b.until(b.create(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64(grace)) }, regular("a", func(c *corev1.Container) {
+		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"bye"}}}}
+	})), "running", running)
+	b.delete(pod, grace)
+	b.gone(pod)
+	if expired.Load() {
+		t.Error("the preStop hook had no time")
+	}
+}
 
 // TestKillingIsForgotten: nothing is left of containers that were stopped when their pod is removed.
 func TestKillingIsForgotten(t *testing.T) {
