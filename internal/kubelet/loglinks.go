@@ -19,11 +19,25 @@ import (
 // LogLinksDir is the directory of links beside the directory of the logs of pods.
 func LogLinksDir(podLogs string) string { return filepath.Join(filepath.Dir(podLogs), "containers") }
 
+// logSuffix is the end of the names of links, maxLogName the length of the rest: file systems have names of at most 255 bytes.
+const (
+	logSuffix  = ".log"
+	maxLogName = 255 - len(logSuffix)
+)
+
 // linkLog makes the link to the log of a container. Failures are logged: the container runs without it.
 func (k *Kubelet) linkLog(pod *corev1.Pod, c *corev1.Container, id string, attempt uint32) {
-	name := fmt.Sprintf("%s_%s_%s-%s.log", pod.Name, pod.Namespace, c.Name, id)
+	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, c.Name, id)
+	link := filepath.Join(LogLinksDir(k.LogsDir()), name[:min(len(name), maxLogName)]+logSuffix)
 	log := filepath.Join(cri.PodLogDirectory(k.LogsDir(), pod), cri.ContainerLogPath(c.Name, attempt))
-	if err := os.Symlink(log, filepath.Join(LogLinksDir(k.LogsDir()), name)); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := os.Symlink(log, link)
+	if errors.Is(err, fs.ErrExist) {
+		// The name was cut, and is that of an earlier start too.
+		if err = os.Remove(link); err == nil {
+			err = os.Symlink(log, link)
+		}
+	}
+	if err != nil {
 		k.Log.Warn("failed to link the log of a container", "pod", describe(pod), "container", c.Name, "error", err)
 	}
 }
@@ -45,7 +59,7 @@ func RemoveDeadLogLinks(podLogs string, isContainer func(id string) bool) error 
 		if err != nil || !strings.HasPrefix(target, podLogs+"/") {
 			continue // not one of ours
 		}
-		id := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], ".log")
+		id := strings.TrimSuffix(path[strings.LastIndexByte(path, '-')+1:], logSuffix)
 		if _, err := os.Stat(target); !errors.Is(err, fs.ErrNotExist) || isContainer(id) {
 			continue
 		}
