@@ -75,7 +75,7 @@ type imageRecorder struct {
 }
 
 // recheck checks the images that are not recorded if the host has been rebooted since, and records all that are present. A host without a record has
-// images of an earlier version of skiff, or none.
+// images of an earlier version of skiff, or none. A record that cannot be written, because the disk is full, does not keep the node from starting.
 func (r *imageRecorder) recheck(ctx context.Context) error {
 	var err error
 	if r.recorded, err = readSyncedImages(r.file); err != nil {
@@ -86,7 +86,14 @@ func (r *imageRecorder) recheck(ctx context.Context) error {
 			return fmt.Errorf("check images after a reboot: %w", err)
 		}
 	}
-	return r.record(ctx)
+	err = r.record(ctx)
+	if isInterrupted(err) {
+		return err
+	}
+	if err != nil {
+		r.log.Warn("failed to record the images on disk", "error", err)
+	}
+	return nil
 }
 
 // run records new images until ctx is done, and then once more.

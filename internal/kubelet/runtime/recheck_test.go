@@ -417,6 +417,30 @@ func TestRecheck(t *testing.T) {
 	})
 }
 
+// TestRecheckOnFullDisk: a node whose disk has no space for the record starts, and has new images checked again after the next reboot.
+func TestRecheckOnFullDisk(t *testing.T) {
+	f, importer := newFakeContainerd(t)
+	f.add("new", "layer")
+	dir := writeRecord(t, `{"boot":"first"}`)
+	file := filepath.Join(dir, "images.json")
+	before, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &imageRecorder{importer: importer, dir: filepath.Join(dir, "missing"), file: file, boot: "second", log: slog.New(slog.DiscardHandler)}
+	if err := r.recheck(t.Context()); err != nil {
+		t.Errorf("the node does not start: %v", err)
+	}
+	if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the record was replaced, %v", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !slices.Equal(f.unpacked, []string{"layer"}) {
+		t.Errorf("unpacked %q", f.unpacked)
+	}
+}
+
 // TestRecheckInterrupted: a containerd that exits meanwhile does not make an image count as damaged.
 func TestRecheckInterrupted(t *testing.T) {
 	f, importer := newFakeContainerd(t)
