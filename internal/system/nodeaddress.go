@@ -49,6 +49,7 @@ func (n *nodeComponents) watchAddress(ctx context.Context) error {
 	w := addressWatch{
 		current: current, own: hostnet.Addresses,
 		primary: func() (netip.Addr, error) { return hostnet.PrimaryAddress(n.serviceCIDRs...) },
+		uplink:  func() (netip.Addr, error) { return hostnet.UplinkAddress(n.serviceCIDRs...) },
 	}
 	return w.Run(ctx)
 }
@@ -56,15 +57,20 @@ func (n *nodeComponents) watchAddress(ctx context.Context) error {
 // addressWatch watches the addresses of a host.
 type addressWatch struct {
 	current netip.Addr
-	// own lists the addresses of the host, primary chooses one of them.
-	own     func() ([]netip.Addr, error)
-	primary func() (netip.Addr, error)
+	// own lists the addresses of the host, primary chooses one of them; uplink chooses one of the interface with the default route, if there is one.
+	own             func() ([]netip.Addr, error)
+	primary, uplink func() (netip.Addr, error)
+	// isProvisional is set if the current address was not of the interface with the default route.
+	isProvisional bool
 }
 
-// Run returns an addressChange when the host does not have the current address any more and has another. A host that has none is waited for.
+// Run returns an addressChange when the host does not have the current address any more and has another, or gets its first default route: the current
+// address may be that of a bridge for containers. A host that has no address is waited for.
 func (w addressWatch) Run(ctx context.Context) error {
 	ticker := time.NewTicker(addressPeriod)
 	defer ticker.Stop()
+	ofUplink, err := w.uplink()
+	w.isProvisional = err == nil && ofUplink != w.current
 	var before netip.Addr
 	for {
 		select {
@@ -80,10 +86,16 @@ func (w addressWatch) Run(ctx context.Context) error {
 	}
 }
 
-// next returns the address that replaces the current one; none if the host still has that, or no other.
+// next returns the address that replaces the current one; none if that is to be kept, or there is no other.
 func (w addressWatch) next() netip.Addr {
 	own, err := w.own()
-	if err != nil || slices.Contains(own, w.current) {
+	if err != nil {
+		return netip.Addr{}
+	}
+	if slices.Contains(own, w.current) {
+		if address, err := w.uplink(); w.isProvisional && err == nil && address != w.current {
+			return address
+		}
 		return netip.Addr{}
 	}
 	address, err := w.primary()

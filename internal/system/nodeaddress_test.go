@@ -44,6 +44,40 @@ func TestAddressWatch(t *testing.T) {
 					}
 					return read[len(read)-1], nil
 				},
+				uplink: func() (netip.Addr, error) { return a, nil },
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			change, _ := errors.AsType[addressChange](w.Run(ctx))
+			if change.to != row.want {
+				t.Errorf("%s: changed to %s, want %s", row.name, change.to, row.want)
+			}
+		})
+	}
+}
+
+// TestFirstDefaultRoute: a node that was started before its host had a default route, with the address of a bridge for containers, gets the address that
+// others reach. One that had it keeps its address when another interface has the default route.
+func TestFirstDefaultRoute(t *testing.T) {
+	bridge, uplink, other := netip.MustParseAddr("172.17.0.1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.1")
+	none := netip.Addr{}
+	for _, row := range []struct {
+		name    string
+		current netip.Addr
+		uplinks []netip.Addr // at the start, and then
+		want    netip.Addr
+	}{
+		{"never one", bridge, []netip.Addr{none, none, none}, none},
+		{"later", bridge, []netip.Addr{none, none, uplink, uplink}, uplink},
+		{"for a moment", bridge, []netip.Addr{none, uplink, none, none}, none},
+		{"another one", uplink, []netip.Addr{uplink, other, other, other}, none},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			at := -1
+			w := addressWatch{
+				current: row.current, own: func() ([]netip.Addr, error) { return []netip.Addr{bridge, uplink, other}, nil },
+				primary: func() (netip.Addr, error) { return other, nil },
+				uplink:  func() (netip.Addr, error) { at = min(at+1, len(row.uplinks)-1); return row.uplinks[at], nil },
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()

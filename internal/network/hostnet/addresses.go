@@ -27,14 +27,64 @@ func IsOwnLink(name string) bool {
 var errNoAddress = errors.New("the host has no address that others can reach")
 
 // PrimaryAddress returns the address at which others reach this host: one of the interface with the default route, else of any interface, else one of the
-// loopback interface, which hosts have that announce it by a routing protocol. IPv4 comes first. Addresses of the cluster are left out: those in
-// clusterCIDRs, and those of interfaces that the cluster's components make. They stay after a crash, and every node has the same.
+// loopback interface, which hosts have that announce it by a routing protocol. IPv4 comes first, and IPv6 addresses that the kernel soon replaces last.
+// Addresses of the cluster are left out: those in clusterCIDRs, and those of interfaces that the cluster's components make. They stay after a crash, and
+// every node has the same.
 func PrimaryAddress(clusterCIDRs ...netip.Prefix) (netip.Addr, error) {
 	networks, err := Networks()
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	var ofUplinks, ofOthers []netip.Addr
+	if a := choose(ofUplinks(networks), clusterCIDRs); a.IsValid() {
+		return a, nil
+	}
+	others := slices.DeleteFunc(networks, func(n Network) bool { return IsOwnLink(n.Link) })
+	if a := choose(others, clusterCIDRs); a.IsValid() {
+		return a, nil
+	}
+	ofLoopback, err := loopbackNetworks()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if a := choose(ofLoopback, clusterCIDRs); a.IsValid() {
+		return a, nil
+	}
+	return netip.Addr{}, errNoAddress
+}
+
+// UplinkAddress returns the primary address of a host that has a default route; none if it has not, or not yet.
+func UplinkAddress(clusterCIDRs ...netip.Prefix) (netip.Addr, error) {
+	networks, err := Networks()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return choose(ofUplinks(networks), clusterCIDRs), nil
+}
+
+// choose returns the best of the addresses of networks; none if there is none outside of the cluster's networks.
+func choose(networks []Network, clusterCIDRs []netip.Prefix) netip.Addr {
+	best, bestRank := netip.Addr{}, 0
+	for _, n := range networks {
+		a := n.Address.Addr()
+		if !a.IsGlobalUnicast() || slices.ContainsFunc(clusterCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			continue
+		}
+		rank := 1
+		switch {
+		case a.Is4():
+			rank = 3
+		case !n.IsTemporary:
+			rank = 2
+		}
+		if rank > bestRank {
+			best, bestRank = a, rank
+		}
+	}
+	return best
+}
+
+// ofUplinks are the networks of the links with a default route, in their order.
+func ofUplinks(networks []Network) (found []Network) {
 	for _, index := range uplinks() {
 		link, err := netlink.LinkByIndex(index)
 		if err != nil {
@@ -42,32 +92,14 @@ func PrimaryAddress(clusterCIDRs ...netip.Prefix) (netip.Addr, error) {
 		}
 		for _, n := range networks {
 			if n.Link == link.Attrs().Name {
-				ofUplinks = append(ofUplinks, n.Address.Addr())
+				found = append(found, n)
 			}
 		}
 	}
-	for _, n := range networks {
-		if !IsOwnLink(n.Link) {
-			ofOthers = append(ofOthers, n.Address.Addr())
-		}
-	}
-	ofLoopback, err := loopbackAddresses()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	for _, candidates := range [][]netip.Addr{ofUplinks, ofOthers, ofLoopback} {
-		for _, isIPv4 := range []bool{true, false} {
-			for _, a := range candidates {
-				if a.Is4() == isIPv4 && a.IsGlobalUnicast() && !slices.ContainsFunc(clusterCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
-					return a, nil
-				}
-			}
-		}
-	}
-	return netip.Addr{}, errNoAddress
+	return found
 }
 
-func loopbackAddresses() (all []netip.Addr, err error) {
+func loopbackNetworks() (all []Network, err error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("find the loopback interface: %w", err)
@@ -77,7 +109,7 @@ func loopbackAddresses() (all []netip.Addr, err error) {
 		return nil, fmt.Errorf("list addresses of the loopback interface: %w", err)
 	}
 	for _, a := range list {
-		all = append(all, PrefixOf(a.IPNet).Addr())
+		all = append(all, Network{Link: "lo", Address: PrefixOf(a.IPNet)})
 	}
 	return all, nil
 }

@@ -123,7 +123,12 @@ type Network struct {
 	Link    string
 	Address netip.Prefix
 	MTU     int
+	// IsTemporary is set for an IPv6 address that the kernel replaces, is about to remove or has not accepted yet.
+	IsTemporary bool
 }
+
+// temporaryFlags are the flags of temporary IPv6 addresses. The first is another one for IPv4.
+const temporaryFlags = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 
 // Networks lists the networks of the host's interfaces, except loopback ones, in the order of the kernel.
 func Networks() ([]Network, error) {
@@ -141,7 +146,9 @@ func Networks() ([]Network, error) {
 		if i < 0 || links[i].Attrs().Flags&net.FlagLoopback != 0 || a.IP.IsLinkLocalUnicast() {
 			continue
 		}
-		all = append(all, Network{Link: links[i].Attrs().Name, Address: PrefixOf(a.IPNet), MTU: links[i].Attrs().MTU})
+		n := Network{Link: links[i].Attrs().Name, Address: PrefixOf(a.IPNet), MTU: links[i].Attrs().MTU}
+		n.IsTemporary = n.Address.Addr().Is6() && a.Flags&temporaryFlags != 0
+		all = append(all, n)
 	}
 	return all, nil
 }

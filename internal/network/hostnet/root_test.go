@@ -4,9 +4,11 @@ package hostnet
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"skiff/test/netns"
 )
@@ -34,7 +36,15 @@ func primary(t *testing.T, addresses [][2]string, uplink string) string {
 			if text == "" {
 				continue
 			}
-			if err := AddAddress(link, netip.MustParsePrefix(text)); err != nil {
+			prefix, isDeprecated := strings.CutSuffix(text, " deprecated")
+			if !isDeprecated {
+				if err := AddAddress(link, netip.MustParsePrefix(prefix)); err != nil {
+					return err
+				}
+				continue
+			}
+			address := &netlink.Addr{IPNet: IPNet(netip.MustParsePrefix(prefix)), Flags: unix.IFA_F_NODAD, ValidLft: 3600}
+			if err := netlink.AddrAdd(link, address); err != nil {
 				return err
 			}
 		}
@@ -47,9 +57,15 @@ func primary(t *testing.T, addresses [][2]string, uplink string) string {
 				return err
 			}
 		}
-		address, err := PrimaryAddress(netip.MustParsePrefix("10.96.0.0/12"))
+		services := netip.MustParsePrefix("10.96.0.0/12")
+		address, err := PrimaryAddress(services)
 		if found = address.String(); err != nil {
 			found = err.Error()
+		}
+		if ofUplink, err := UplinkAddress(services); err != nil || ofUplink.IsValid() && ofUplink != address {
+			t.Errorf("the address of the interface with the default route is %s, %v", ofUplink, err)
+		} else if isUplink := uplink != "" && strings.HasPrefix(found, "192."); ofUplink.IsValid() != isUplink {
+			t.Errorf("the address %s is of the interface with the default route: %t", found, ofUplink.IsValid())
 		}
 		return nil
 	})
@@ -72,6 +88,8 @@ func TestPrimaryAddress(t *testing.T) {
 		{"no default route", [][2]string{{"eth0", "10.0.0.1/24"}, {"eth1", "192.168.7.7/24"}}, "", "10.0.0.1"},
 		{"IPv4 before IPv6", [][2]string{{"eth0", "fd00::1/64"}, {"eth0", "10.0.0.1/24"}}, "", "10.0.0.1"},
 		{"IPv6 only", [][2]string{{"eth0", "fd00::1/64"}}, "", "fd00::1"},
+		{"IPv6 addresses that are removed soon", [][2]string{{"eth0", "fd00::1/64 deprecated"}, {"eth0", "fd00::2/64"}, {"eth0", "fd00::3/64 deprecated"}}, "", "fd00::2"},
+		{"nothing else than an address that is removed soon", [][2]string{{"eth0", "fd00::1/64 deprecated"}}, "", "fd00::1"},
 		{"no address yet", [][2]string{{"eth0", ""}}, "eth0", errNoAddress.Error()},
 		{"announced from the loopback interface", [][2]string{{"lo", "172.16.1.1/32"}, {"eth0", ""}}, "eth0", "172.16.1.1"},
 	} {
