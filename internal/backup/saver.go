@@ -94,22 +94,23 @@ func (s *Saver) Run(ctx context.Context) error {
 	if err := os.RemoveAll(s.StagingDir); err != nil {
 		return err
 	}
-	next := s.nextScheduled()
+	plan := timetable{schedule: s.Schedule}
+	plan.advance(time.Now())
 	for {
 		var due <-chan time.Time
 		if s.Schedule != nil {
 			// The clock can be set meanwhile.
-			due = time.After(min(time.Until(next), maxTimer))
+			due = time.After(min(time.Until(plan.next), maxTimer))
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-due:
-			if time.Now().Before(next) {
+			if !plan.isDue(time.Now()) {
 				continue
 			}
 			s.saveScheduled(ctx)
-			next = s.nextScheduled()
+			plan.advance(time.Now())
 		case name := <-s.requests:
 			s.saveRequested(ctx, name)
 		}
@@ -119,13 +120,35 @@ func (s *Saver) Run(ctx context.Context) error {
 // maxTimer is how long Run waits at most before it reads the clock again.
 const maxTimer = time.Minute
 
-// nextScheduled is when the next snapshot has to be saved. Times that have passed while one was saved are left out.
-func (s *Saver) nextScheduled() time.Time {
-	if s.Schedule == nil {
-		return time.Time{}
-	}
-	return s.Schedule.Next(time.Now())
+// timetable is when the next snapshot has to be saved.
+type timetable struct {
+	schedule cron.Schedule // nil: never
+	next     time.Time
+	read     time.Time // when the clock was read last
 }
+
+// advance plans the next snapshot. Times that have passed while one was saved are left out.
+func (t *timetable) advance(now time.Time) {
+	now = wall(now)
+	t.read = now
+	if t.schedule != nil {
+		t.next = t.schedule.Next(now)
+	}
+}
+
+// isDue reports whether a snapshot has to be saved now. If the clock was set back, what was planned by its former time does not count: that can be
+// years away.
+func (t *timetable) isDue(now time.Time) bool {
+	now = wall(now)
+	if now.Before(t.read) {
+		t.advance(now)
+	}
+	t.read = now
+	return !now.Before(t.next)
+}
+
+// wall is a time without the reading of the monotonic clock, which does not change when the clock is set.
+func wall(t time.Time) time.Time { return t.Round(0) }
 
 // saveScheduled saves a snapshot, and deletes those that it replaces.
 func (s *Saver) saveScheduled(ctx context.Context) {
@@ -136,7 +159,7 @@ func (s *Saver) saveScheduled(ctx context.Context) {
 		}
 		return
 	}
-	deleted, err := Prune(ctx, s.Storage, namePrefix(ScheduledPrefix, s.Server), s.Retention)
+	deleted, err := Prune(ctx, s.Storage, Pruning{Keep: s.Retention, Prefix: namePrefix(ScheduledPrefix, s.Server), Saved: entry.Name})
 	if err != nil && ctx.Err() == nil {
 		s.Log.Error("failed to delete old snapshots", "location", s.Storage.String(), "error", err)
 	}

@@ -199,6 +199,56 @@ func TestSchedule(t *testing.T) {
 	})
 }
 
+// A clock that was set forward and back again does not end the schedule, and does not let snapshots be saved twice.
+func TestScheduleAfterWrongClock(t *testing.T) {
+	hourly, err := cron.ParseStandard("CRON_TZ=UTC 0 * * * *")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, schedule := range map[string]cron.Schedule{"at times": hourly, "at intervals": cron.Every(time.Hour)} {
+		plan := timetable{schedule: schedule}
+		plan.advance(at(0))
+		for _, test := range []struct {
+			now  time.Time
+			want bool
+		}{
+			{at(59), false},
+			{at(60), true},
+			{at(61), false},
+			{at(61).AddDate(10, 0, 0), true},
+			{at(62).AddDate(10, 0, 0), false},
+			{at(63), false}, // the clock is right again
+			{at(64), false},
+			{at(124), true},
+			{at(125), false},
+		} {
+			got := plan.isDue(test.now)
+			if got != test.want {
+				t.Errorf("%s: due at %v is %v, want %v", name, test.now, got, test.want)
+			}
+			if got {
+				plan.advance(test.now)
+			}
+		}
+	}
+}
+
+// A scheduled snapshot is kept, although older ones have later times.
+func TestScheduledIsKept(t *testing.T) {
+	directory := Directory(t.TempDir())
+	saver := newTestSaver(t, testSource(), directory)
+	for minutes := range 4 {
+		if err := directory.Put(t.Context(), newName(ScheduledPrefix, "host", time.Now().Add(time.Duration(5+minutes)*time.Minute)), strings.NewReader("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saver.saveScheduled(t.Context())
+	entries, err := directory.List(t.Context())
+	if err != nil || len(entries) != 2 || entries[0].Bytes <= 1 {
+		t.Errorf("left are %v, %v", entries, err)
+	}
+}
+
 // respond serves one request and returns its status and the saved snapshot, or the message of the error.
 func respond(t *testing.T, saver *Saver, method, path, body string) (int, Save, string) {
 	t.Helper()

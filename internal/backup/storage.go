@@ -57,7 +57,8 @@ func ValidatePrefix(prefix string) error {
 	if !validPrefix.MatchString(prefix) {
 		return fmt.Errorf("%q must consist of at most 40 lower-case letters, digits and '-', and begin and end with a letter or digit", prefix)
 	}
-	if prefix == ScheduledPrefix {
+	// With a dash it could be the prefix of the scheduled snapshots of a server, which are deleted when there are newer ones.
+	if prefix == ScheduledPrefix || strings.HasPrefix(prefix, ScheduledPrefix+"-") {
 		return fmt.Errorf("%q is for snapshots that are saved on schedule", prefix)
 	}
 	return nil
@@ -98,19 +99,56 @@ func sortEntries(entries []Entry) {
 	})
 }
 
-// Prune deletes all but the newest snapshots. With a prefix, only those whose names have it before the time count. It returns the names of those it
-// deleted.
-func Prune(ctx context.Context, storage Storage, prefix string, keep int) ([]string, error) {
+// clockTolerance is how much the clocks of servers may differ.
+const clockTolerance = time.Hour
+
+// IsFuture reports whether a snapshot was saved when the clock of its server was wrong: at a time that has not come yet.
+func (e Entry) IsFuture(now time.Time) bool { return e.Created.After(now.Add(clockTolerance)) }
+
+// Pruning says which snapshots Prune deletes.
+type Pruning struct {
+	// Keep is how many of the newest are left, at least one.
+	Keep int
+	// Prefix, if set, is that of the names, before the time, of the snapshots that count. The others are left.
+	Prefix string
+	// Saved, if set, is the name of the one that was just saved. It is the newest, whatever time it has.
+	Saved string
+}
+
+// The order of snapshots by age, before their times are compared. One from the future was saved before the clock was set right.
+const (
+	ageOfFuture = iota
+	ageByTime
+	ageOfSaved
+)
+
+func (p Pruning) age(e Entry, now time.Time) int {
+	switch {
+	case e.Name == p.Saved:
+		return ageOfSaved
+	case e.IsFuture(now):
+		return ageOfFuture
+	}
+	return ageByTime
+}
+
+// Prune deletes all but the newest snapshots. It returns the names of those it deleted.
+func Prune(ctx context.Context, storage Storage, p Pruning) ([]string, error) {
+	if p.Keep < 1 {
+		return nil, fmt.Errorf("%d snapshots are to be kept, at least one must be", p.Keep)
+	}
 	entries, err := storage.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	entries = slices.DeleteFunc(entries, func(e Entry) bool {
 		of, _, _ := ParseName(e.Name)
-		return prefix != "" && of != prefix
+		return p.Prefix != "" && of != p.Prefix
 	})
+	now := time.Now()
+	slices.SortStableFunc(entries, func(a, b Entry) int { return cmp.Compare(p.age(a, now), p.age(b, now)) })
 	var deleted []string
-	for _, e := range entries[:max(0, len(entries)-keep)] {
+	for _, e := range entries[:max(0, len(entries)-p.Keep)] {
 		if err := storage.Delete(ctx, e.Name); err != nil {
 			return deleted, err
 		}

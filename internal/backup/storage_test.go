@@ -38,7 +38,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q is the name of a snapshot", name)
 		}
 	}
-	for prefix, valid := range map[string]bool{"manual": true, "a": true, "v1-2": true, "": false, "-a": false, "a-": false, "A": false, "a/b": false, "scheduled": false, strings.Repeat("a", 41): false} {
+	for prefix, valid := range map[string]bool{"manual": true, "a": true, "v1-2": true, "": false, "-a": false, "a-": false, "A": false, "a/b": false, "scheduled": false, "scheduled-web": false, "scheduled2": true, strings.Repeat("a", 41): false} {
 		if err := ValidatePrefix(prefix); (err == nil) != valid {
 			t.Errorf("%q: %v", prefix, err)
 		}
@@ -162,11 +162,10 @@ func TestPrune(t *testing.T) {
 	}{
 		{"", 10, []int{1, 2, 3, 4, 5}},
 		{"", 2, []int{4, 5}},
-		{"", 0, nil},
+		{"", 1, []int{5}},
 		{"scheduled-host", 1, []int{1, 4, 5}},
-		{"scheduled-host", 0, []int{1, 5}},
 		{"scheduled-host", 3, []int{1, 2, 3, 4, 5}},
-		{"scheduled", 0, []int{1, 2, 3, 4, 5}},
+		{"scheduled", 1, []int{1, 2, 3, 4, 5}},
 	} {
 		t.Run(fmt.Sprintf("%s %d", test.prefix, test.keep), func(t *testing.T) {
 			dir := Directory(t.TempDir())
@@ -176,7 +175,7 @@ func TestPrune(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			deleted, err := Prune(t.Context(), dir, test.prefix, test.keep)
+			deleted, err := Prune(t.Context(), dir, Pruning{Keep: test.keep, Prefix: test.prefix})
 			if err != nil || len(deleted) != 5-len(test.want) {
 				t.Errorf("deleted %v, %v", deleted, err)
 			}
@@ -192,5 +191,65 @@ func TestPrune(t *testing.T) {
 				t.Errorf("left are those of minutes %v, want %v", left, test.want)
 			}
 		})
+	}
+}
+
+// The last snapshot is never deleted.
+func TestPruneKeepsOne(t *testing.T) {
+	dir := Directory(t.TempDir())
+	if err := dir.Put(t.Context(), newName("manual", "host", at(1)), strings.NewReader("x")); err != nil {
+		t.Fatal(err)
+	}
+	for _, keep := range []int{0, -1} {
+		if deleted, err := Prune(t.Context(), dir, Pruning{Keep: keep}); err == nil || len(deleted) > 0 {
+			t.Errorf("%d are to be kept: deleted %v, %v", keep, deleted, err)
+		}
+	}
+	if entries, err := dir.List(t.Context()); err != nil || len(entries) != 1 {
+		t.Errorf("left are %v, %v", entries, err)
+	}
+}
+
+// Snapshots from the future were saved while the clock was wrong. They are older than those that were saved after it was set right.
+func TestPruneAfterWrongClock(t *testing.T) {
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	for _, test := range []struct {
+		name  string
+		saved int // the index of the one that was just saved; -1: none
+		ages  []time.Duration
+		want  []int // indexes of those that are left of the first, the others are deleted
+	}{
+		{"future", -1, []time.Duration{3 * time.Hour, 2 * time.Hour, -9000 * time.Hour, -9001 * time.Hour}, []int{0, 1}},
+		{"only future", -1, []time.Duration{-9000 * time.Hour, -9001 * time.Hour, -9002 * time.Hour}, []int{1, 2}},
+		{"another server is a little ahead", -1, []time.Duration{3 * time.Hour, 2 * time.Hour, -time.Minute}, []int{1, 2}},
+		{"saved after a small step back", 0, []time.Duration{30 * time.Minute, 20 * time.Minute, 10 * time.Minute}, []int{0, 2}},
+		{"saved in the past", 0, []time.Duration{500_000 * time.Hour, 20 * time.Minute, 10 * time.Minute}, []int{0, 2}},
+	} {
+		dir := Directory(t.TempDir())
+		p := Pruning{Keep: 2}
+		var want []string
+		for i, age := range test.ages {
+			name := newName("manual", "host", now.Add(-age))
+			if err := dir.Put(t.Context(), name, strings.NewReader("x")); err != nil {
+				t.Fatal(err)
+			}
+			if i == test.saved {
+				p.Saved = name
+			}
+			if slices.Contains(test.want, i) {
+				want = append(want, name)
+			}
+		}
+		if _, err := Prune(t.Context(), dir, p); err != nil {
+			t.Errorf("%s: %v", test.name, err)
+		}
+		entries, err := dir.List(t.Context())
+		var left []string
+		for _, e := range entries {
+			left = append(left, e.Name)
+		}
+		if slices.Sort(want); err != nil || !slices.Equal(left, want) {
+			t.Errorf("%s: left are %v, want %v, %v", test.name, left, want, err)
+		}
 	}
 }

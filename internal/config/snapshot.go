@@ -201,8 +201,8 @@ func (c *Snapshot) Validate() error {
 	if !filepath.IsAbs(c.DataDir) {
 		errs = append(errs, fmt.Errorf("--data-dir: %q is not an absolute path", c.DataDir))
 	}
-	if c.Keep < 0 {
-		errs = append(errs, fmt.Errorf("--keep: %d is negative", c.Keep))
+	if c.Keep < 1 {
+		errs = append(errs, fmt.Errorf("--keep: %d is less than 1", c.Keep))
 	}
 	return errors.Join(errs...)
 }

@@ -100,20 +100,32 @@ func openSnapshot(ctx context.Context, c config.Snapshot, snapshot string) (io.R
 		return nil, err
 	}
 	if snapshot == "latest" {
-		entries, err := storage.List(ctx)
-		if err != nil {
+		if snapshot, err = latestSnapshot(ctx, storage, time.Now()); err != nil {
 			return nil, err
 		}
-		if len(entries) == 0 {
-			return nil, fmt.Errorf("there are no snapshots in %s", storage)
-		}
-		snapshot = entries[len(entries)-1].Name
 	}
 	stored, err := storage.Open(ctx, snapshot)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("there is no snapshot %s in %s: 'skiff snapshot ls' lists them", snapshot, storage)
 	}
 	return stored, err
+}
+
+// latestSnapshot is the name of the newest snapshot. If one is from the future, the clock of its server was wrong, and which is the newest is not known.
+func latestSnapshot(ctx context.Context, storage backup.Storage, now time.Time) (string, error) {
+	entries, err := storage.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(entries) == 0 {
+		return "", fmt.Errorf("there are no snapshots in %s", storage)
+	}
+	latest := entries[len(entries)-1]
+	if latest.IsFuture(now) {
+		return "", fmt.Errorf("the newest snapshot in %s, %s, is from the future: if the clock of this host is right, that of the server was wrong; "+
+			"restore one by its name ('skiff snapshot ls' lists them)", storage, latest.Name)
+	}
+	return latest.Name, nil
 }
 
 // prepareRestore reads and verifies a snapshot, and makes the state of a new etcd of it.

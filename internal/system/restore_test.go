@@ -210,6 +210,25 @@ func TestRestoreSnapshot(t *testing.T) {
 	}
 }
 
+// The latest snapshot is not one that was saved when the clock was wrong.
+func TestLatestSnapshot(t *testing.T) {
+	directory, now := backup.Directory(t.TempDir()), time.Date(2026, 5, 6, 7, 0, 0, 0, time.UTC)
+	for _, test := range []struct{ add, want string }{
+		{"", "there are no snapshots"},
+		{"manual-host-20260506T060000.000Z.snapshot", ""},
+		{"manual-other-20260506T070100.000Z.snapshot", ""}, // whose clock is a little ahead
+		{"manual-host-20360101T000000.000Z.snapshot", "manual-host-20360101T000000.000Z.snapshot, is from the future"},
+	} {
+		if test.add != "" {
+			writeTree(t, string(directory), test.add+"=x")
+		}
+		got, err := latestSnapshot(t.Context(), directory, now)
+		if test.want == "" && (err != nil || got != test.add) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("with %q: %q, %v, want %q", test.add, got, err, test.want)
+		}
+	}
+}
+
 // A snapshot leads back from an upgrade: what is restored is this version's, whatever a newer one has written beside it.
 func TestRestoreRelease(t *testing.T) {
 	own := upgrade.Current()

@@ -235,7 +235,7 @@ func PruneSnapshots(ctx context.Context, c config.Snapshot, out io.Writer) error
 	if err != nil {
 		return err
 	}
-	deleted, err := backup.Prune(ctx, storage, "", c.Keep)
+	deleted, err := backup.Prune(ctx, storage, backup.Pruning{Keep: c.Keep})
 	for _, name := range deleted {
 		fmt.Fprintln(out, "deleted", name)
 	}

@@ -334,6 +334,8 @@ func (x *upgradeExamination) readSnapshots(ctx context.Context) {
 		x.unknown("the stored snapshots", err)
 	}
 	for _, e := range entries {
-		x.saved(e.Created)
+		if !e.IsFuture(time.Now()) {
+			x.saved(e.Created)
+		}
 	}
 }

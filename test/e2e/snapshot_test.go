@@ -166,11 +166,17 @@ func TestSnapshotRestore(t *testing.T) {
 	if err != nil || !strings.Contains(out, "what was there before is in "+filepath.Join(dataDir, "replaced")) {
 		t.Fatalf("skiff snapshot restore --replace: %v\n%s", err, out)
 	}
-	if c, err = cluster.Skiff(first, "--encryption-provider-config", encryption); err != nil {
+	if c, err = cluster.Skiff(first, "--encryption-provider-config", encryption, "--snapshot-dir", snapshots); err != nil {
 		t.Fatal(err)
 	}
 	checkState(t, c, revision, token)
-	if out, err := runSkiff(t, "snapshot", "prune", "--keep=0", "--snapshot-dir", snapshots); err != nil || out != "deleted "+name+"\n" {
+	if out, err := runSkiff(t, "snapshot", "prune", "--keep=0", "--snapshot-dir", snapshots); err == nil || !strings.Contains(out, "--keep: 0 is less than 1") {
+		t.Errorf("skiff snapshot prune --keep=0: %v\n%s", err, out)
+	}
+	if out, err := runSkiff(t, "snapshot", "save", "--data-dir", dataDir, "--name", "last"); err != nil {
+		t.Errorf("skiff snapshot save: %v\n%s", err, out)
+	}
+	if out, err := runSkiff(t, "snapshot", "prune", "--keep=1", "--snapshot-dir", snapshots); err != nil || out != "deleted "+name+"\n" {
 		t.Errorf("skiff snapshot prune: %v\n%s", err, out)
 	}
 }
