@@ -238,8 +238,37 @@ type completedPart struct {
 	ETag       string
 }
 
+// abortStale aborts the uploads of snapshots that processes have left that ended early: their parts are paid for. A store that does not list them, or
+// not for these credentials, has to abort them by a rule of its own.
+func (s *S3) abortStale(ctx context.Context, now time.Time) {
+	_, body, err := s.once(ctx, s3Request{method: http.MethodGet, query: url.Values{"uploads": {""}, "prefix": {s.Prefix}}})
+	if err != nil {
+		return
+	}
+	var page struct {
+		Upload []struct {
+			Key       string
+			UploadID  string `xml:"UploadId"`
+			Initiated time.Time
+		}
+	}
+	if xml.Unmarshal(body, &page) != nil {
+		return
+	}
+	for _, u := range page.Upload {
+		name, ok := strings.CutPrefix(u.Key, s.Prefix)
+		if !ok || checkName(name) != nil || now.Sub(u.Initiated) < staleAfter {
+			continue
+		}
+		if _, _, err := s.once(ctx, s3Request{method: http.MethodDelete, key: u.Key, query: url.Values{"uploadId": {u.UploadID}}}); err != nil {
+			return
+		}
+	}
+}
+
 // upload writes an object in parts: the first, and the rest of content, with the same memory.
 func (s *S3) upload(ctx context.Context, key string, part []byte, content io.Reader) error {
+	s.abortStale(ctx, time.Now())
 	_, body, err := s.do(ctx, s3Request{method: http.MethodPost, key: key, query: url.Values{"uploads": {""}}})
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -89,6 +90,7 @@ type bucket struct {
 	mu       sync.Mutex
 	objects  map[string][]byte
 	uploads  map[string]map[string][]byte // parts by upload and number
+	listed   string                       // the response to a request for the uploads
 	requests []string
 }
 
@@ -114,6 +116,12 @@ func (b *bucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key = strings.TrimPrefix(key, "/")
 	query := r.URL.Query()
 	switch id := query.Get("uploadId"); {
+	case key == "" && r.Method == http.MethodGet && query.Has("uploads"):
+		if query.Get("prefix") != "my cluster/" || b.listed == "" {
+			b.fail(w, http.StatusNotImplemented, "NotImplemented")
+			return
+		}
+		fmt.Fprint(w, b.listed)
 	case key == "" && r.Method == http.MethodGet:
 		b.list(w, query.Get("prefix"), query.Get("continuation-token"))
 	case query.Has("uploads") && r.Method == http.MethodPost:
@@ -354,6 +362,24 @@ func TestS3AbortsUpload(t *testing.T) {
 	}
 	if len(b.uploads) != 0 || len(b.objects) != 0 {
 		t.Errorf("left are %d uploads and %d objects", len(b.uploads), len(b.objects))
+	}
+}
+
+// The uploads of snapshots that a killed process has left are aborted, but not those that go on, nor others.
+func TestS3AbortsStaleUploads(t *testing.T) {
+	b, storage := newBucket(t)
+	upload := func(id, key string, age time.Duration) string {
+		b.uploads[id] = map[string][]byte{}
+		return fmt.Sprintf("<Upload><Key>%s</Key><UploadId>%s</UploadId><Initiated>%s</Initiated></Upload>", key, id, time.Now().Add(-age).UTC().Format("2006-01-02T15:04:05.000Z"))
+	}
+	name := newName("manual", "host", at(1))
+	b.listed = "<ListMultipartUploadsResult>" + upload("recent", "my cluster/"+name, staleAfter/2) + upload("of others", "my cluster/other", 2*staleAfter) +
+		upload("below", "my cluster/below/"+name, 2*staleAfter) + upload("stale", "my cluster/"+name, 2*staleAfter) + "</ListMultipartUploadsResult>"
+	if err := storage.Put(t.Context(), newName("manual", "host", at(2)), bytes.NewReader(randomBytes(5000))); err != nil {
+		t.Fatal(err)
+	}
+	if left := slices.Sorted(maps.Keys(b.uploads)); !slices.Equal(left, []string{"below", "of others", "recent"}) || len(b.objects) != 1 {
+		t.Errorf("left are the uploads %v, and %d objects", left, len(b.objects))
 	}
 }
 
