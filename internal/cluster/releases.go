@@ -50,7 +50,8 @@ func MemberNames(ctx context.Context, members Members) ([]string, error) {
 // recorded is what the store has.
 type recorded struct {
 	level    *upgrade.Release // nil: none
-	levelKV  store.KeyValue   // may be lower than level, if a server has been removed since it was written
+	written  *upgrade.Release // is lower than level, if a server has been removed since it was written
+	levelKV  store.KeyValue
 	servers  []upgrade.Server
 	values   map[string]store.KeyValue // by name
 	departed []store.KeyValue
@@ -123,10 +124,11 @@ func (r *Releases) read(ctx context.Context) (found recorded, err error) {
 	found.levelKV, err = r.Store.Get(ctx, levelKey)
 	switch {
 	case err == nil:
-		found.level = &upgrade.Release{}
-		if err := json.Unmarshal(found.levelKV.Value, found.level); err != nil {
-			return found, fmt.Errorf("decode %s: %w", levelKey, err)
+		level, err := upgrade.DecodeRelease(levelKey, found.levelKV.Value)
+		if err != nil {
+			return found, err
 		}
+		found.level, found.written = &level, &level
 	case !errors.Is(err, store.ErrNotFound):
 		return found, fmt.Errorf("read the version of the cluster: %w", err)
 	}
@@ -151,10 +153,14 @@ func (r *Releases) read(ctx context.Context) (found recorded, err error) {
 			found.departed = append(found.departed, kv)
 			continue
 		}
-		if err := json.Unmarshal(kv.Value, &s.Release); err != nil {
-			return found, fmt.Errorf("decode %s: %w", kv.Key, err)
+		found.values[s.Name] = kv
+		s.Release, err = upgrade.DecodeRelease(kv.Key, kv.Value)
+		switch {
+		case err == nil:
+			found.servers = append(found.servers, s)
+		case s.Name != r.Name: // its own is written again
+			return found, err
 		}
-		found.servers, found.values[s.Name] = append(found.servers, s), kv
 	}
 	if oldest := oldest(found.servers); oldest != nil && found.level != nil && oldest.Ahead(*found.level) > 0 {
 		found.level = oldest
@@ -187,12 +193,12 @@ func (r *Releases) record(ctx context.Context, found recorded) error {
 	// The level does not change with patch versions, so that it is written once.
 	others := slices.DeleteFunc(slices.Clone(found.servers), func(s upgrade.Server) bool { return s.Name == r.Name })
 	level := oldest(append(others, upgrade.Server{Release: r.Own}))
-	if found.level == nil || level.Ahead(*found.level) > 0 {
+	if found.written == nil || level.Ahead(*found.written) > 0 {
 		if err := r.put(ctx, found.levelKV, levelKey, *level, 0); err != nil {
 			return err
 		}
-		if found.level != nil {
-			r.Log.Info("all servers were upgraded", "from", found.level.String(), "to", level.String())
+		if found.written != nil {
+			r.Log.Info("all servers were upgraded", "from", found.written.String(), "to", level.String())
 		}
 	}
 	for _, kv := range found.departed {

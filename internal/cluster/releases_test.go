@@ -116,6 +116,58 @@ func TestReleasesWithoutMembers(t *testing.T) {
 	})
 }
 
+// The level rises when the last server with an old version was removed, and stays when the others have been forgotten.
+func TestLevelRisesWithRemoval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		newServer := func(name, skiff string) *Releases {
+			return &Releases{Store: s, Name: name, Own: release(skiff, "v1.37.1"), Log: discardLog()}
+		}
+		old, running := newServer("a", "v0.1.0"), newServer("b", "v0.2.0")
+		if err := errors.Join(old.Admit(t.Context()), running.Admit(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- running.Run(ctx) }()
+		time.Sleep(2 * releaseTTL) // the old one was removed
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * releaseTTL) // the other one was stopped
+		err := newServer("c", "v0.1.0").Admit(t.Context())
+		if _, isRefused := errors.AsType[*upgrade.Refusal](err); !isRefused || !strings.Contains(err.Error(), "was upgraded to v0.2") {
+			t.Errorf("an old server is admitted: %v", err)
+		}
+	})
+}
+
+// A damaged record lets no server run, whatever its version. One's own is replaced.
+func TestDamagedReleases(t *testing.T) {
+	for _, damaged := range []string{"", "{", "null", "{}", `{"skiff":"x","kubernetes":"v1.37.1"}`, `{"skiff":"v0.2.0"}`} {
+		for _, test := range []struct {
+			key string
+			bad bool
+		}{{levelKey, true}, {releasesPrefix + "b", true}, {releasesPrefix + "a", false}} {
+			s := memory.New()
+			r := &Releases{Store: s, Name: "a", Own: release("v0.1.0", "v1.37.1"), Log: discardLog()}
+			if _, err := s.Create(t.Context(), test.key, []byte(damaged), 0); err != nil {
+				t.Fatal(err)
+			}
+			err := r.Admit(t.Context())
+			if _, isRefused := errors.AsType[*upgrade.Refusal](err); isRefused != test.bad || !test.bad && err != nil || test.bad && !strings.Contains(err.Error(), test.key+" in etcd is not") {
+				t.Errorf("%s is %q: %v", test.key, damaged, err)
+			}
+			if list, err := r.List(t.Context()); !test.bad && (err != nil || len(list) != 1 || list[0].Release != r.Own) {
+				t.Errorf("%s was %q: recorded %v, %v", test.key, damaged, list, err)
+			}
+			s.Close()
+		}
+	}
+}
+
 // racingStore lets another server write between a read and a write.
 type racingStore struct {
 	store.Store

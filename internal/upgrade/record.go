@@ -50,6 +50,19 @@ func ReadRecord(dir string) (*Record, error) {
 	return r, nil
 }
 
+// DecodeRelease decodes the release of a server that etcd has under a key. Of a damaged one nobody knows which versions it would refuse, so it refuses all.
+func DecodeRelease(key string, data []byte) (Release, error) {
+	var r Release
+	err := json.Unmarshal(data, &r)
+	if err == nil {
+		err = r.validate()
+	}
+	if err != nil {
+		return Release{}, refuse("%s in etcd is not the version of a server (%v): restore a snapshot, or delete the key with etcdctl if no newer version has used this etcd", key, err)
+	}
+	return r, nil
+}
+
 // Write records who writes a data directory from now on.
 func (r Record) Write(dir string) error {
 	if err := r.validate(); err != nil {
