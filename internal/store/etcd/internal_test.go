@@ -391,3 +391,23 @@ func TestFirstResponding(t *testing.T) {
 		}
 	})
 }
+
+// The revision of a restored database is newer than every one that clients may have seen, also if the clock is wrong.
+func TestRestoredRevision(t *testing.T) {
+	now := time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC)
+	first := restoredRevision(1000, now)
+	seen := first + 5000*3600 // after an hour with many writes
+	for _, test := range []struct {
+		latest int64
+		now    time.Time
+		after  int64
+	}{
+		{1000, now.Add(time.Hour), seen},
+		{seen, now.Add(time.Hour), seen + revisionBump/2},
+		{seen, time.Unix(0, 0), seen + revisionBump/2},
+	} {
+		if got := restoredRevision(test.latest, test.now); got <= test.after || got > 1<<53 {
+			t.Errorf("revision %d at %v is restored as %d, want more than %d", test.latest, test.now, got, test.after)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/types"
@@ -27,9 +28,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// revisionBump is added to the revision of a database that is restored. Clients have seen revisions that are newer than the database; no revision may
-// mean two states.
-const revisionBump = 1_000_000_000
+const (
+	// revisionBump is what is at least added to the revision of a database that is restored.
+	revisionBump = 1_000_000_000
+	// revisionsPerMillisecond is more than a cluster writes.
+	revisionsPerMillisecond = 10
+)
+
+// restoredRevision is the revision of a database that is restored. No revision may mean two states, and clients have seen revisions that are newer than
+// the database: those of the cluster that it was copied from, and those of clusters that were restored from the same copy before. The revisions of all of them
+// rise more slowly than the time.
+func restoredRevision(latest int64, now time.Time) int64 {
+	return max(latest+revisionBump, now.UnixMilli()*revisionsPerMillisecond)
+}
 
 // Restoration is a database to be made the state of a new cluster.
 type Restoration struct {
@@ -77,7 +88,7 @@ func (r Restoration) run() error {
 	database := backend.NewDefaultBackend(log, path)
 	state, err := r.writeMember(log, cluster, database)
 	if err == nil {
-		err = bumpRevision(database)
+		err = bumpRevision(database, time.Now())
 		cindex.UpdateConsistentIndexForce(database.BatchTx(), state.GetCommit(), state.GetTerm())
 		database.ForceCommit()
 	}
@@ -154,7 +165,7 @@ func addMemberEntry(member *membership.Member) (*raftpb.Entry, error) {
 }
 
 // bumpRevision makes the next revision of a database one that no client has seen, and everything before it compacted.
-func bumpRevision(database backend.Backend) error {
+func bumpRevision(database backend.Backend, now time.Time) error {
 	tx := database.BatchTx()
 	tx.LockOutsideApply()
 	defer tx.Unlock()
@@ -167,6 +178,6 @@ func bumpRevision(database backend.Backend) error {
 		latest = max(latest, compacted)
 	}
 	// At its start etcd compacts to this revision and takes it for the current one.
-	mvcc.UnsafeSetScheduledCompact(tx, latest+revisionBump)
+	mvcc.UnsafeSetScheduledCompact(tx, restoredRevision(latest, now))
 	return err
 }

@@ -131,6 +131,32 @@ func TestRestoreTwice(t *testing.T) {
 	}
 }
 
+// Two clusters that are restored from the same copy, one after the other, have no revision in common: clients of the first one may go on with the second.
+func TestRestoreSameCopyTwice(t *testing.T) {
+	s := open(t, etcd.Config{DataDir: t.TempDir()})
+	mustCreate(t, s, "/registry/a", "1")
+	copied := copyDatabase(t, s)
+	content, err := os.ReadFile(copied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := mustCreate(t, restored(t, copied), "/registry/b", "of the first")
+	if err := os.WriteFile(copied, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second := restored(t, copied)
+	if current, err := second.Current(t.Context()); err != nil || current <= known {
+		t.Fatalf("the revision is %d, %v, clients have seen %d", current, err, known)
+	}
+	watch := second.Watch(t.Context(), "/registry/", known)
+	for range watch.Batches() {
+		t.Error("a watch from a revision of the first cluster has events")
+	}
+	if !errors.Is(watch.Err(), store.ErrCompacted) {
+		t.Errorf("a watch from a revision of the first cluster: %v", watch.Err())
+	}
+}
+
 // A key with a lease expires in the restored store too.
 func TestRestoreLease(t *testing.T) {
 	s := open(t, etcd.Config{DataDir: t.TempDir()})
