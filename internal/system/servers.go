@@ -221,6 +221,9 @@ func (s *server) runEndpoints(ctx context.Context) error {
 	return endpoints.Run(ctx, s.shutdown)
 }
 
+// lostRevisions is more than what the lost servers of a cluster may have acknowledged and the remaining one has not received, unless it was cut off for long.
+const lostRevisions = 10_000
+
 // resetCluster makes the embedded etcd the only member of its cluster.
 func (s *server) resetCluster(ctx context.Context) error {
 	if err := s.joinCluster(ctx); err != nil {
@@ -232,7 +235,12 @@ func (s *server) resetCluster(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reset the cluster: %w", err)
 	}
-	if err := opened.Close(); err != nil {
+	err = opened.SkipRevisions(ctx, lostRevisions)
+	if errors.Is(err, store.ErrNoSpace) {
+		s.log.Warn("failed to skip the revisions that the lost servers may have had: restart the nodes, so that they list all objects again", "error", err)
+		err = nil
+	}
+	if err := errors.Join(err, opened.Close()); err != nil {
 		return fmt.Errorf("reset the cluster: %w", err)
 	}
 	s.log.Info("the cluster was reset to this server: start it without --cluster-reset, then join the others with empty data directories")

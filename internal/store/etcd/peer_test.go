@@ -267,6 +267,38 @@ func TestReset(t *testing.T) {
 	}
 }
 
+// After a reset no revision is used that the lost members may have used. Watches from such a revision end, instead of going on without the events between.
+func TestSkipRevisions(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t)
+	reset := m.config("first", freeAddresses(t, 1)[0])
+	a := open(t, reset)
+	revision := mustCreate(t, a, "/registry/a", "v")
+	a.Close()
+	reset.Peer.Reset = true
+	a = open(t, reset)
+	const count = 1000
+	if err := a.SkipRevisions(t.Context(), count); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	reset.Peer.Reset = false
+	a = open(t, reset)
+	current, err := a.Current(t.Context())
+	if kv, getErr := a.Get(t.Context(), "/registry/a"); err != nil || getErr != nil || current < revision+count || kv.Modified != revision {
+		t.Fatalf("revision %d after %d, %v; %+v, %v", current, revision, err, kv, getErr)
+	}
+	for _, lost := range []store.Revision{revision, revision + 1, revision + count/2} {
+		watch := a.Watch(t.Context(), "/registry/", lost)
+		for range watch.Batches() {
+			t.Errorf("a watch after revision %d goes on", lost)
+		}
+		if !errors.Is(watch.Err(), store.ErrCompacted) {
+			t.Errorf("a watch after revision %d: %v", lost, watch.Err())
+		}
+	}
+}
+
 // A leader makes a member the leader that responds, although another one accepts connections and says nothing.
 func TestTransferLeadershipWithSilentMember(t *testing.T) {
 	t.Parallel()
