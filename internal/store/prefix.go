@@ -107,6 +107,9 @@ func (p *prefixed) Watch(ctx context.Context, prefix string, after Revision) Wat
 			select {
 			case w.batches <- batch:
 			case <-ctx.Done():
+				for range w.inner.Batches() { // a batch after the one that was not delivered would leave a gap
+				}
+				return
 			}
 		}
 	}()

@@ -146,6 +146,9 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 			select {
 			case w.batches <- batch:
 			case <-ctx.Done():
+				for range inner.Batches() { // a batch after the one that was not delivered would leave a gap
+				}
+				return
 			}
 		}
 	}()
