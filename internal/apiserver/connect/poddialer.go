@@ -72,6 +72,9 @@ func (b *backends) dialWorkloadsThroughKubelets(secure *tls.Config) {
 		},
 	}
 	b.workloads.DialContext = webhook.DialEndpoint(d.dial, direct)
+	// A connection is only for the pod for which its kubelet has allowed it. The transport would use it for every request to the address, also for
+	// one to another pod whose status has that address.
+	b.workloads.DisableKeepAlives = true
 }
 
 func (d *podDialer) dial(ctx context.Context, e webhook.Endpoint) (net.Conn, error) {

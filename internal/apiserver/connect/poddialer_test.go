@@ -73,11 +73,34 @@ func TestProxyThroughKubelets(t *testing.T) {
 		if !strings.Contains(got, test.want) || strings.Join(asked, " ") != test.through || direct != test.direct {
 			t.Errorf("%s: %q through %q, dialed %q; want %q through %q, dialed %q", test.name, got, asked, direct, test.want, test.through, test.direct)
 		}
-		b.workloads.CloseIdleConnections()
 	}
 	asked = nil
 	if _, got, err := ask(t, New(Config{Objects: objects, Kubelet: secure, ThroughKubelets: true}), "GET", "pods/proxy", "p:8443", "/x", ""); err != nil || got != "pod /x" || len(asked) != 1 {
 		t.Errorf("as configured: %q %v through %q", got, err, asked)
+	}
+}
+
+// A connection that a kubelet has allowed for one pod is not used for another one whose status has the same address.
+func TestConnectionIsForOnePod(t *testing.T) {
+	pod := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "pod ", r.URL.Path) }))
+	defer pod.Close()
+	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { connectPod(w, r, pod.Listener.Addr().String()) }))
+	defer kubelet.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(kubelet.Certificate())
+	_, objects := world(t, kubelet)
+	for _, pod := range []string{"p", "refused"} {
+		objects["pods ns/"+pod] = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: pod}, Spec: corev1.PodSpec{NodeName: "n"},
+			Status: corev1.PodStatus{PodIP: "10.255.255.1", PodIPs: []corev1.PodIP{{IP: "10.255.255.1"}}}}
+	}
+	connectors := New(Config{Objects: objects, Kubelet: &tls.Config{RootCAs: roots}, ThroughKubelets: true})
+	for range 3 {
+		if _, got, err := ask(t, connectors, "GET", "pods/proxy", "p:8443", "/x", ""); err != nil || got != "pod /x" {
+			t.Errorf("the pod: %q, %v", got, err)
+		}
+		if _, got, err := ask(t, connectors, "GET", "pods/proxy", "refused:8443", "/x", ""); err == nil || !strings.Contains(err.Error(), "403 Forbidden: go away") {
+			t.Errorf("another pod with its address: %q, %v", got, err)
+		}
 	}
 }
 
