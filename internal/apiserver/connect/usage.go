@@ -124,7 +124,13 @@ func (b *backends) summary(ctx context.Context, node string) (*statsapi.Summary,
 		return nil, err
 	}
 	summary := &statsapi.Summary{}
-	return summary, json.Unmarshal(body, summary)
+	if err := json.Unmarshal(body, summary); err != nil {
+		return nil, err
+	}
+	if summary.Node.NodeName != node {
+		return nil, fmt.Errorf("kubelet of node %s responded with the usage of node %s", node, summary.Node.NodeName)
+	}
+	return summary, nil
 }
 
 // NodeMetrics implements metrics.Source.

@@ -75,6 +75,26 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// A kubelet is not believed about the pods of another node, whose name it claims.
+func TestMetricsOfAnotherNode(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, summary) }))
+	t.Cleanup(s.Close)
+	_, objects := world(t, s, "a", "b")
+	objects["pods ns/p"].(*corev1.Pod).UID = "u"
+	liar := objects["nodes /n"].(*corev1.Node)
+	liar.Name, liar.Status.Conditions = "liar", []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	delete(objects, "nodes /n")
+	objects["nodes /liar"], objects["nodes /n"] = liar, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	m := NewMetrics(Config{Objects: objects, Kubelet: &tls.Config{RootCAs: roots}})
+	pods, err := m.PodMetrics(t.Context())
+	nodes, nodesErr := m.NodeMetrics(t.Context())
+	if err != nil || nodesErr != nil || len(pods) != 0 || len(nodes) != 0 {
+		t.Errorf("pods %v, %v, nodes %v, %v", pods, err, nodes, nodesErr)
+	}
+}
+
 // Requests for metrics share one query. Each waits for it as long as its own client does, and the query ends with none of them.
 func TestMetricsOfSlowKubelet(t *testing.T) {
 	queried, released := make(chan struct{}, 8), make(chan struct{})
