@@ -411,3 +411,38 @@ func TestRestoredRevision(t *testing.T) {
 		}
 	}
 }
+
+// Who waits for a lease that is being granted to another caller stops waiting when its context is done.
+func TestLeaseWaitEndsWithContext(t *testing.T) {
+	granting, granted := make(chan struct{}), make(chan struct{})
+	l := leases{grant: func(context.Context, int64) (int64, error) {
+		close(granting)
+		<-granted
+		return 1, nil
+	}}
+	first := make(chan error, 1)
+	go func() {
+		_, err := l.get(context.Background(), time.Hour)
+		first <- err
+	}()
+	<-granting
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	second := make(chan error, 1)
+	go func() {
+		_, err := l.get(canceled, time.Hour)
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a caller waits although its context is done")
+	}
+	close(granted)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}

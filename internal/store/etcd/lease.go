@@ -20,8 +20,10 @@ const (
 type leases struct {
 	grant func(ctx context.Context, seconds int64) (int64, error)
 
-	mu     sync.Mutex
-	shared map[time.Duration]*lease // by TTL
+	// semaphore is held while shared is used. A caller does not wait longer for it than its context allows: etcd may be slow to grant a lease.
+	semaphore chan struct{}
+	made      sync.Once
+	shared    map[time.Duration]*lease // by TTL
 }
 
 type lease struct {
@@ -35,8 +37,13 @@ func (l *leases) get(ctx context.Context, ttl time.Duration) (int64, error) {
 	if ttl <= 0 {
 		return 0, nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.made.Do(func() { l.semaphore = make(chan struct{}, 1) })
+	select {
+	case l.semaphore <- struct{}{}:
+		defer func() { <-l.semaphore }()
+	case <-ctx.Done():
+		return 0, fmt.Errorf("wait for a lease: %w", ctx.Err())
+	}
 	now := time.Now()
 	if last := l.shared[ttl]; last != nil && !now.Add(ttl).After(last.expires) && last.objects < maxLeaseObjects {
 		last.objects++
