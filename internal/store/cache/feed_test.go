@@ -215,6 +215,38 @@ func TestLostHistoryIsFoundByListing(t *testing.T) {
 	})
 }
 
+// A deletion that the watch feed has skipped returns what was deleted.
+func TestSkippedDeletion(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		a := mustCreate(t, pods, "a") // 2
+		s.breakFeed()
+		synctest.Wait()
+		type result struct {
+			*Entry
+			error
+		}
+		ended := make(chan result)
+		go func() {
+			entry, err := pods.Delete(t.Context(), a.Key(), a.Revision()) // 3
+			ended <- result{entry, err}
+		}()
+		synctest.Wait()
+		inner := s.inner()
+		if err := inner.Compact(t.Context(), putBehind(t, inner, "b", "b")); err != nil { // 4
+			t.Fatal(err)
+		}
+		s.repair()
+		deleted := <-ended
+		if deleted.error != nil {
+			t.Fatal(deleted.error)
+		}
+		obj, err := deleted.Object()
+		if err != nil || obj.GetUID() != "default.a" || obj.GetResourceVersion() != "3" || deleted.Revision() != 3 {
+			t.Errorf("%v at %d, %v", obj, deleted.Revision(), err)
+		}
+	})
+}
+
 func TestStoreWentBack(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		for i := range 5 {

@@ -88,7 +88,11 @@ func (t *Table) stale(ctx context.Context, key string) bool {
 // Delete removes the object whose revision is expected and returns its last state with the revision of the deletion, or
 // a *Conflict.
 func (t *Table) Delete(ctx context.Context, key string, expected store.Revision) (*Entry, error) {
-	return t.write(ctx, &write{key: key}, func() (store.Revision, error) {
+	w := &write{key: key}
+	if current := t.Get(key); current != nil && current.revision == expected {
+		w.deleted = current
+	}
+	return t.write(ctx, w, func() (store.Revision, error) {
 		return t.cache.store.Delete(ctx, key, expected)
 	})
 }
@@ -98,6 +102,8 @@ type write struct {
 	key    string
 	value  []byte      // nil for a deletion
 	object kind.Object // value is its encoding
+	// deleted is what a deletion removes; nil if the cache does not have it.
+	deleted *Entry
 
 	// Guarded by writes.mu.
 	next       *write
@@ -181,6 +187,9 @@ func (t *Table) written(w *write, revision store.Revision) *Entry {
 		}
 	}
 	// The watch feed lost history and skipped this write. It was stored nevertheless.
+	if w.deleted != nil {
+		return w.deleted.at(revision)
+	}
 	entry := t.entry(w.key, w.value, revision)
 	if w.object != nil && !w.objectUsed {
 		w.object.SetResourceVersion(strconv.FormatInt(revision, 10))
