@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -124,6 +125,9 @@ func (e *s3Error) Is(target error) bool {
 
 // temporary reports whether a request may succeed when it is repeated.
 func (e *s3Error) temporary() bool {
+	if e.status == http.StatusOK {
+		return slices.Contains([]string{"InternalError", "ServiceUnavailable", "SlowDown"}, e.Code)
+	}
 	return e.status >= 500 || e.status == http.StatusTooManyRequests || e.status == http.StatusRequestTimeout
 }
 
@@ -189,7 +193,27 @@ func (s *S3) once(ctx context.Context, r s3Request) (http.Header, []byte, error)
 		_ = xml.Unmarshal(body, failure) // other servers explain nothing
 		return nil, nil, failure
 	}
+	if r.method == http.MethodPost {
+		if err := failureOf(body); err != nil {
+			return nil, nil, err
+		}
+	}
 	return response.Header, body, nil
+}
+
+// failureOf is the failure that the response to a POST reports, although its status is 200: the store sends that before it has completed an upload.
+func failureOf(body []byte) error {
+	result := struct {
+		XMLName xml.Name
+		s3Error
+	}{s3Error: s3Error{status: http.StatusOK}}
+	if err := xml.Unmarshal(body, &result); err != nil {
+		return fmt.Errorf("read the response of the object store: %w", err)
+	}
+	if result.XMLName.Local == "Error" {
+		return &result.s3Error
+	}
+	return nil
 }
 
 // Put implements Storage. A snapshot of one part is written by one request, a larger one by a multipart upload, which is invisible until it is completed.
@@ -313,7 +337,7 @@ func (s *S3) uploadParts(ctx context.Context, key, id string, part []byte, conte
 	return parts, nil
 }
 
-// complete makes an object of the parts. A failure may be reported in a response with status 200.
+// complete makes an object of the parts.
 func (s *S3) complete(ctx context.Context, key string, id url.Values, parts []completedPart) error {
 	body, err := xml.Marshal(struct {
 		XMLName xml.Name        `xml:"CompleteMultipartUpload"`
@@ -322,21 +346,8 @@ func (s *S3) complete(ctx context.Context, key string, id url.Values, parts []co
 	if err != nil {
 		return err
 	}
-	_, body, err = s.do(ctx, s3Request{method: http.MethodPost, key: key, query: id, body: body})
-	if err != nil {
-		return err
-	}
-	result := struct {
-		XMLName xml.Name
-		s3Error
-	}{s3Error: s3Error{status: http.StatusOK}}
-	if err := xml.Unmarshal(body, &result); err != nil {
-		return fmt.Errorf("read the response of the object store: %w", err)
-	}
-	if result.XMLName.Local == "Error" {
-		return &result.s3Error
-	}
-	return nil
+	_, _, err = s.do(ctx, s3Request{method: http.MethodPost, key: key, query: id, body: body})
+	return err
 }
 
 // Open implements Storage.

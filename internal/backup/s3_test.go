@@ -365,6 +365,30 @@ func TestS3AbortsUpload(t *testing.T) {
 	}
 }
 
+// A completion that fails with status 200 for a reason that passes is repeated.
+func TestS3CompletionIsRepeated(t *testing.T) {
+	for code, failures := range map[string]int{"InternalError": 3, "SlowDown": 1} {
+		b, storage := newBucket(t)
+		left := failures
+		b.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodPost || !r.URL.Query().Has("uploadId") || left == 0 {
+				return false
+			}
+			left--
+			fmt.Fprintf(w, "\n<Error><Code>%s</Code></Error>", code)
+			return true
+		}
+		name, content := newName("manual", "host", at(1)), randomBytes(5000)
+		if err := storage.Put(t.Context(), name, bytes.NewReader(content)); err != nil {
+			t.Errorf("%d times %s: %v", failures, code, err)
+			continue
+		}
+		if back, err := readAll(t, storage, name); err != nil || !bytes.Equal(back, content) || len(b.uploads) != 0 {
+			t.Errorf("%d times %s: %d bytes came back, %v, %d uploads are left", failures, code, len(back), err, len(b.uploads))
+		}
+	}
+}
+
 // The uploads of snapshots that a killed process has left are aborted, but not those that go on, nor others.
 func TestS3AbortsStaleUploads(t *testing.T) {
 	b, storage := newBucket(t)
