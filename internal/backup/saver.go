@@ -109,8 +109,13 @@ func (s *Saver) Run(ctx context.Context) error {
 			if !plan.isDue(time.Now()) {
 				continue
 			}
-			s.saveScheduled(ctx)
+			saved := s.saveScheduled(ctx)
 			plan.advance(time.Now())
+			if saved {
+				plan.pause = 0
+			} else {
+				plan.retry(time.Now())
+			}
 		case name := <-s.requests:
 			s.saveRequested(ctx, name)
 		}
@@ -125,6 +130,22 @@ type timetable struct {
 	schedule cron.Schedule // nil: never
 	next     time.Time
 	read     time.Time // when the clock was read last
+	// pause is how long after the last failure a snapshot is tried again; 0: the last one was saved.
+	pause time.Duration
+}
+
+// The pauses before a scheduled snapshot that has failed is tried again: the next one can be a day away.
+const (
+	minRetryPause = time.Minute
+	maxRetryPause = time.Hour
+)
+
+// retry plans another attempt, if the schedule does not plan an earlier one. It follows advance.
+func (t *timetable) retry(now time.Time) {
+	t.pause = min(max(2*t.pause, minRetryPause), maxRetryPause)
+	if again := wall(now).Add(t.pause); again.Before(t.next) {
+		t.next = again
+	}
 }
 
 // advance plans the next snapshot. Times that have passed while one was saved are left out.
@@ -150,14 +171,14 @@ func (t *timetable) isDue(now time.Time) bool {
 // wall is a time without the reading of the monotonic clock, which does not change when the clock is set.
 func wall(t time.Time) time.Time { return t.Round(0) }
 
-// saveScheduled saves a snapshot, and deletes those that it replaces.
-func (s *Saver) saveScheduled(ctx context.Context) {
+// saveScheduled saves a snapshot, and deletes those that it replaces. It reports false if it could not be saved.
+func (s *Saver) saveScheduled(ctx context.Context) bool {
 	entry, _, err := s.save(ctx, newName(ScheduledPrefix, s.Server, time.Now()))
 	if err != nil {
 		if ctx.Err() == nil {
 			s.Log.Error("failed to save scheduled snapshot", "name", entry.Name, "error", err)
 		}
-		return
+		return false
 	}
 	deleted, err := Prune(ctx, s.Storage, Pruning{Keep: s.Retention, Prefix: namePrefix(ScheduledPrefix, s.Server), Saved: entry.Name})
 	if err != nil && ctx.Err() == nil {
@@ -166,6 +187,7 @@ func (s *Saver) saveScheduled(ctx context.Context) {
 	if len(deleted) > 0 {
 		s.Log.Info("deleted old snapshots", "location", s.Storage.String(), "names", deleted)
 	}
+	return true
 }
 
 // Save saves a snapshot whose name begins with a prefix, and verifies it. It must not be called while Run runs.

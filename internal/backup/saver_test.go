@@ -233,6 +233,48 @@ func TestScheduleAfterWrongClock(t *testing.T) {
 	}
 }
 
+// A scheduled snapshot that cannot be saved is tried again before the next one is due, less often as it goes on failing.
+func TestScheduleRetries(t *testing.T) {
+	daily, err := cron.ParseStandard("CRON_TZ=UTC 0 0 * * *")
+	if err != nil {
+		t.Fatal(err)
+	}
+	directory := Directory(t.TempDir())
+	synctest.Test(t, func(t *testing.T) {
+		source := testSource()
+		saver := newTestSaver(t, source, directory)
+		saver.Schedule = daily
+		midnight := time.Now().UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
+		var attempts []time.Duration
+		source.onWrite = func() {
+			attempts = append(attempts, time.Since(midnight))
+			source.writeErr = nil
+			if len(attempts) <= 8 || len(attempts) == 10 {
+				source.writeErr = errors.New("injected")
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- saver.Run(ctx) }()
+		time.Sleep(time.Until(midnight) + 36*time.Hour)
+		synctest.Wait()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		var want []time.Duration
+		for _, minutes := range []int{0, 1, 3, 7, 15, 31, 63, 123, 183, 24 * 60, 24*60 + 1} {
+			want = append(want, time.Duration(minutes)*time.Minute)
+		}
+		if !slices.Equal(attempts, want) {
+			t.Errorf("attempts after %v, want %v", attempts, want)
+		}
+		if entries, err := directory.List(t.Context()); err != nil || len(entries) != 2 {
+			t.Errorf("saved are %v, %v", entries, err)
+		}
+	})
+}
+
 // A scheduled snapshot is kept, although older ones have later times.
 func TestScheduledIsKept(t *testing.T) {
 	directory := Directory(t.TempDir())
@@ -242,7 +284,9 @@ func TestScheduledIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	saver.saveScheduled(t.Context())
+	if !saver.saveScheduled(t.Context()) {
+		t.Error("it is not saved")
+	}
 	entries, err := directory.List(t.Context())
 	if err != nil || len(entries) != 2 || entries[0].Bytes <= 1 {
 		t.Errorf("left are %v, %v", entries, err)
