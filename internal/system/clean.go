@@ -7,19 +7,24 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/config"
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/shutdown"
+	"skiff/internal/listeners"
 	"skiff/internal/network/cni"
 	"skiff/internal/network/firewall"
 	"skiff/internal/network/networkmanager"
@@ -34,7 +39,8 @@ import (
 const cleanTimeout = 2 * time.Minute
 
 // Clean removes what a node leaves on its host when skiff stops, because pods keep running without it: pods, links, routes, nftables rules,
-// cgroups and mounts. The state of the cluster and the images are kept.
+// cgroups and mounts. The state of the cluster and the images are kept. All of it has the same names for every node, so nothing is removed if no node has
+// run with the directories, or if another skiff runs one now.
 func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if _, err := os.Stat(c.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("--data-dir: %s does not exist", c.DataDir)
@@ -45,12 +51,24 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 		return err
 	}
 	dirs := nodeDirs{data: c.DataDir, kubelet: kubeletDir}
+	hasNode, err := dirs.hasNode()
+	if err != nil {
+		return explainDir(err, c.DataDir, "data-dir")
+	}
+	if !hasNode {
+		fmt.Fprintf(out, "no node has run with %s: there is nothing to remove\n", c.DataDir)
+		return nil
+	}
 	unlock, err := lockDirs(dirs.all()...)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	settings, err := node.KubeletConfiguration()
+	if err != nil {
+		return err
+	}
+	isShared, err := findOtherNode(settings)
 	if err != nil {
 		return err
 	}
@@ -66,7 +84,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := removeCgroups(settings.CgroupRoot); err != nil {
+	if err := removeCgroups(settings.CgroupRoot, dirs.kubelet, isShared, out); err != nil {
 		return err
 	}
 	mounts, err := unmountVolumes(dirs)
@@ -87,6 +105,36 @@ func (d nodeDirs) all() []string {
 	return []string{d.data, d.kubelet}
 }
 
+// hasNode reports whether a node has run with the directories. An agent that was never more than joined has a kubelet's directory, too.
+func (d nodeDirs) hasNode() (bool, error) {
+	traces := []string{filepath.Join(d.data, "containerd")}
+	if d.kubelet != "" {
+		traces = append(traces, filepath.Join(d.kubelet, lockFile))
+	}
+	for _, path := range traces {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+// findOtherNode reports whether another program runs a kubelet on this host, which has cgroups with the same names. A node of another skiff has everything else
+// with the same names, too: that is an error.
+func findOtherNode(settings *kubeletconfig.KubeletConfiguration) (isShared bool, err error) {
+	if !*settings.EnableServer {
+		return false, nil
+	}
+	holder, held, err := listeners.Find("tcp", net.JoinHostPort(settings.Address, strconv.Itoa(int(settings.Port))))
+	if err != nil || !held {
+		return false, err
+	}
+	if strings.HasPrefix(holder.Name, "skiff") {
+		return true, fmt.Errorf("another skiff runs a node on this host, whose network would be removed: stop it first (process %d, which has port %d)", holder.PID, holder.Address.Port())
+	}
+	return true, nil
+}
+
 // removePodNetwork removes the pod network of this host, and skiff's files from the directories of the container runtime.
 func removePodNetwork(binDir, confDir string) error {
 	network, configured, err := cni.Read(confDir)
@@ -101,8 +149,12 @@ func removePodNetwork(binDir, confDir string) error {
 	return cni.Uninstall(binDir)
 }
 
-// removeCgroups removes the cgroups of pods, of whichever driver they are.
-func removeCgroups(root string) error {
+// removeCgroups removes the cgroups of pods, of whichever driver they are. isShared is set if another kubelet runs on this host.
+func removeCgroups(root, kubeletDir string, isShared bool, out io.Writer) error {
+	uids, err := podDirectories(kubeletDir)
+	if err != nil {
+		return err
+	}
 	drivers := []string{cgroup.Cgroupfs}
 	if systemd.IsRunning() {
 		drivers = append(drivers, cgroup.Systemd)
@@ -112,8 +164,12 @@ func removeCgroups(root string) error {
 		if err != nil {
 			return err
 		}
-		if err := groups.Teardown(); err != nil {
+		othersStay, err := groups.RemoveNode(func(uid types.UID) bool { return uids[string(uid)] }, isShared)
+		if err != nil {
 			return err
+		}
+		if othersStay {
+			fmt.Fprintln(out, "kept the cgroups of pods that are not of this node")
 		}
 	}
 	return nil

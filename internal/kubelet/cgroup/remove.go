@@ -64,6 +64,47 @@ func (g *Groups) Teardown() error {
 	return errors.Join(problems...)
 }
 
+// RemoveNode removes the cgroups of a node, and kills the processes in them. Those of another kubelet on the host have the same names: if isShared is set, or
+// if pods that are not own have processes, only the cgroups of own pods are removed. It returns whether others stay.
+func (g *Groups) RemoveNode(own func(types.UID) bool, isShared bool) (othersStay bool, err error) {
+	pods, err := g.Pods()
+	if err != nil {
+		return false, err
+	}
+	isOthers := func(uid types.UID) bool { return !own(uid) && g.hasProcesses(uid) }
+	if !isShared && !slices.ContainsFunc(pods, isOthers) {
+		return false, g.Teardown()
+	}
+	var problems []error
+	for _, uid := range pods {
+		if own(uid) {
+			problems = append(problems, g.Remove(uid))
+		} else {
+			othersStay = true
+		}
+	}
+	return othersStay, errors.Join(problems...)
+}
+
+// hasProcesses reports whether there are processes in a pod's cgroup.
+func (g *Groups) hasProcesses(uid types.UID) (found bool) {
+	for _, class := range qosCgroups {
+		for _, dir := range g.dirs(filepath.Join(class, podPrefix+string(uid)), true) {
+			_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+				if err != nil || entry.IsDir() || entry.Name() != "cgroup.procs" {
+					return nil // a cgroup that is gone meanwhile has no processes
+				}
+				if text, err := os.ReadFile(path); err == nil && len(strings.TrimSpace(string(text))) > 0 {
+					found = true
+					return fs.SkipAll
+				}
+				return nil
+			})
+		}
+	}
+	return found
+}
+
 // removeCgroup removes a cgroup from one hierarchy. That fails until its last process has exited, which takes a moment after it was
 // killed, so it is retried for about two seconds.
 func removeCgroup(dir string) error {

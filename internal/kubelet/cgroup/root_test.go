@@ -190,3 +190,43 @@ func TestForkBomb(t *testing.T) {
 		t.Errorf("%d processes, %v", stats.Processes, err)
 	}
 }
+
+// TestRemoveNode removes the cgroups of a node beside those of another kubelet, which have the same names.
+func TestRemoveNode(t *testing.T) {
+	g := here(t)
+	processes := map[types.UID]*exec.Cmd{}
+	for _, uid := range []types.UID{"own", "other"} {
+		parent, err := g.Ensure(podOf(string(uid), ctr("", "")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		processes[uid] = start(t, g, parent, "container", "sleep", "1h")
+	}
+	isOwn := func(uid types.UID) bool { return uid == "own" }
+	ended := make(chan error, 1)
+	go func() { ended <- processes["own"].Wait() }() // a zombie would stay in its group
+	othersStay, err := g.RemoveNode(isOwn, false)
+	if err != nil || !othersStay {
+		t.Errorf("others stay: %v, %v", othersStay, err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("the process of the own pod has ended by itself")
+	}
+	if !g.hasProcesses("other") {
+		t.Fatal("the process of another node's pod was killed")
+	}
+	if pods, err := g.Pods(); err != nil || !slices.Equal(pods, []types.UID{"other"}) {
+		t.Errorf("pods %v, %v", pods, err)
+	}
+	if err := processes["other"].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = processes["other"].Wait() // it was killed
+	// The other kubelet runs, and may put a process into it.
+	if othersStay, err = g.RemoveNode(isOwn, true); err != nil || !othersStay || !g.exists(podsCgroup) {
+		t.Errorf("beside another kubelet: others stay: %v, %v", othersStay, err)
+	}
+	if othersStay, err = g.RemoveNode(isOwn, false); err != nil || othersStay || g.exists(podsCgroup) {
+		t.Errorf("without another kubelet: others stay: %v, %v", othersStay, err)
+	}
+}
