@@ -94,14 +94,19 @@ func serviceArguments(given *pflag.FlagSet, installation interface{ Flags(*confi
 			return
 		}
 		values := []string{f.Value.String()}
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			if values = list.GetSlice(); len(values) == 0 {
+		if repeated, ok := config.RepeatedValues(f); ok {
+			if values = repeated; len(values) == 0 {
 				values = []string{""}
 			}
 		}
 		for _, value := range values {
-			if isPath(f) {
+			switch {
+			case isPath(f):
 				value = absolute(value)
+			case f.Name == "tls-sni-cert-key":
+				files, names, _ := strings.Cut(value, ":")
+				cert, key, _ := strings.Cut(files, ",")
+				value = strings.TrimSuffix(absolute(cert)+","+absolute(key)+":"+names, ":")
 			}
 			arguments = append(arguments, "--"+f.Name+"="+value)
 		}
@@ -114,9 +119,9 @@ func isPath(f *pflag.Flag) bool {
 	return strings.HasPrefix(f.Usage, "Path ") || strings.HasPrefix(f.Usage, "Director")
 }
 
-// absolute makes a path absolute. It leaves what stands for no file, for a standard stream or for the home directory.
+// absolute makes a path absolute. It leaves what stands for no file, for a standard stream, for the home directory or for an object store.
 func absolute(path string) string {
-	if path == "" || path == "-" || strings.HasPrefix(path, "~/") {
+	if path == "" || path == "-" || strings.HasPrefix(path, "~/") || strings.Contains(path, "://") {
 		return path
 	}
 	abs, err := filepath.Abs(path)

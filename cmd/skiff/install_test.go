@@ -20,16 +20,20 @@ func TestServiceArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := installServerCommand()
-	if err := cmd.ParseFlags(strings.Fields("--no-start --data-dir /d --kubelet-config=k.yaml --without proxy,scheduler --service-account-issuer a --service-account-issuer b,c --tls-cipher-suites X,Y --audit-log-path - --no-node=false --tls-curve-preferences=1,2 --requestheader-group-headers=")); err != nil {
+	if err := cmd.ParseFlags(strings.Fields("--no-start --data-dir /d --kubelet-config=k.yaml --snapshot-dir s3://bucket/prefix --merge-kubeconfig ~/.kube/config --without proxy,scheduler --service-account-issuer a --service-account-issuer b,c --tls-cipher-suites X,Y --audit-log-path - --no-node=false --tls-curve-preferences=1,2 --requestheader-group-headers= " +
+		"--tls-sni-cert-key a.crt,/a.key --tls-sni-cert-key /b.crt,/b.key:b.example.com,*.b.example.com --oidc-required-claim a=1 --oidc-required-claim b=2,c --oidc-signing-algs ES256,RS256")); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
-		"--audit-log-path=-", "--data-dir=/d", "--kubelet-config=" + filepath.Join(dir, "k.yaml"), "--no-node=false", "--requestheader-group-headers=",
-		"--service-account-issuer=a", "--service-account-issuer=b,c", "--tls-cipher-suites=X", "--tls-cipher-suites=Y", "--tls-curve-preferences=1",
+		"--audit-log-path=-", "--data-dir=/d", "--kubelet-config=" + filepath.Join(dir, "k.yaml"), "--merge-kubeconfig=~/.kube/config", "--no-node=false", "--requestheader-group-headers=",
+		"--service-account-issuer=a", "--service-account-issuer=b,c", "--snapshot-dir=s3://bucket/prefix", "--tls-cipher-suites=X", "--tls-cipher-suites=Y", "--tls-curve-preferences=1",
 		"--tls-curve-preferences=2", "--without=proxy,scheduler",
+		"--tls-sni-cert-key=" + filepath.Join(dir, "a.crt") + ",/a.key", "--tls-sni-cert-key=/b.crt,/b.key:b.example.com,*.b.example.com",
+		"--oidc-required-claim=a=1", "--oidc-required-claim=b=2,c", "--oidc-signing-algs=ES256", "--oidc-signing-algs=RS256",
 	}
 	got := serviceArguments(cmd.Flags(), &config.Install{})
 	slices.Sort(got)
+	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("arguments %q, want %q", got, want)
 	}
@@ -39,7 +43,7 @@ func TestServiceArguments(t *testing.T) {
 	}
 	again.Flags().VisitAll(func(f *pflag.Flag) {
 		installed := cmd.Flags().Lookup(f.Name)
-		if f.Name != "kubelet-config" && f.Value.String() != installed.Value.String() {
+		if f.Name != "kubelet-config" && f.Name != "tls-sni-cert-key" && f.Value.String() != installed.Value.String() {
 			t.Errorf("--%s is %s in the service, %s was given", f.Name, f.Value, installed.Value)
 		}
 	})

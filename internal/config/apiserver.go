@@ -196,7 +196,7 @@ func (c *APIServer) genericFlags(groups *FlagGroups) {
 	fs.StringVar(&c.MergeKubeconfig.Context, "merge-kubeconfig-context", c.MergeKubeconfig.Context, "Name of the context, the cluster and the user in --merge-kubeconfig.")
 	fs.BoolVar(&c.MergeKubeconfig.SetCurrent, "merge-kubeconfig-set-current", c.MergeKubeconfig.SetCurrent,
 		"Make the context the current one of --merge-kubeconfig, although it has another. If it has none, that is done anyway.")
-	fs.StringVar(&c.Token, "token", c.Token, "Bearer token that authenticates as cluster administrator, besides the certificate in the admin kubeconfig.")
+	fs.StringVar(&c.Token, "token", c.Token, "Bearer token that authenticates as cluster administrator, besides the certificate in the admin kubeconfig. Given here, it shows in the process list.")
 	secretFlag(fs, "token")
 	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "Time to keep events.")
 	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/, and the log level at /debug/flags/v, to users who are authorized for these paths.")

@@ -193,11 +193,16 @@ type stringMap map[string]string
 
 // String implements pflag.Value.
 func (m *stringMap) String() string {
+	return strings.Join(m.values(), ",")
+}
+
+// values are the pairs, each as Set takes it.
+func (m *stringMap) values() []string {
 	var pairs []string
 	for _, key := range slices.Sorted(maps.Keys(*m)) {
 		pairs = append(pairs, key+"="+(*m)[key])
 	}
-	return strings.Join(pairs, ",")
+	return pairs
 }
 
 // Type implements pflag.Value; the help shows it.

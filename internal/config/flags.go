@@ -77,6 +77,23 @@ func FlagValues(c interface{ Flags(*FlagGroups) }) map[string]string {
 	return values
 }
 
+// RepeatedValues are what a flag that can be repeated is given, one after the other, to have the value that it has. ok is false for other flags.
+func RepeatedValues(f *pflag.Flag) (values []string, ok bool) {
+	value := f.Value
+	if tracked, isTracked := value.(givenTracker); isTracked {
+		value = tracked.Value
+	}
+	switch v := value.(type) {
+	case pflag.SliceValue:
+		return v.GetSlice(), true
+	case *namedCerts:
+		return v.values(), true
+	case *stringMap:
+		return v.values(), true
+	}
+	return nil, false
+}
+
 // The groups of flags that several commands have.
 const (
 	groupGeneric        = "Generic"

@@ -130,6 +130,11 @@ type namedCerts []NamedCert
 
 // String implements pflag.Value.
 func (l *namedCerts) String() string {
+	return strings.Join(l.values(), ";")
+}
+
+// values are the texts that Set was called with.
+func (l *namedCerts) values() []string {
 	var texts []string
 	for _, cert := range *l {
 		text := cert.CertFile + "," + cert.KeyFile
@@ -138,7 +143,7 @@ func (l *namedCerts) String() string {
 		}
 		texts = append(texts, text)
 	}
-	return strings.Join(texts, ";")
+	return texts
 }
 
 // Type implements pflag.Value; the help shows it.

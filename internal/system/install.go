@@ -67,6 +67,9 @@ func InstallServer(ctx context.Context, c config.InstallServer, arguments []stri
 	if c.Servers.Reset {
 		return errors.New("--cluster-reset: is done once, not by a service")
 	}
+	if err := checkServerArguments(arguments); err != nil {
+		return err
+	}
 	if arguments, err = moveToken(c.DataDir, arguments, "join-token"); err != nil {
 		return err
 	}
@@ -96,6 +99,14 @@ func InstallAgent(ctx context.Context, c config.InstallAgent, arguments []string
 	}
 	u := unit{command: commandAgent, arguments: arguments, foreignRuntime: settings.ContainerRuntimeEndpoint != ""}
 	return i.install(ctx, u, c.Install)
+}
+
+// checkServerArguments refuses the administrator's token of --token, which has no file of its own.
+func checkServerArguments(arguments []string) error {
+	if slices.ContainsFunc(arguments, func(a string) bool { return strings.HasPrefix(a, "--token=") && a != "--token=" }) {
+		return fmt.Errorf("--token: a service would show it to every user in the process list: write 'token: TOKEN' to %s, and chmod 600 it", config.DefaultFile)
+	}
+	return nil
 }
 
 // moveToken writes the join token of a flag to a file below the data directory, and replaces the flag by that of the file.

@@ -343,6 +343,16 @@ func TestMoveToken(t *testing.T) {
 	}
 }
 
+// The token of a server is the administrator's.
+func TestServerToken(t *testing.T) {
+	if err := checkServerArguments([]string{"--no-node=true", "--token=secret"}); err == nil || !strings.Contains(err.Error(), "/etc/skiff/config.yaml") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("error %v", err)
+	}
+	if err := checkServerArguments([]string{"--token=", "--join-token=moved", "--token-auth-file=/f"}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A directory is locked for one skiff, by whichever command.
 func TestLockNamesTheFlag(t *testing.T) {
 	dir := t.TempDir()
