@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -55,10 +56,6 @@ func runAgent(ctx context.Context, c config.Agent, p *progress) error {
 	if err := os.MkdirAll(pkiDir, 0o700); err != nil {
 		return fmt.Errorf("create data directory: %w", err)
 	}
-	token, err := c.ReadToken()
-	if err != nil {
-		return err
-	}
 	join := bootstrap.Join{
 		Servers: c.Servers, Certificate: bootstrap.NodeClient(pkiDir, name, log.With("component", "certificates")),
 		CAFile: filepath.Join(pkiDir, "ca.crt"), Kubeconfig: filepath.Join(identity, "kubeconfig"), NewClient: newClient, Log: log,
@@ -71,7 +68,7 @@ func runAgent(ctx context.Context, c config.Agent, p *progress) error {
 	join.API, join.TLSServerName = servers.URL(), serverName
 	join.Joined = func() error { return errors.Join(record.remove(), servers.forget()) }
 	joined := p.begin("joining the cluster")
-	if err := join.Run(ctx, token); err != nil {
+	if err := runJoin(ctx, join, c); err != nil {
 		return wrap("join the cluster", err)
 	}
 	joined()
@@ -108,6 +105,19 @@ func runAgent(ctx context.Context, c config.Agent, p *progress) error {
 	start("API balancer", func(ctx context.Context) error { return servers.run(ctx, remote) })
 	start("node", record.Run)
 	return group.Wait()
+}
+
+// runJoin joins the cluster, unless the host has joined already: then the file of the token may have been deleted.
+func runJoin(ctx context.Context, join bootstrap.Join, c config.Agent) error {
+	token, missing := c.ReadToken()
+	if missing != nil && !errors.Is(missing, fs.ErrNotExist) {
+		return missing
+	}
+	err := join.Run(ctx, token)
+	if missing != nil && errors.Is(err, bootstrap.ErrNoToken) {
+		return missing
+	}
+	return err
 }
 
 // RunKubelet runs this host as a node of a cluster until ctx is done.

@@ -45,6 +45,9 @@ type Join struct {
 	Log    *slog.Logger
 }
 
+// ErrNoToken is the error of a host that has not joined and has no token.
+var ErrNoToken = errors.New("--token: required, because this host has no valid node certificate; create one with 'skiff token create' on the server")
+
 // Run joins the cluster, unless the host has joined already, and writes the kubeconfig. The token may be empty if the host has joined.
 func (j Join) Run(ctx context.Context, text string) error {
 	if err := j.Certificate.Load(); err != nil {
@@ -56,7 +59,7 @@ func (j Join) Run(ctx context.Context, text string) error {
 	}
 	joined := len(cas) > 0 && j.Certificate.Usable(time.Now())
 	if text == "" && !joined {
-		return errors.New("--token: required, because this host has no valid node certificate; create one with 'skiff token create' on the server")
+		return ErrNoToken
 	}
 	if text != "" {
 		token, err := ParseToken(text)
