@@ -1,12 +1,10 @@
 package system
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -66,11 +64,11 @@ func planDrain(pods []*corev1.Pod, c config.NodeCommand) drainPlan {
 
 // adminClient connects to the API server as administrator.
 func adminClient(dataDir, kubeconfig string) (*client.Client, error) {
-	remote, err := dial(cmp.Or(kubeconfig, filepath.Join(dataDir, adminKubeconfig)))
+	connection, err := adminConnection(dataDir, kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("read the admin kubeconfig: %w", err)
+		return nil, err
 	}
-	return remote, nil
+	return newClient(connection)
 }
 
 // DrainNode makes a node unschedulable, evicts its pods and waits until they have ended. Pod disruption budgets are respected.

@@ -19,8 +19,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"k8s.io/client-go/tools/clientcmd"
-
 	"skiff/internal/api/bootstrap"
 	"skiff/internal/atomicfile"
 	"skiff/internal/cluster"
@@ -290,9 +288,9 @@ func RemoveMember(ctx context.Context, c config.Member, name string, out io.Writ
 }
 
 func memberClient(c config.Member) (cluster.Client, error) {
-	connection, err := clientcmd.BuildConfigFromFlags("", cmp.Or(c.Kubeconfig, filepath.Join(c.DataDir, adminKubeconfig)))
+	connection, err := adminConnection(c.DataDir, c.Kubeconfig)
 	if err != nil {
-		return cluster.Client{}, fmt.Errorf("read the admin kubeconfig: %w", err)
+		return cluster.Client{}, err
 	}
 	return cluster.NewClient(connection)
 }

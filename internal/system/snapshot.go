@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"skiff/internal/atomicfile"
 	"skiff/internal/backup"
@@ -183,9 +182,9 @@ func SaveSnapshot(ctx context.Context, c config.Snapshot, out io.Writer) error {
 	if err := backup.ValidatePrefix(c.Name); err != nil {
 		return fmt.Errorf("--name: %w", err)
 	}
-	connection, err := clientcmd.BuildConfigFromFlags("", cmp.Or(c.Kubeconfig, filepath.Join(c.DataDir, adminKubeconfig)))
+	connection, err := adminConnection(c.DataDir, c.Kubeconfig)
 	if err != nil {
-		return fmt.Errorf("read the admin kubeconfig: %w", err)
+		return err
 	}
 	remote, err := statusClient(connection)
 	if err != nil {

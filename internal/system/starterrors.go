@@ -1,16 +1,20 @@
 package system
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"skiff/internal/config"
 	"skiff/internal/listeners"
@@ -124,3 +128,44 @@ func pathOf(err error) string {
 	}
 	return ""
 }
+
+// explainRead makes an error about a file in a data directory that this user may not read say what to do. Other errors are returned as they are.
+func explainRead(err error) error {
+	if path := pathOf(err); path != "" && errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("--data-dir: there is no permission to read %s: %suse --kubeconfig", path, unlessRoot("run skiff as root, or "))
+	}
+	return err
+}
+
+// adminConnection is the connection of an administrator: that of a kubeconfig, or else of the one in the data directory of a server.
+func adminConnection(dataDir, kubeconfig string) (*rest.Config, error) {
+	path := cmp.Or(kubeconfig, filepath.Join(dataDir, adminKubeconfig))
+	connection, err := clientcmd.BuildConfigFromFlags("", path)
+	switch {
+	case err == nil:
+		connection.Wrap(func(next http.RoundTripper) http.RoundTripper { return explainedTransport{next} })
+		return connection, nil
+	case kubeconfig != "":
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("--data-dir: no server has run with %s: use the --data-dir of one, or an administrator's --kubeconfig", dataDir)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, explainRead(&fs.PathError{Op: "open", Path: path, Err: fs.ErrPermission})
+	}
+	return nil, fmt.Errorf("--data-dir: %w", err)
+}
+
+// explainedTransport makes its errors say what to do when no server responds.
+type explainedTransport struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t explainedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := t.next.RoundTrip(r)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		err = fmt.Errorf("no API server runs at %s: start it, or use the --kubeconfig of another one (%w)", r.URL.Host, err)
+	}
+	return response, err
+}
+
+// WrappedRoundTripper lets connections be closed.
+func (t explainedTransport) WrappedRoundTripper() http.RoundTripper { return t.next }

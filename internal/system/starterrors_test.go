@@ -3,13 +3,17 @@ package system
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"skiff/internal/config"
 )
 
 func TestCheckCapabilities(t *testing.T) {
@@ -81,5 +85,48 @@ func TestOpenDataDirErrors(t *testing.T) {
 		if _, err := openDataDir(path); err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
+	}
+}
+
+// What administrators run on a host without a server, without rights, or while it is stopped.
+func TestAdminErrors(t *testing.T) {
+	dir := t.TempDir()
+	token := config.DefaultToken()
+	token.DataDir = dir
+	expect := func(err error, want ...string) {
+		t.Helper()
+		for _, part := range want {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("error %v, want %q", err, part)
+			}
+		}
+	}
+	expect(ListTokens(t.Context(), token, io.Discard), "--data-dir: no server has run with "+dir+": use the --data-dir of one, or an administrator's --kubeconfig")
+	expect(SaveSnapshot(t.Context(), config.Snapshot{DataDir: dir, Name: "a"}, io.Discard), "no server has run with "+dir)
+	expect(ListMembers(t.Context(), config.Member{DataDir: dir}, io.Discard), "no server has run with "+dir)
+	expect(RemoveNode(t.Context(), config.NodeCommand{DataDir: dir}, "n", io.Discard), "no server has run with "+dir)
+	token.Kubeconfig = filepath.Join(dir, "absent")
+	expect(ListTokens(t.Context(), token, io.Discard), "--kubeconfig: ", "no such file")
+
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	kubeconfig := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://` + address + `"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
+	if err := os.WriteFile(filepath.Join(dir, adminKubeconfig), []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	token.Kubeconfig = ""
+	const stopped = ": start it, or use the --kubeconfig of another one"
+	expect(ListTokens(t.Context(), token, io.Discard), "no API server runs at "+address+stopped)
+	expect(SaveSnapshot(t.Context(), config.Snapshot{DataDir: dir, Name: "a"}, io.Discard), stopped)
+	expect(ListMembers(t.Context(), config.Member{DataDir: dir}, io.Discard), stopped)
+
+	denied := &fs.PathError{Op: "stat", Path: "/d/admin.kubeconfig", Err: unix.EACCES}
+	expect(explainRead(fmt.Errorf("--data-dir: %w", denied)), "--data-dir: there is no permission to read /d/admin.kubeconfig: ", "use --kubeconfig")
+	if err := explainRead(io.EOF); err != io.EOF {
+		t.Errorf("another error: %v", err)
 	}
 }

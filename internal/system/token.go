@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -15,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"skiff/internal/client"
 	"skiff/internal/cluster"
@@ -26,10 +24,9 @@ import (
 
 // adminSecrets connects to the API server as administrator. It returns the connection and the client of secrets.
 func adminSecrets(c config.Token) (*rest.Config, client.Resource[*corev1.Secret], error) {
-	path := cmp.Or(c.Kubeconfig, filepath.Join(c.DataDir, adminKubeconfig))
-	connection, err := clientcmd.BuildConfigFromFlags("", path)
+	connection, err := adminConnection(c.DataDir, c.Kubeconfig)
 	if err != nil {
-		return nil, client.Resource[*corev1.Secret]{}, fmt.Errorf("read the admin kubeconfig: %w", err)
+		return nil, client.Resource[*corev1.Secret]{}, err
 	}
 	remote, err := newClient(connection)
 	if err != nil {
