@@ -156,11 +156,11 @@ func decideEtcdDisk(s survey) (findings []Finding) {
 			limit        time.Duration
 		}{{metricEtcdFsync, "writes of etcd's log", fsyncLimit}, {metricEtcdCommit, "commits of etcd's database", commitLimit}} {
 			took, ok := one.quantile(disk.metric, slowQuantile, minSamples)
-			if !ok || took <= disk.limit {
-				continue
+			if !ok || took < disk.limit {
+				continue // it may be within the limit: buckets are coarse
 			}
 			f := Finding{
-				Severity: Warning, Problem: fmt.Sprintf("99 of 100 %s at %s take up to %v, more than %v", disk.what, one.address, took, disk.limit),
+				Severity: Warning, Problem: fmt.Sprintf("1 of 100 %s at %s takes more than %v; etcd needs 99 within %v", disk.what, one.address, took, disk.limit),
 				Breaks: "every write of the API waits for it", When: whenLater, Fix: "put the data directory on an SSD that it does not share with programs that write much",
 			}
 			if took > slowLimit {

@@ -76,6 +76,12 @@ func TestDecideLimits(t *testing.T) {
 		want  []string
 	}{
 		{"ample", limitState{openFiles: 1 << 20, maxOpenFiles: 1 << 30, values: map[string]int64{"fs/inotify/max_user_instances": 8192}}, nil},
+		{
+			"the kernel's own of a host with 1 GB", limitState{openFiles: 1 << 20, maxOpenFiles: 1 << 20, values: map[string]int64{
+				"fs/file-max": 97_000, "kernel/threads-max": 7_600, "kernel/pid_max": 32_768, "user/max_user_namespaces": 3_800, "user/max_net_namespaces": 3_800,
+				"net/netfilter/nf_conntrack_max": 65_536, "fs/inotify/max_user_watches": 65_536,
+			}}, nil,
+		},
 		{"none of them", limitState{openFiles: 1 << 20, maxOpenFiles: -1, values: map[string]int64{"user/max_user_namespaces": -1}}, nil},
 		{"open files of the kernel", limitState{openFiles: 1024, maxOpenFiles: 65536}, []string{"error: fs.nr_open is 65536"}},
 		{"open files of the process", limitState{openFiles: 1024, maxOpenFiles: 1 << 30}, []string{"warning: may have 1024 open files"}},
@@ -103,7 +109,8 @@ func TestDecideMemory(t *testing.T) {
 		want  []string
 	}{
 		{"ample", memoryState{bytes: 8 << 30}, nil},
-		{"small", memoryState{bytes: 512 << 20}, []string{"warning: 512 MiB of memory"}},
+		{"1 GB, less what the kernel keeps", memoryState{bytes: 962 << 20}, nil},
+		{"small", memoryState{bytes: 512 << 20}, []string{"warning: 512 MiB of memory, less than 1 GB"}},
 		{"swap", memoryState{bytes: 8 << 30, swap: 2 << 30}, []string{"warning: swap is enabled: 2.0 GiB"}},
 	} {
 		t.Run(test.name, func(t *testing.T) { expect(t, decideMemory(test.state), test.want...) })

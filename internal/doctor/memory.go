@@ -15,8 +15,8 @@ type memoryState struct {
 	isUnified bool
 }
 
-// minMemory is what skiff, containerd and a few pods need.
-const minMemory = 1 << 30
+// minMemory is what skiff, containerd and a few pods need: a host with 1 GB, of which the kernel keeps a tenth for itself and does not count it.
+const minMemory = 900 << 20
 
 func (h Host) readMemory(context.Context) (memoryState, error) {
 	host, err := node.ReadHost("/")
@@ -26,7 +26,7 @@ func (h Host) readMemory(context.Context) (memoryState, error) {
 func decideMemory(s memoryState) (findings []Finding) {
 	if s.bytes < minMemory {
 		findings = append(findings, Finding{
-			Severity: Warning, Problem: fmt.Sprintf("the host has %s of memory, less than %s", bytesText(s.bytes), bytesText(minMemory)),
+			Severity: Warning, Problem: fmt.Sprintf("the host has %s of memory, less than 1 GB", bytesText(s.bytes)),
 			Breaks: "pods are evicted or OOM-killed", When: whenLater, Fix: "use a host with more memory, or run the control plane elsewhere and this host as an agent",
 		})
 	}

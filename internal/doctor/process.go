@@ -75,7 +75,8 @@ const unitOpenFiles = 1 << 20
 // minOpenFiles is what a server with a node needs for some hundred connections and pods.
 const minOpenFiles = 1 << 16
 
-// limits are the sysctls that a node may run into, and the least value at which that is not to be expected.
+// limits are the sysctls that a node may run into, and the least value at which that is not to be expected. The kernel's own values for a host with 1 GB are
+// higher, except that of inotify, which a few pods use up.
 var limits = []struct {
 	name     string
 	minimum  int64
@@ -84,9 +85,9 @@ var limits = []struct {
 }{
 	{"fs/inotify/max_user_instances", 512, Warning, "programs in pods fail with \"too many open files\": log collectors, shells with tail, containers with systemd"},
 	{"fs/inotify/max_user_watches", 65536, Warning, "programs in pods fail with \"no space left on device\": those that watch many files"},
-	{"fs/file-max", 1 << 18, Warning, "no program on the host can open files"},
+	{"fs/file-max", minOpenFiles, Warning, "no program on the host can open files"},
 	{"kernel/pid_max", 1 << 15, Warning, "pods cannot start processes, and the kubelet evicts pods (pid.available)"},
-	{"kernel/threads-max", 1 << 14, Warning, "pods cannot start processes, and the kubelet evicts pods (pid.available)"},
+	{"kernel/threads-max", 1 << 12, Warning, "pods cannot start processes, and the kubelet evicts pods (pid.available)"},
 	{"net/netfilter/nf_conntrack_max", 1 << 16, Warning, "new connections are dropped when the table of connections is full (\"nf_conntrack: table full\")"},
 	{"user/max_user_namespaces", 1, Warning, "pods with hostUsers: false do not start"},
 	{"user/max_net_namespaces", 1000, Warning, "pods do not start, because their network namespace cannot be made"},

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -369,18 +368,20 @@ func (s server) started() (time.Time, bool) {
 	return time.Unix(int64(seconds), 0), ok
 }
 
-// quantile is the upper bound of the bucket of a histogram with the quantile, in seconds; ok is false without at least minimum values.
-func (s server) quantile(name string, q float64, minimum uint64) (time.Duration, bool) {
+// quantile is what a quantile of a histogram's values is at least, which is the lower bound of its bucket, in seconds; ok is false without at least minimum values.
+func (s server) quantile(name string, q float64, minimum uint64) (least time.Duration, ok bool) {
 	for _, m := range s.metrics[name].GetMetric() {
 		h := m.GetHistogram()
 		count := h.GetSampleCount()
 		if count < minimum {
 			continue
 		}
+		least = 0
 		for _, bucket := range h.GetBucket() {
 			if float64(bucket.GetCumulativeCount()) >= q*float64(count) {
-				return time.Duration(min(bucket.GetUpperBound(), math.MaxInt32) * float64(time.Second)), true
+				return least, true
 			}
+			least = time.Duration(bucket.GetUpperBound() * float64(time.Second)).Round(time.Microsecond)
 		}
 	}
 	return 0, false
