@@ -9,7 +9,7 @@ import (
 
 // Doctor is the configuration of `skiff doctor`.
 type Doctor struct {
-	// DataDir is that of the server or agent on this host, or of the one that is to be installed.
+	// DataDir is that of the server or agent on this host, or of the one that is to be installed; empty: that of the installed service, or the default.
 	DataDir string
 	// Kubeconfig is an administrator's of a cluster; empty: this host is examined.
 	Kubeconfig string
@@ -21,13 +21,13 @@ type Doctor struct {
 
 // DefaultDoctor is the configuration of `skiff doctor` without flags.
 func DefaultDoctor() Doctor {
-	return Doctor{DataDir: defaultDataDir, Output: "table", Timeout: 20 * time.Second}
+	return Doctor{Output: "table", Timeout: 20 * time.Second}
 }
 
 // Flags binds the configuration to command-line flags.
 func (c *Doctor) Flags(groups *FlagGroups) {
 	fs := groups.Common(groupGeneric)
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "Data directory of the server or agent of this host, or of the one that is to be started.")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "Data directory of the server or agent of this host, or of the one that is to be started. Defaults to that of the installed service, or "+defaultDataDir+".")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "Path to an administrator's kubeconfig. With it a cluster is examined, and nothing of this host.")
 	fs.StringVarP(&c.Output, "output", "o", c.Output, "Output format: table or json.")
 	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "Time that each check may take.")
@@ -36,7 +36,7 @@ func (c *Doctor) Flags(groups *FlagGroups) {
 // Validate checks the configuration; its errors name the flag at fault.
 func (c *Doctor) Validate() error {
 	var errs []error
-	if !filepath.IsAbs(c.DataDir) {
+	if c.DataDir != "" && !filepath.IsAbs(c.DataDir) {
 		errs = append(errs, fmt.Errorf("--data-dir: %q is not an absolute path", c.DataDir))
 	}
 	if c.Output != "table" && c.Output != "json" {

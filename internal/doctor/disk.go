@@ -28,6 +28,8 @@ type fileSystem struct {
 	dir        string
 	kind       int64
 	isReadOnly bool
+	// hasImages is whether a node unpacks images in it.
+	hasImages bool
 }
 
 // unsuitable are the file systems on which skiff's data cannot be. Containers' file systems are overlays, whose upper directory must be on one that supports that.
@@ -49,8 +51,15 @@ var unsuitable = map[int64]struct{ name, breaks string }{
 	unix.RAMFS_MAGIC:           {"ramfs", "the state of the cluster, its keys and its images are lost"},
 }
 
+// unsuitableForImages are the file systems that are unsuitable for containers' file systems only.
+var unsuitableForImages = map[int64]bool{unix.FUSE_SUPER_MAGIC: true, unix.OVERLAYFS_SUPER_MAGIC: true, unix.ECRYPTFS_SUPER_MAGIC: true}
+
 func (h Host) readFileSystems(context.Context) (all []fileSystem, err error) {
-	for _, dir := range []string{h.DataDir, h.KubeletDir} {
+	dirs := []string{h.DataDir, h.KubeletDir}
+	if h.NoNode {
+		dirs = dirs[:1]
+	}
+	for _, dir := range dirs {
 		path, err := existing(dir)
 		if err != nil {
 			return nil, err
@@ -59,7 +68,7 @@ func (h Host) readFileSystems(context.Context) (all []fileSystem, err error) {
 		if err := unix.Statfs(path, &stat); err != nil {
 			return nil, fmt.Errorf("stat file system of %s: %w", path, err)
 		}
-		all = append(all, fileSystem{dir: dir, kind: int64(stat.Type), isReadOnly: stat.Flags&unix.ST_RDONLY != 0})
+		all = append(all, fileSystem{dir: dir, kind: int64(stat.Type), isReadOnly: stat.Flags&unix.ST_RDONLY != 0, hasImages: !h.NoNode})
 	}
 	return all, nil
 }
@@ -76,7 +85,7 @@ func decideFileSystems(all []fileSystem) (findings []Finding) {
 			continue
 		}
 		found, ok := unsuitable[f.kind]
-		if !ok || !isData {
+		if !ok || !isData || unsuitableForImages[f.kind] && !f.hasImages {
 			continue
 		}
 		when := whenStarted

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -120,7 +121,7 @@ func TestDecideMemory(t *testing.T) {
 func TestDecideFileSystems(t *testing.T) {
 	const ext4 = unix.EXT4_SUPER_MAGIC
 	on := func(data, kubelet int64) []fileSystem {
-		return []fileSystem{{dir: "/data", kind: data}, {dir: "/kubelet", kind: kubelet}}
+		return []fileSystem{{dir: "/data", kind: data, hasImages: true}, {dir: "/kubelet", kind: kubelet, hasImages: true}}
 	}
 	for _, test := range []struct {
 		name  string
@@ -131,6 +132,8 @@ func TestDecideFileSystems(t *testing.T) {
 		{"NFS", on(unix.NFS_SUPER_MAGIC, ext4), []string{"error: /data is on NFS"}},
 		{"tmpfs", on(unix.TMPFS_MAGIC, unix.TMPFS_MAGIC), []string{"error: /data is on tmpfs"}},
 		{"overlay", on(unix.OVERLAYFS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC), []string{"error: /data is on overlay"}},
+		{"overlay without a node", []fileSystem{{dir: "/data", kind: unix.OVERLAYFS_SUPER_MAGIC}}, nil},
+		{"NFS without a node", []fileSystem{{dir: "/data", kind: unix.NFS_SUPER_MAGIC}}, []string{"error: /data is on NFS"}},
 		{"read-only", []fileSystem{{dir: "/data", kind: ext4, isReadOnly: true}}, []string{"error: mounted read-only"}},
 	} {
 		t.Run(test.name, func(t *testing.T) { expect(t, decideFileSystems(test.state), test.want...) })
@@ -366,6 +369,16 @@ func TestDecideOthers(t *testing.T) {
 	expect(t, decideOthers(traces{}))
 	expect(t, decideOthers(traces{processes: []string{"kubelet (process 7)"}, links: []string{"cni0"}, dirs: []string{"/var/lib/rancher/k3s"}}),
 		"error: another Kubernetes runs on this host: kubelet (process 7)", "warning: left this behind: cni0, /var/lib/rancher/k3s")
+	// A network plugin of skiff's own cluster is no other Kubernetes.
+	expect(t, decideOthers(traces{links: []string{"cilium_host"}, isRunning: true}))
+	for groups, want := range map[string]bool{
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-2.scope\n": true, "12:pids:/kubepods/besteffort/pod1/2\n0::/system.slice/x.service\n": true,
+		"0::/system.slice/kubelet.service\n": false, "": false,
+	} {
+		if isPodCgroup(groups) != want {
+			t.Errorf("isPodCgroup(%q) = %v", groups, !want)
+		}
+	}
 	for name, want := range map[string]bool{"cni0": true, "flannel.1": true, "cilium_host": true, "eth0": false, "skiff0": false, "cni01": false} {
 		if isOtherLink(name) != want {
 			t.Errorf("isOtherLink(%q) = %v", name, !want)
@@ -390,7 +403,14 @@ func TestHostChecks(t *testing.T) {
 			t.Errorf("%s: %s", f.Check, f.Problem)
 		}
 	}
-	host.IsRunning = true
+	// The kubelet of another Kubernetes may run pods beside a control plane without a node, and the kernel needs nothing for them.
+	host.NoNode = true
+	for _, check := range host.Checks() {
+		if slices.Contains([]string{"kernel", "cgroups", "capabilities", "resolv-conf", "host-name", "other-kubernetes", "networks"}, check.Name) {
+			t.Errorf("check %s of a host without a node", check.Name)
+		}
+	}
+	host.NoNode, host.IsRunning = false, true
 	if running := len(host.Checks()); running != len(report.Checks)-2 {
 		t.Errorf("%d checks of a host on which skiff runs, %d of another", running, len(report.Checks))
 	}

@@ -59,6 +59,8 @@ func decideInit(isSystemd bool) []Finding {
 type traces struct {
 	// processes run; links and directories are there.
 	processes, links, dirs []string
+	// isRunning is whether skiff runs on the host.
+	isRunning bool
 }
 
 // otherProcesses are the names of processes of other distributions that manage pods, their network or Services.
@@ -74,8 +76,9 @@ var otherLinks = []string{"cni0", "flannel.*", "flannel-wg", "cilium_*", "vxlan.
 var otherDirs = []string{"/etc/kubernetes/manifests", "/var/lib/rancher/k3s", "/var/lib/rancher/rke2", "/var/lib/k0s", "/var/snap/microk8s"}
 
 func (h Host) readOthers(ctx context.Context) (t traces, err error) {
+	t.isRunning = h.IsRunning
 	err = eachProcess(ctx, "/proc", func(p process) {
-		if otherProcesses[p.name] && isOnHost(p) {
+		if otherProcesses[p.name] && isOnHost(p) && !isInPod(p) {
 			t.processes = append(t.processes, p.String())
 		}
 	})
@@ -92,7 +95,7 @@ func (h Host) readOthers(ctx context.Context) (t traces, err error) {
 		}
 	}
 	for _, dir := range otherDirs {
-		if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+		if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 && dir != h.StaticPods {
 			t.dirs = append(t.dirs, dir)
 		}
 	}
@@ -114,6 +117,15 @@ func isOnHost(p process) bool {
 	return err != nil || own == theirs
 }
 
+// isInPod reports whether a process is one of a pod: a network plugin or a Service proxy that was installed in a cluster, which may be skiff's.
+func isInPod(p process) bool {
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.pid))
+	return err == nil && isPodCgroup(string(groups))
+}
+
+// isPodCgroup reports whether one of the paths of cgroups is that of a pod, with either driver.
+func isPodCgroup(groups string) bool { return strings.Contains(groups, "/kubepods") }
+
 func isOtherLink(name string) bool {
 	for _, pattern := range otherLinks {
 		if prefix, isPrefix := strings.CutSuffix(pattern, "*"); name == pattern || isPrefix && strings.HasPrefix(name, prefix) {
@@ -131,7 +143,11 @@ func decideOthers(t traces) (findings []Finding) {
 			Fix: "stop and disable it; docs/migration.md says how to take over its cluster",
 		})
 	}
-	if left := append(t.links, t.dirs...); len(left) > 0 {
+	left := t.dirs
+	if !t.isRunning { // otherwise they may be those of the network plugin of skiff's own cluster
+		left = append(t.links, t.dirs...)
+	}
+	if len(left) > 0 {
 		findings = append(findings, Finding{
 			Severity: Warning, Problem: "another Kubernetes has left this behind: " + some(left), Breaks: "its routes and rules may take packets of pods, and its pods may come back after a reboot",
 			When: whenStarted, Fix: "remove it with its own uninstaller (kubeadm reset, k3s-uninstall.sh, k0s reset), and reboot",

@@ -20,7 +20,11 @@ const minMemory = 900 << 20
 
 func (h Host) readMemory(context.Context) (memoryState, error) {
 	host, err := node.ReadHost("/")
-	return memoryState{bytes: host.Memory, swap: host.Swap, isUnified: cgroup.IsUnified()}, err
+	s := memoryState{bytes: host.Memory, swap: host.Swap, isUnified: cgroup.IsUnified()}
+	if h.NoNode {
+		s.swap = 0 // it matters to pods only
+	}
+	return s, err
 }
 
 func decideMemory(s memoryState) (findings []Finding) {

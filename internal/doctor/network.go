@@ -48,6 +48,9 @@ type firewallState struct {
 
 func (h Host) readFirewall(context.Context) (firewallState, error) {
 	chains, err := firewall.Blocking(cni.Settings{}.WithDefaults().Bridge)
+	for i := range chains {
+		chains[i].Owned = chains[i].Owned && !h.NoNode // who may change it matters for the packets of pods
+	}
 	return firewallState{chains, h.Ports, h.CIDRs}, err
 }
 

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,25 +56,28 @@ func examine(ctx context.Context, c config.Doctor) (report doctor.Report, err er
 		}
 		return doctor.Cluster{Client: remote, ServerName: serverName}.Examine(ctx, c.Timeout), nil
 	}
-	role, err := roleOf(c.DataDir)
+	configured, problem := hostConfig(installedServices(unitDir), c.DataDir)
+	dataDir := configured.DataDir
+	role, err := roleOf(dataDir)
 	if err != nil {
-		return report, fmt.Errorf("--data-dir: %w", err)
+		return report, explainRead(err)
 	}
-	host, err := examinedHost(hostConfig(unitDir, c.DataDir), c.DataDir, role)
+	host, err := examinedHost(configured, role)
 	if err != nil {
 		return report, err
 	}
+	host.ConfigurationProblem = problem
 	report = doctor.Run(ctx, host.Checks(), c.Timeout)
 	switch role {
 	case commandServer:
-		remote, err := adminClient(c.DataDir, "")
+		remote, err := dial(filepath.Join(dataDir, adminKubeconfig))
 		if err != nil {
 			return report, err
 		}
-		cluster := doctor.Cluster{Client: remote, ServerName: serverName, Keys: pki.Dir(filepath.Join(c.DataDir, "pki"))}
+		cluster := doctor.Cluster{Client: remote, ServerName: serverName, Keys: pki.Dir(filepath.Join(dataDir, "pki"))}
 		report.Add(cluster.Examine(ctx, c.Timeout))
 	case commandAgent:
-		node, err := examinedNode(c.DataDir)
+		node, err := examinedNode(dataDir)
 		if err != nil {
 			return report, err
 		}
@@ -96,39 +100,69 @@ func roleOf(dataDir string) (string, error) {
 	return "", nil
 }
 
-// hostConfig is the configuration of the service that was installed with a data directory; without one, that of a server without flags.
-func hostConfig(unitDir, dataDir string) config.Server {
+// hostConfig is the configuration of the first service that has the data directory, or that of any if it is empty; otherwise that of a server without flags. The
+// error says what is wrong with the flags of the services.
+func hostConfig(services []unit, dataDir string) (config.Server, error) {
+	var problem error
+	isOther := false // a service has another data directory
+	for _, u := range services {
+		c, isRead, err := u.hostConfig()
+		switch {
+		case err == nil && (dataDir == "" || c.DataDir == dataDir):
+			return c, nil
+		case err == nil:
+			isOther = true
+		case isRead || problem == nil:
+			problem = err // of two, the one whose flags the file has
+		}
+	}
 	withoutFlags := config.DefaultServer()
-	text, err := os.ReadFile(filepath.Join(unitDir, unitName))
-	if err != nil {
-		return withoutFlags
+	withoutFlags.DataDir = cmp.Or(dataDir, withoutFlags.DataDir)
+	if isOther {
+		return withoutFlags, nil
 	}
-	u, err := parseUnit(string(text))
-	if err != nil {
-		return withoutFlags // the unit of somebody else
+	return withoutFlags, problem
+}
+
+// installedServices are the services that may run on this host: the one that is installed, or those that would have the configuration file as their only flags.
+func installedServices(unitDir string) []unit {
+	if text, err := os.ReadFile(filepath.Join(unitDir, unitName)); err == nil {
+		if u, err := parseUnit(string(text)); err == nil {
+			return []unit{u}
+		}
 	}
+	return []unit{{command: commandServer}, {command: commandAgent}}
+}
+
+// hostConfig is the configuration of the service, with that of an agent's node in a server's. isRead is whether its flags could be read, valid or not.
+func (u unit) hostConfig() (c config.Server, isRead bool, err error) {
+	c = config.DefaultServer()
+	var settings config.Settings
+	validate := c.Validate
 	switch u.command {
 	case commandServer:
-		c := config.DefaultServer()
-		if err := u.parse(&c); err == nil && c.DataDir == dataDir {
-			return c
-		}
+		settings, err = u.parse(&c)
 	case commandAgent:
-		c := config.DefaultAgent()
-		if err := u.parse(&c); err == nil && c.DataDir == dataDir {
-			withoutFlags.Node = c.Node
-		}
+		agent := config.DefaultAgent()
+		settings, err = u.parse(&agent)
+		c.DataDir, c.Node, validate = agent.DataDir, agent.Node, agent.Validate
+	default:
+		err = fmt.Errorf("%s: unknown command %q", unitName, u.command)
 	}
-	return withoutFlags
+	if err != nil {
+		return c, false, err
+	}
+	return c, true, settings.Explain(validate())
 }
 
 // examinedHost is this host with the settings of a configuration.
-func examinedHost(c config.Server, dataDir, role string) (h doctor.Host, err error) {
+func examinedHost(c config.Server, role string) (h doctor.Host, err error) {
+	dataDir := c.DataDir
 	settings, err := c.Node.KubeletConfiguration()
 	if err != nil {
 		return h, err
 	}
-	h = doctor.Host{DataDir: dataDir, KubeletDir: c.Node.KubeletDir(dataDir), Thresholds: settings.EvictionHard, IsRunning: isLocked(dataDir)}
+	h = doctor.Host{DataDir: dataDir, KubeletDir: c.Node.KubeletDir(dataDir), Thresholds: settings.EvictionHard, IsRunning: isLocked(dataDir), StaticPods: settings.StaticPodPath}
 	used, err := usedKubeletDir(h.KubeletDir, dataDir)
 	if err != nil {
 		return h, err
@@ -153,6 +187,11 @@ func examinedHost(c config.Server, dataDir, role string) (h doctor.Host, err err
 	}
 	if role != commandAgent {
 		h.Ports = serverPorts(&c)
+		h.NoNode = c.NoNode
+	}
+	if h.NoNode {
+		h.Thresholds = nil
+		return h, nil
 	}
 	h.Ports = append(h.Ports, nodePorts(settings.Port, *settings.HealthzPort, services)...)
 	return h, nil

@@ -180,21 +180,21 @@ func TestHostConfig(t *testing.T) {
 	}{
 		{unit{program: "/skiff", command: commandServer, arguments: []string{"--data-dir=/d", "--secure-port=7443", "--root-dir=/kubelet"}}, 7443, "/kubelet"},
 		{unit{program: "/skiff", command: commandServer, arguments: []string{"--data-dir=/other", "--secure-port=7443"}}, 6443, ""},
-		{unit{program: "/skiff", command: commandAgent, arguments: []string{"--data-dir=/d", "--root-dir=/kubelet"}}, 6443, "/kubelet"},
+		{unit{program: "/skiff", command: commandAgent, arguments: []string{"--data-dir=/d", "--root-dir=/kubelet", "--server=https://a:6443"}}, 6443, "/kubelet"},
 		{unit{program: "/skiff", command: "unknown"}, 6443, ""},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, unitName), []byte(test.text()), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c := hostConfig(dir, "/d")
+		c, _ := hostConfig(installedServices(dir), "/d")
 		if c.SecurePort != test.wantPort || c.Node.RootDir != test.wantRoot {
 			t.Errorf("%s %q: port %d, root directory %q", test.command, test.arguments, c.SecurePort, c.Node.RootDir)
 		}
-		server, err := examinedHost(c, "/d", commandServer)
+		server, err := examinedHost(c, commandServer)
 		if err != nil {
 			t.Fatal(err)
 		}
-		agent, err := examinedHost(c, "/d", commandAgent)
+		agent, err := examinedHost(c, commandAgent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,8 +202,54 @@ func TestHostConfig(t *testing.T) {
 			t.Errorf("server %+v, agent %+v", server, agent)
 		}
 	}
-	if c := hostConfig(t.TempDir(), "/d"); c.SecurePort != 6443 {
-		t.Errorf("port %d without a service", c.SecurePort)
+}
+
+// A control plane without a node needs the ports of its API only.
+func TestExaminedHostWithoutNode(t *testing.T) {
+	c := config.DefaultServer()
+	c.DataDir, c.NoNode = t.TempDir(), true
+	host, err := examinedHost(c, commandServer)
+	if err != nil || !host.NoNode || len(host.Ports) != 2 || len(host.Thresholds) > 0 {
+		t.Errorf("host %+v, %v", host, err)
+	}
+}
+
+// Without --data-dir the service's own is examined: another one would be taken for a host on which skiff is to be installed, and its ports for those of others.
+func TestHostConfigOfTheService(t *testing.T) {
+	dir := t.TempDir()
+	if c, err := hostConfig(installedServices(dir), "/d"); err != nil || c.SecurePort != 6443 || c.DataDir != "/d" {
+		t.Errorf("without a service: port %d, directory %s, %v", c.SecurePort, c.DataDir, err)
+	}
+	if c, err := hostConfig(installedServices(dir), ""); err != nil || c.DataDir != config.DefaultServer().DataDir {
+		t.Errorf("without a service: directory %s, %v", c.DataDir, err)
+	}
+	u := unit{program: "/skiff", command: commandServer, arguments: []string{"--data-dir=/srv", "--secure-port=7443"}}
+	if err := os.WriteFile(filepath.Join(dir, unitName), []byte(u.text()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := hostConfig(installedServices(dir), ""); err != nil || c.DataDir != "/srv" || c.SecurePort != 7443 {
+		t.Errorf("directory %s, port %d, %v", c.DataDir, c.SecurePort, err)
+	}
+	// Before an installation there may be a configuration file, of a server or of an agent.
+	file := filepath.Join(dir, "config.yaml")
+	services := []unit{{command: commandServer, arguments: []string{"--config=" + file}}, {command: commandAgent, arguments: []string{"--config=" + file}}}
+	for _, test := range []struct{ file, dataDir, problem string }{
+		{"data-dir: /server\nsecure-port: 7443\n", "/server", ""},
+		{"data-dir: /agent\nserver: ['https://a:6443']\n", "/agent", ""},
+		{"data-dir: /server\nsecure-prt: 7443\n", "/var/lib/skiff", "config.yaml, line 2: unknown key \"secure-prt\"; did you mean secure-port?"},
+		{"data-dir: /server\nsecure-port: 70000\n", "/var/lib/skiff", "--secure-port: 70000 is not a port (set in " + file + ", line 2)"},
+		{"data-dir: /agent\nserver: ['http://a']\n", "/var/lib/skiff", "--server: \"http://a\" is not an https URL"},
+	} {
+		if err := os.WriteFile(file, []byte(test.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := hostConfig(services, "")
+		if c.DataDir != test.dataDir || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%q: directory %s, %v", test.file, c.DataDir, err)
+		}
+		if c, err := hostConfig(services, "/other"); test.problem == "" && (c.DataDir != "/other" || c.SecurePort != 6443 || err != nil) {
+			t.Errorf("%q with another directory: %s, port %d, %v", test.file, c.DataDir, c.SecurePort, err)
+		}
 	}
 }
 

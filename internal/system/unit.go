@@ -102,16 +102,15 @@ type installed struct {
 }
 
 // parse reads the flags of the service's command and its configuration file into its configuration.
-func (u unit) parse(c interface{ Flags(*config.FlagGroups) }) error {
+func (u unit) parse(c interface{ Flags(*config.FlagGroups) }) (config.Settings, error) {
 	var groups config.FlagGroups
 	c.Flags(&groups)
 	fs := pflag.NewFlagSet(u.command, pflag.ContinueOnError)
 	groups.AddTo(fs)
 	if err := fs.Parse(u.arguments); err != nil {
-		return fmt.Errorf("read ExecStart: %w", err)
+		return config.Settings{}, fmt.Errorf("read ExecStart: %w", err)
 	}
-	_, err := groups.ReadSettings(fs, nil)
-	return err
+	return groups.ReadSettings(fs, nil)
 }
 
 // installed reads the flags of the service's command and its configuration file.
@@ -119,7 +118,7 @@ func (u unit) installed() (i installed, err error) {
 	switch u.command {
 	case commandServer:
 		c := config.DefaultServer()
-		err = u.parse(&c)
+		_, err = u.parse(&c)
 		i.dataDir, i.kubeconfig, i.configFile = c.DataDir, c.WriteKubeconfig, c.ConfigFile
 		i.merged = c.MergeKubeconfig
 		if !c.NoNode {
@@ -127,7 +126,7 @@ func (u unit) installed() (i installed, err error) {
 		}
 	case commandAgent:
 		c := config.DefaultAgent()
-		err = u.parse(&c)
+		_, err = u.parse(&c)
 		i.dataDir, i.node, i.configFile = c.DataDir, &c.Node, c.ConfigFile
 	default:
 		err = fmt.Errorf("read ExecStart: unknown command %q", u.command)
