@@ -39,6 +39,8 @@ const (
 	upgradeTimeout = 10 * time.Second
 	// maxMetricsBytes bounds what is read of a server's metrics.
 	maxMetricsBytes = 64 << 20
+	// nodePage and definitionPage are how many objects are read at a time: a node has some ten kilobytes, a definition up to a megabyte.
+	nodePage, definitionPage = 250, 25
 
 	metricDeprecated   = "apiserver_requested_deprecated_apis"
 	metricLastSnapshot = "skiff_snapshot_last_success_timestamp_seconds"
@@ -88,7 +90,7 @@ func exists(path ...string) bool {
 func (x *upgradeExamination) readDataDir() (err error) {
 	dir := x.config.DataDir
 	if _, err := os.ReadDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("--data-dir: %w", err)
+		return explainRead(fmt.Errorf("--data-dir: %w", err))
 	}
 	if x.Data, err = upgrade.ReadRecord(dir); err != nil {
 		return err
@@ -209,12 +211,17 @@ func hostOf(address string) string {
 }
 
 func (x *upgradeExamination) readNodes(ctx context.Context) {
-	nodes, _, err := client.For[*corev1.Node](x.remote).List(ctx, "", client.Selector{})
+	err := client.For[*corev1.Node](x.remote).EachPage(ctx, "", client.Selector{}, nodePage, func(page []*corev1.Node) error {
+		x.addNodes(page)
+		return nil
+	})
 	if err != nil {
 		x.unknown("the nodes", err)
-		return
 	}
-	for _, n := range nodes {
+}
+
+func (x *upgradeExamination) addNodes(page []*corev1.Node) {
+	for _, n := range page {
 		release, err := upgrade.ParseGitVersion(n.Status.NodeInfo.KubeletVersion)
 		if err != nil {
 			x.unknown("the node "+n.Name, err)
@@ -231,12 +238,18 @@ func (x *upgradeExamination) readNodes(ctx context.Context) {
 }
 
 func (x *upgradeExamination) readDefinitions(ctx context.Context) {
-	definitions, _, err := client.For[*apiextensionsv1.CustomResourceDefinition](x.remote).List(ctx, "", client.Selector{})
+	err := client.For[*apiextensionsv1.CustomResourceDefinition](x.remote).EachPage(ctx, "", client.Selector{}, definitionPage,
+		func(page []*apiextensionsv1.CustomResourceDefinition) error {
+			x.addDefinitions(page)
+			return nil
+		})
 	if err != nil {
 		x.unknown("the custom resource definitions", err)
-		return
 	}
-	for _, d := range definitions {
+}
+
+func (x *upgradeExamination) addDefinitions(page []*apiextensionsv1.CustomResourceDefinition) {
+	for _, d := range page {
 		definition := upgrade.Definition{Name: d.Name, Stored: d.Status.StoredVersions}
 		for _, version := range d.Spec.Versions {
 			if version.Storage {
@@ -251,6 +264,7 @@ func (x *upgradeExamination) readDefinitions(ctx context.Context) {
 func (x *upgradeExamination) readMetrics(ctx context.Context, connection *rest.Config) {
 	series, err := requestMetrics(ctx, connection, metricDeprecated, metricLastSnapshot)
 	if err != nil {
+		x.UnknownAPIs = true
 		x.unknown("the deprecated APIs that clients request of "+connection.Host, err)
 		return
 	}

@@ -30,7 +30,9 @@ type Observed struct {
 	Nodes   []ObservedNode
 	// DeprecatedAPIs have been requested since the servers started.
 	DeprecatedAPIs []DeprecatedAPI
-	Definitions    []Definition
+	// UnknownAPIs is set if not all servers have told which.
+	UnknownAPIs bool
+	Definitions []Definition
 	// Snapshot is when the newest snapshot was saved; zero: there is none.
 	Snapshot time.Time
 	// Unknown says what could not be examined, and why.
@@ -220,7 +222,7 @@ func (p *Plan) checkAPIs(to Release, o Observed) {
 			p.add(Warning, "deprecated API", "%s is requested by clients, and Kubernetes %s removes it", name, api.RemovedRelease)
 		}
 	}
-	if o.URL != "" && !o.IsAgent && len(o.DeprecatedAPIs) == 0 {
+	if o.URL != "" && !o.IsAgent && !o.UnknownAPIs && len(o.DeprecatedAPIs) == 0 {
 		p.add(OK, "deprecated APIs", "none was requested since the servers started")
 	}
 }

@@ -32,7 +32,9 @@ func TestPlan(t *testing.T) {
 		to     string // default: v0.2.0 v1.38.0
 		// want are words of findings, with their states. Findings that are not ok and not wanted are mistakes.
 		want []string
-		err  string
+		// not is in no finding, unless it is empty.
+		not string
+		err string
 	}{
 		"one minor version up": {
 			want: []string{"ok data directory: /var/lib/skiff was written by v0.1.3 (Kubernetes v1.37.1) in layout 1", "ok servers: 3, the oldest has v0.1.3", "ok nodes: 3, all close",
@@ -117,6 +119,10 @@ func TestPlan(t *testing.T) {
 			},
 			want: []string{"warning server: https://10.0.0.1:6443 is another implementation of Kubernetes"},
 		},
+		"APIs that are not known": {
+			change: func(o *Observed) { o.UnknownAPIs, o.Unknown = true, []string{"the deprecated APIs: no response"} },
+			want:   []string{"warning not examined: the deprecated APIs: no response"}, not: "none was requested",
+		},
 	} {
 		o := observed(t)
 		if test.change != nil {
@@ -138,6 +144,9 @@ func TestPlan(t *testing.T) {
 			}
 		}
 		for _, finding := range got {
+			if test.not != "" && strings.Contains(finding, test.not) {
+				t.Errorf("%s: %s", what, finding)
+			}
 			if !strings.HasPrefix(finding, "ok ") && !slices.ContainsFunc(test.want, func(words string) bool { return matches(words, finding) }) {
 				t.Errorf("%s: %s", what, finding)
 			}
