@@ -150,7 +150,8 @@ func TestFirstStart(t *testing.T) {
 			if err := cmd.Wait(); err != nil || !isReady {
 				t.Fatalf("ready %v, ended with %v:\n%s", isReady, err, log.String())
 			}
-			for _, want := range []string{"msg=started step=certificates duration=", "step=etcd", "step=cache", `step="API server"`, `next="kubectl --context skiff get nodes"`} {
+			next := `next="kubectl --kubeconfig ` + dir + `/.kube/config --context skiff get nodes"`
+			for _, want := range []string{"msg=started step=certificates duration=", "step=etcd", "step=cache", `step="API server"`, next} {
 				if strings.Count(log.String(), want) != 1 {
 					t.Errorf("the log has not one %q", want)
 				}

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/user"
@@ -62,6 +63,17 @@ func expandHome(path string) (string, error) {
 		home = who.HomeDir
 	}
 	return filepath.Join(home, rest), nil
+}
+
+// kubectlFor is the command of kubectl for a merged context. kubectl finds the file in the home directory by itself.
+func kubectlFor(c config.MergeKubeconfig) string {
+	command := "kubectl"
+	path, err := expandHome(c.Path)
+	found, foundErr := expandHome("~/.kube/config")
+	if err == nil && foundErr == nil && path != found {
+		command += " --kubeconfig " + path
+	}
+	return command + " --context " + c.Context
 }
 
 // mergeInto adds the entry to the kubeconfig at a path, or replaces the one of its name. Everything else in the file stays, also what is not known here.
@@ -251,9 +263,17 @@ func parseKubeconfig(data []byte) (*yaml.Node, error) {
 	if _, err := clientcmd.Load(data); err != nil {
 		return nil, fmt.Errorf("it is not a kubeconfig: %w", err)
 	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
+	var document, further yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	if err := decoder.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("it is not a kubeconfig: %w", err)
+	}
+	// What would be lost when it is written again.
+	if err := decoder.Decode(&further); !errors.Is(err, io.EOF) {
+		return nil, errors.New("it has several YAML documents, of which kubectl reads the first: remove the others")
+	}
+	if alias := findAlias(&document); alias != nil {
+		return nil, fmt.Errorf("line %d: it has a YAML alias, *%s, which cannot be kept: write the value instead", alias.Line, alias.Value)
 	}
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	if len(document.Content) > 0 && document.Content[0].ShortTag() != "!!null" {
@@ -268,6 +288,19 @@ func parseKubeconfig(data []byte) (*yaml.Node, error) {
 		}
 	}
 	return root, nil
+}
+
+// findAlias finds an alias in a document.
+func findAlias(node *yaml.Node) *yaml.Node {
+	if node.Kind == yaml.AliasNode {
+		return node
+	}
+	for _, child := range node.Content {
+		if alias := findAlias(child); alias != nil {
+			return alias
+		}
+	}
+	return nil
 }
 
 // child is the value of a key of a mapping, or nil.

@@ -129,6 +129,8 @@ func TestMergeKubeconfigForms(t *testing.T) {
 		"null lists":          {"apiVersion: v1\nkind: Config\nclusters: null\ncontexts: null\nusers: null\ncurrent-context: \"\"\n", "skiff", ""},
 		"JSON":                {`{"apiVersion":"v1","kind":"Config","clusters":[{"name":"a","cluster":{"server":"https://a"}}],"current-context":"a"}`, "a", ""},
 		"no YAML":             {"clusters: [", "", "it is not a kubeconfig"},
+		"an alias":            {"x: &x\n- {name: a, context: {cluster: a, user: a}}\ncontexts: *x\n", "", "line 3: it has a YAML alias, *x, which cannot be kept"},
+		"several documents":   {"current-context: a\n---\ncurrent-context: b\n", "", "several YAML documents"},
 		"a list":              {"- a\n", "", "it is not a kubeconfig"},
 		"another kind":        {"apiVersion: v1\nkind: Pod\n", "", "it is not a kubeconfig"},
 		"another cluster":     {"clusters:\n- name: skiff\n  cluster: {server: 'https://other:6443'}\n", "", "it has another cluster with the name skiff, https://other:6443: choose another --merge-kubeconfig-context"},
@@ -152,6 +154,14 @@ func TestMergeKubeconfigForms(t *testing.T) {
 func TestMergeKubeconfigFile(t *testing.T) {
 	home := t.TempDir()
 	t.Setenv("HOME", home)
+	for path, want := range map[string]string{
+		"~/.kube/config": "kubectl --context a", home + "/.kube/config": "kubectl --context a", "/srv/config": "kubectl --kubeconfig /srv/config --context a",
+		"~/other": "kubectl --kubeconfig " + home + "/other --context a",
+	} {
+		if got := kubectlFor(config.MergeKubeconfig{Path: path, Context: "a"}); got != want {
+			t.Errorf("command for %s: %s, want %s", path, got, want)
+		}
+	}
 	path := filepath.Join(home, ".kube/config")
 	c := config.APIServer{DataDir: t.TempDir(), BindAddress: "127.0.0.1", SecurePort: 6443, MergeKubeconfig: config.MergeKubeconfig{Path: "~/.kube/config", Context: "skiff"}}
 	admin := adminKubeconfigOf(c, []byte("ca"), pki.Pair{Cert: []byte("cert"), Key: []byte("key")})

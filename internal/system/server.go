@@ -393,7 +393,7 @@ func (s *server) reportReady(ctx context.Context, started time.Time, ready func(
 // showNext shows what can be done when the server has started. pending are the parts that have not.
 func (s *server) showNext(total time.Duration, pending []string) {
 	if merge := s.config.MergeKubeconfig; merge.Path != "" {
-		s.progress.show(total, pending, "kubectl --context "+merge.Context+" get nodes")
+		s.progress.show(total, pending, kubectlFor(merge)+" get nodes")
 		return
 	}
 	s.progress.show(total, pending, "export KUBECONFIG="+filepath.Join(s.config.DataDir, adminKubeconfig), "kubectl get nodes")
