@@ -244,10 +244,31 @@ func (r *settingsReader) setFromFile(name string, value *yaml.Node, mode fs.File
 
 func (r *settingsReader) unknownKey(name string) error {
 	dashed := strings.TrimLeft(strings.ReplaceAll(name, "_", "-"), "-")
+	if command := otherCommand(dashed); command != "" && r.known.Lookup(dashed) == nil {
+		return fmt.Errorf("unknown key %q: it is a flag of '%s', and not of this command", name, command)
+	}
 	if closest := ClosestFlag(r.known, dashed); closest != "" {
 		return fmt.Errorf("unknown key %q; did you mean %s?", name, closest)
 	}
 	return fmt.Errorf("unknown key %q: keys are the names of flags, without dashes before them", name)
+}
+
+// otherCommand is a command with a configuration file that has a flag, or an empty string.
+func otherCommand(flag string) string {
+	server, agent := DefaultServer(), DefaultAgent()
+	for _, command := range []struct {
+		name          string
+		configuration interface{ Flags(*FlagGroups) }
+	}{{"skiff server", &server}, {"skiff agent", &agent}} {
+		var groups FlagGroups
+		command.configuration.Flags(&groups)
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		groups.AddTo(fs)
+		if fs.Lookup(flag) != nil {
+			return command.name
+		}
+	}
+	return ""
 }
 
 // listTypes are the types of flags that may have a list in a file. Each element is what a repeated flag would have.

@@ -139,6 +139,7 @@ func TestSettingsFileErrors(t *testing.T) {
 		"feature-gates: [NoSuchGate=true]\n":              "line 1: feature-gates: invalid value \"NoSuchGate=true\" (gate=bool): unrecognized feature gate",
 		"config: /other.yaml\n":                           "line 1: config: --config can be given on the command line only",
 		"cluster-reset: true\n":                           "line 1: cluster-reset: --cluster-reset can be given on the command line only",
+		"server: [https://a:6443]\n":                      `line 1: unknown key "server": it is a flag of 'skiff agent', and not of this command`,
 		"help: true\n":                                    `line 1: unknown key "help"`,
 		"data-dir: [\n":                                   "config.yaml: line ",
 		"- data-dir\n":                                    "config.yaml: line 1: lines of the form NAME: VALUE are expected",
