@@ -3,6 +3,7 @@ package main
 import (
 	"debug/buildinfo"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -99,18 +100,24 @@ var separator = strings.Repeat("=", 80) + "\n"
 // text is the licences of everything that is linked and not of skiff's own, each once, under the names of what it is for.
 func (s licenseSources) text(built []program) ([]byte, error) {
 	names := map[string][]string{} // by the licence's text
-	add := func(name, dir string) error {
-		texts, err := licenseTexts(dir)
-		for _, text := range texts {
-			if !slices.Contains(names[text], name) {
-				names[text] = append(names[text], name)
+	seen := map[string]bool{}      // what several programs have
+	add := func(name, dir string, depth int) error {
+		if seen[name] {
+			return nil
+		}
+		seen[name] = true
+		licenses, err := readLicenses(dir, depth)
+		for _, l := range licenses {
+			if !slices.Contains(names[l.text], name+l.part) {
+				names[l.text] = append(names[l.text], name+l.part)
 			}
 		}
 		return err
 	}
 	for _, p := range built {
 		if p.goVersion != "" {
-			if err := add("Go "+p.goVersion, s.goroot); err != nil {
+			// Below are programs and tests that are not linked.
+			if err := add("Go "+p.goVersion, s.goroot, 0); err != nil {
 				return nil, err
 			}
 		}
@@ -118,7 +125,7 @@ func (s licenseSources) text(built []program) ([]byte, error) {
 			if m.path == "" || m.isOwn() {
 				continue
 			}
-			if err := add(m.path+" "+m.version, s.moduleDir(m)); err != nil {
+			if err := add(m.path+" "+m.version, s.moduleDir(m), maxDepth); err != nil {
 				return nil, err
 			}
 		}
@@ -145,27 +152,46 @@ func formatLicenses(names map[string][]string) []byte {
 		separator + strings.Join(parts, separator))
 }
 
-// licenseTexts reads the licences in a directory. A directory without any is an error: what may not be distributed is not.
-func licenseTexts(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+// license is a licence of a module or, with the name of its directory in parentheses, of a part of it.
+type license struct{ part, text string }
+
+// maxDepth is how deep in a module its parts are.
+const maxDepth = 16
+
+// readLicenses reads the licences in a directory and, down to a depth, below it: a module may contain code of others, with licences of their own. A
+// directory without any is an error: what may not be distributed is not.
+func readLicenses(dir string, depth int) ([]license, error) {
+	var licenses []license
+	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		switch name := entry.Name(); {
+		case entry.IsDir() && path != "." && (strings.Count(path, "/") >= depth || isNotLinked(name)):
+			return fs.SkipDir
+		case !entry.Type().IsRegular() || !licenseFile.MatchString(name) || strings.HasSuffix(name, ".go"):
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join(dir, path))
+		l := license{text: string(text)}
+		if part := filepath.Dir(path); part != "." {
+			l.part = " (" + part + ")"
+		}
+		licenses = append(licenses, l)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read licence: %w", err)
 	}
-	var texts []string
-	for _, entry := range entries {
-		if !entry.Type().IsRegular() || !licenseFile.MatchString(entry.Name()) {
-			continue
-		}
-		text, err := os.ReadFile(filepath.Join(dir, entry.Name()))
-		if err != nil {
-			return nil, fmt.Errorf("read licence: %w", err)
-		}
-		texts = append(texts, string(text))
-	}
-	if len(texts) == 0 {
+	if !slices.ContainsFunc(licenses, func(l license) bool { return l.part == "" }) {
 		return nil, fmt.Errorf("%s has no licence", dir)
 	}
-	return texts, nil
+	return licenses, nil
+}
+
+// isNotLinked reports whether a directory has no code that the go command links.
+func isNotLinked(name string) bool {
+	return name == "testdata" || name == "vendor" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_")
 }
 
 // moduleDir is the directory of a module in the module cache.

@@ -249,12 +249,32 @@ func TestModuleWithoutLicense(t *testing.T) {
 	}
 	writeFile(t, filepath.Join(dir, "main.go"), "package main\n")
 	built := []program{{name: "x", main: module{path: "skiff"}, modules: []module{m}}}
+	if _, err := (licenseSources{modules: filepath.Join(dir, "absent")}).text(built); err == nil || !strings.Contains(err.Error(), "read licence") {
+		t.Errorf("a module that is not there: %v", err)
+	}
 	if _, err := s.text(built); err == nil || !strings.Contains(err.Error(), "has no licence") {
 		t.Errorf("error %v", err)
 	}
 	writeFile(t, filepath.Join(dir, "LICENSE.md"), "Do what you like.\n")
 	writeFile(t, filepath.Join(dir, "NOTICE"), "By me.\n")
+	writeFile(t, filepath.Join(dir, "license.go"), "package main // no licence\n")
+	// Code of others in the module has a licence of its own; what is not linked needs none.
+	for _, part := range []string{"third_party/other", "testdata/third", "vendor/fourth"} {
+		if err := os.MkdirAll(filepath.Join(dir, part), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, filepath.Join(dir, part, "LICENSE"), "That of "+part+".\n")
+	}
+	built = append(built, built[0])
 	text, err := s.text(built)
+	if want := "example.org/Upper v1.0.0-Beta (third_party/other)\n\nThat of third_party/other.\n"; !strings.Contains(string(text), want) {
+		t.Errorf("licences %s lack %q", text, want)
+	}
+	for _, not := range []string{"no licence", "third.", "fourth."} {
+		if strings.Contains(string(text), not) {
+			t.Errorf("the licences have %q", not)
+		}
+	}
 	if err != nil || !strings.Contains(string(text), "example.org/Upper v1.0.0-Beta\n\nDo what you like.\n") || !strings.Contains(string(text), "By me.") {
 		t.Errorf("licences %s, %v", text, err)
 	}
