@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/apiserver/admission"
 	"skiff/internal/client"
@@ -34,6 +35,18 @@ type instances struct {
 	stuck   bool
 	deletes int
 	err     error
+	// onDelete is called before a deletion.
+	onDelete func()
+	// again are the instances that were deleted and created again; conflicts counts the deletions of their former ones.
+	again     []string
+	conflicts int
+}
+
+func (i *instances) uid(name string) types.UID {
+	if slices.Contains(i.again, name) {
+		return types.UID(name + " again")
+	}
+	return types.UID(name)
 }
 
 func (i *instances) List(context.Context, schema.GroupResource, string) ([]kind.Object, error) {
@@ -43,14 +56,22 @@ func (i *instances) List(context.Context, schema.GroupResource, string) ([]kind.
 	for _, name := range i.names {
 		u := &unstructured.Unstructured{}
 		u.SetName(name)
+		u.SetUID(i.uid(name))
 		all = append(all, u)
 	}
 	return all, i.err
 }
 
-func (i *instances) Delete(_ context.Context, _ schema.GroupResource, _, name string, _ *metav1.DeleteOptions) error {
+func (i *instances) Delete(_ context.Context, gr schema.GroupResource, _, name string, options *metav1.DeleteOptions) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if i.onDelete != nil {
+		i.onDelete()
+	}
+	if p := options.Preconditions; p != nil && p.UID != nil && *p.UID != i.uid(name) {
+		i.conflicts++
+		return apierrors.NewConflict(gr, name, errors.New("it has another UID"))
+	}
 	i.deletes++
 	if !i.stuck {
 		i.names = slices.DeleteFunc(i.names, func(n string) bool { return n == name })
@@ -78,6 +99,7 @@ type world struct {
 	unserved map[string]error
 	early    map[string]bool // by Serve, until Unserve
 	removed  []string        // by Unserve
+	replaced bool            // another state of each definition is served
 }
 
 // run runs a test in a bubble with the controllers. Every definition is served, unless the test says otherwise.
@@ -109,7 +131,13 @@ func (w *world) served(crd *definition) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := w.unserved[crd.Name]
-	return err == nil, err
+	return err == nil && !w.replaced, err
+}
+
+func (w *world) setReplaced(replaced bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replaced = replaced
 }
 
 func (w *world) serve(crd *definition) error {
@@ -473,6 +501,49 @@ func TestInstancesAreDeleted(t *testing.T) {
 		w.expectGone("foos", 20*time.Minute)
 		if w.instances.deletes < 2 || w.instances.deletes > 200 {
 			t.Errorf("%d deletions were requested", w.instances.deletes)
+		}
+	})
+}
+
+// While instances are deleted, their definition may be gone, and another one have them. They are not deleted any more.
+func TestInstancesOfAnotherDefinition(t *testing.T) {
+	run(t, 0, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		w.instances.set(func() {
+			for i := range 10 * maxConcurrentDeletes {
+				w.instances.names = append(w.instances.names, fmt.Sprint(i))
+			}
+			w.instances.onDelete = func() { w.setReplaced(true) }
+		})
+		w.delete("foos")
+		time.Sleep(10 * time.Minute)
+		w.expect("foos", 0, isEstablished, isAccepted, "Terminating=True InstanceDeletionInProgress")
+		w.instances.set(func() {
+			if w.instances.deletes == 0 || w.instances.deletes > maxConcurrentDeletes {
+				t.Errorf("%d deletions were requested", w.instances.deletes)
+			}
+			w.instances.onDelete = nil
+		})
+		w.setReplaced(false)
+		w.controllers.Enqueue("foos.example.com")
+		w.expectGone("foos", time.Minute)
+	})
+}
+
+// An instance that was created again after it was listed is not deleted in place of the former one.
+func TestInstanceThatIsCreatedAgain(t *testing.T) {
+	run(t, 0, func(w *world) {
+		w.create("foos")
+		w.expect("foos", time.Second, isEstablished, isAccepted)
+		w.instances.set(func() {
+			w.instances.names = []string{"a"}
+			w.instances.onDelete = func() { w.instances.again = []string{"a"} }
+		})
+		w.delete("foos")
+		w.expectGone("foos", time.Minute)
+		if w.instances.conflicts != 1 || w.instances.deletes != 1 {
+			t.Errorf("%d deletions were refused, and %d requested", w.instances.conflicts, w.instances.deletes)
 		}
 	})
 }

@@ -128,7 +128,7 @@ func (f *finalizer) deleteInstances(ctx context.Context, crd *definition) (outco
 		c := terminating(apiextensionsv1.ConditionTrue, reason, fmt.Sprintf("%s: %v", text, err))
 		return &c, 0, err
 	}
-	gr := schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
+	gr := resourceOf(crd)
 	switch {
 	case slices.Contains(overlapping, gr):
 		return done(terminating(apiextensionsv1.ConditionFalse, "OverlappingBuiltInResource", "instances overlap with built-in resources in storage"))
@@ -147,7 +147,7 @@ func (f *finalizer) deleteInstances(ctx context.Context, crd *definition) (outco
 	if err != nil {
 		return failed("InstanceDeletionFailed", "could not list instances", err)
 	}
-	if err := f.deleteAll(ctx, gr, instances); err != nil {
+	if err := f.deleteAll(ctx, crd, instances); err != nil {
 		return failed("InstanceDeletionFailed", "could not issue all deletes", err)
 	}
 	if instances, err = f.Instances.List(ctx, gr, ""); err != nil {
@@ -164,8 +164,13 @@ func (f *finalizer) deleteInstances(ctx context.Context, crd *definition) (outco
 	return &c, requeueAfter, nil
 }
 
-// deleteAll requests the deletion of the instances for which it has not begun.
-func (f *finalizer) deleteAll(ctx context.Context, gr schema.GroupResource, instances []kind.Object) error {
+func resourceOf(crd *definition) schema.GroupResource {
+	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
+}
+
+// deleteAll requests the deletion of the instances for which it has not begun. It stops when the definition is not served in this state any more: another
+// server, or a client that has removed the finalizer, may have let it go meanwhile, and one of the same name must keep its instances.
+func (f *finalizer) deleteAll(ctx context.Context, crd *definition, instances []kind.Object) error {
 	var mu sync.Mutex
 	var failures []error
 	var running sync.WaitGroup
@@ -175,10 +180,14 @@ func (f *finalizer) deleteAll(ctx context.Context, gr schema.GroupResource, inst
 			continue
 		}
 		slots <- struct{}{}
+		if served, _ := f.Served(crd); !served {
+			break
+		}
 		running.Go(func() {
 			defer func() { <-slots }()
-			err := f.Instances.Delete(ctx, gr, instance.GetNamespace(), instance.GetName(), nil)
-			if err == nil || apierrors.IsNotFound(err) {
+			options := &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(instance.GetUID()))}
+			err := f.Instances.Delete(ctx, resourceOf(crd), instance.GetNamespace(), instance.GetName(), options)
+			if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // a conflict: it was deleted and created again
 				return
 			}
 			mu.Lock()
