@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -104,12 +105,13 @@ type conditions struct {
 // checked is what the conditions NonStructuralSchema and KubernetesAPIApprovalPolicyConformant were last computed from. Servers of different
 // versions may disagree about them, so each server writes them once per change of the definition.
 type checked struct {
+	uid        types.UID
 	generation int64
 	approval   string
 }
 
 func checkedOf(crd *definition) checked {
-	return checked{generation: crd.Generation, approval: crd.Annotations[apiextensionsv1.KubeAPIApprovedAnnotation]}
+	return checked{uid: crd.UID, generation: crd.Generation, approval: crd.Annotations[apiextensionsv1.KubeAPIApprovedAnnotation]}
 }
 
 func newConditions(c Config, s *controller.Setup) *conditions {

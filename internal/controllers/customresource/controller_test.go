@@ -548,6 +548,23 @@ func TestInstanceThatIsCreatedAgain(t *testing.T) {
 	})
 }
 
+// A definition that is created again in a protected group gets the condition of its approval, also if the deletion was not observed.
+func TestApprovalOfDefinitionThatIsCreatedAgain(t *testing.T) {
+	protected := func(uid types.UID) *definition {
+		return newDefinition("foos", accepted(0), func(crd *definition) {
+			crd.Spec.Group, crd.Name, crd.UID = "foos.k8s.io", "foos.foos.k8s.io", uid
+		})
+	}
+	c := &conditions{names: newNames(), checked: map[string]checked{}, Config: Config{Served: func(*definition) (bool, error) { return false, nil }}}
+	c.setChecked(protected("a"))
+	if c.view(protected("a")).unchecked {
+		t.Error("the definition is checked twice")
+	}
+	if !c.view(protected("b")).unchecked {
+		t.Error("another definition is taken for the one that was checked")
+	}
+}
+
 // A definition that was never established has no instances; one that shares them with a built-in kind must not delete them.
 func TestDeletionWithoutInstances(t *testing.T) {
 	run(t, time.Hour, func(w *world) {
