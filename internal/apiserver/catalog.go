@@ -193,10 +193,10 @@ func (c *catalog) addBuiltIn(served *servedKind) {
 // replace serves next instead of old. Either may be nil. Entries of old that another kind has taken over remain.
 func (c *catalog) replace(next, old *servedKind) {
 	if next != nil {
-		for i, res := range next.resources {
-			if i == 0 || res.stored() {
-				c.stored.Store(res.groupResource(), res)
-			}
+		// One step: no request may find another version meanwhile.
+		stored := next.inStorageVersion()
+		c.stored.Store(stored.groupResource(), stored)
+		for _, res := range next.resources {
 			if c.serves(res) {
 				c.count(res.gvr.GroupVersion(), 1)
 				c.custom.Store(res.gvr, res)
@@ -228,6 +228,14 @@ func (c *catalog) count(gv schema.GroupVersion, by int) {
 	} else {
 		c.versions.Store(gv, total)
 	}
+}
+
+// inStorageVersion returns the resource of a kind in its storage version, or in the preferred one. All versions must have the same group.
+func (k *servedKind) inStorageVersion() *resource {
+	if i := slices.IndexFunc(k.resources, (*resource).stored); i >= 0 {
+		return k.resources[i]
+	}
+	return k.resources[0]
 }
 
 // list updates what discovery is made of.

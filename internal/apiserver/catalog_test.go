@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -119,6 +121,43 @@ func TestKindsOfOneName(t *testing.T) {
 	if found, _ := s.KindOf(next.GVK); found != nil {
 		t.Errorf("a removed kind is found: %v", found)
 	}
+}
+
+// While a kind is replaced, those who name its objects by group and resource find them in the storage version.
+func TestStorageVersionDuringChange(t *testing.T) {
+	s := newTestServer(t)
+	twoVersions := func() *kind.Kind {
+		k := gadgetKind("gadgets")
+		preferred := kind.Version{GVK: k.GVK}
+		preferred.GVK.Version = "v2"
+		k.Versions = append([]kind.Version{preferred}, k.Versions...)
+		return k
+	}
+	current := twoVersions()
+	if err := s.AddKind(current); err != nil {
+		t.Fatal(err)
+	}
+	gr := current.GroupResource()
+	var stop atomic.Bool
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for !stop.Load() {
+			if res := s.catalog.findStored(gr); !res.stored() {
+				t.Errorf("found in version %s", res.gvr.Version)
+				return
+			}
+		}
+	})
+	for range 5000 {
+		next := twoVersions()
+		if err := s.UpdateKind(current, next); err != nil {
+			t.Error(err)
+			break
+		}
+		current = next
+	}
+	stop.Store(true)
+	reading.Wait()
 }
 
 // A kind cannot take the objects or the path of a built-in one.
