@@ -174,7 +174,7 @@ func BenchmarkWatch(b *testing.B) {
 // deliveredEvents is how many events the watchers of a resource have been sent.
 func (s *testServer) deliveredEvents(b *testing.B, resource string) int {
 	var m dto.Metric
-	if err := s.find(resource).metrics.events.Write(&m); err != nil {
+	if err := s.find(resource).metrics.watchSeries().events.Write(&m); err != nil {
 		b.Fatal(err)
 	}
 	return int(m.GetCounter().GetValue())

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"skiff/internal/kind"
 )
 
 func TestHealth(t *testing.T) {
@@ -79,6 +81,35 @@ func TestMetrics(t *testing.T) {
 		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`,
 		`apiserver_storage_objects{resource="pods"} 1`,
 	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("missing %s", want)
+		}
+	}
+}
+
+// A custom resource has series of watches when the first event is sent: there may be thousands that nobody watches.
+func TestMetricsOfCustomResources(t *testing.T) {
+	s := newTestServer(t)
+	k := widgetKind()
+	k.Custom = &kind.Custom{FromStore: func(kind.Object) error { return nil }}
+	if err := s.AddKind(k); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"apiserver_watch_events_total", "apiserver_watch_events_sizes"} {
+		if text := string(s.get("/metrics").body); strings.Contains(text, name+`_count{group="example.com"`) || strings.Contains(text, name+`{group="example.com"`) {
+			t.Errorf("%s has a resource without watchers", name)
+		}
+	}
+	s.add("widgets.example.com", widget("a"))
+	w := s.watch("/apis/example.com/v1/widgets?watch=true")
+	w.expect("ADDED a@2")
+	const events, sizes = `apiserver_watch_events_total{group="example.com",resource="widgets",version="v1"} 1`,
+		`apiserver_watch_events_sizes_count{group="example.com",resource="widgets",version="v1"} 1`
+	text := ""
+	for end := time.Now().Add(time.Minute); !strings.Contains(text, sizes) && time.Now().Before(end); {
+		text = string(s.get("/metrics").body)
+	}
+	for _, want := range []string{events, sizes} {
 		if !strings.Contains(text, want) {
 			t.Errorf("missing %s", want)
 		}

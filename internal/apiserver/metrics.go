@@ -147,8 +147,13 @@ type resourceMetrics struct {
 	group, version, resource string
 	mu                       sync.Mutex // guards changes of series
 	series                   atomic.Pointer[map[seriesKey]*series]
-	events                   prometheus.Counter
-	eventBytes               prometheus.Observer
+	// watchSeries are the series of the events of watches.
+	watchSeries func() watchSeries
+}
+
+type watchSeries struct {
+	events prometheus.Counter
+	bytes  prometheus.Observer
 }
 
 // seriesKey identifies a series of a resource.
@@ -165,11 +170,16 @@ type series struct {
 }
 
 func (m *metrics) forResource(res *resource) *resourceMetrics {
-	return &resourceMetrics{
-		all: m, group: res.gvr.Group, version: res.gvr.Version, resource: res.gvr.Resource,
-		events:     m.events.WithLabelValues(res.gvr.Group, res.gvr.Resource, res.gvr.Version),
-		eventBytes: m.eventBytes.WithLabelValues(res.gvr.Group, res.gvr.Resource, res.gvr.Version),
+	r := &resourceMetrics{all: m, group: res.gvr.Group, version: res.gvr.Version, resource: res.gvr.Resource}
+	r.watchSeries = sync.OnceValue(func() watchSeries {
+		return watchSeries{
+			events: m.events.WithLabelValues(r.group, r.resource, r.version), bytes: m.eventBytes.WithLabelValues(r.group, r.resource, r.version),
+		}
+	})
+	if res.kind.Custom == nil {
+		r.watchSeries() // a cluster may have ten thousand custom resources, most of them without watchers
 	}
+	return r
 }
 
 // watched counts events that were sent together to each of some watchers.
@@ -177,9 +187,10 @@ func (r *resourceMetrics) watched(watchers, events, bytes int) {
 	if watchers == 0 || events == 0 {
 		return
 	}
-	r.events.Add(float64(watchers * events))
+	series := r.watchSeries()
+	series.events.Add(float64(watchers * events))
 	for range watchers {
-		r.eventBytes.Observe(float64(bytes / events))
+		series.bytes.Observe(float64(bytes / events))
 	}
 }
 
