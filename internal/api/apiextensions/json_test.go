@@ -92,7 +92,6 @@ func TestJSONOfRandomDefinitions(t *testing.T) {
 	}
 }
 
-// damage changes, inserts, removes or repeats a part of a text.
 // The managed fields of a definition may have any JSON, also what stands for a schema while the rest is encoded.
 func TestPlaceholderInManagedFields(t *testing.T) {
 	crd, _ := largeDefinition(t)
@@ -100,6 +99,7 @@ func TestPlaceholderInManagedFields(t *testing.T) {
 	checkEncoded(t, crd)
 }
 
+// damage changes, inserts, removes or repeats a part of a text.
 func (m schemaMaker) damage(data []byte) []byte {
 	at := m.IntN(len(data))
 	end := min(at+1+m.IntN(8), len(data))

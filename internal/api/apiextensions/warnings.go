@@ -16,7 +16,8 @@ func warnings(crd, old *definition) []string {
 	formats, lists := warningsOf(crd)
 	if old != nil {
 		oldFormats, oldLists := warningsOf(old)
-		formats = slices.DeleteFunc(formats, func(text string) bool { return slices.Contains(oldFormats, text) })
+		known := sets.New(oldFormats...) // there can be as many as a definition has fields
+		formats = slices.DeleteFunc(formats, known.Has)
 		lists = lists.Difference(oldLists)
 	}
 	return append(formats, sets.List(lists)...)
