@@ -95,7 +95,7 @@ func (d *definition) validate(req *kind.Request, obj, old kind.Object) field.Err
 	ratcheting := c.correlate(root, before)
 	var errs field.ErrorList
 	if !c.shape.isValid(root) {
-		errs = schemavalidation.ValidateCustomResourceUpdate(nil, root, before, c.schema, schemavalidation.WithRatcheting(ratcheting))
+		errs = schemavalidation.ValidateCustomResourceUpdate(nil, root, before, c.schema, c.ratchet(ratcheting)...)
 	}
 	errs = append(errs, v.validateScaleSpec(root)...)
 	errs = append(errs, v.validateScaleStatus(root)...)
@@ -120,11 +120,7 @@ func (v *version) validateStatus(_ *kind.Request, obj, old kind.Object) field.Er
 	ratcheting := c.correlate(root, before)
 	var errs field.ErrorList
 	if status, ok := root["status"]; ok && c.status != nil && !c.shape.properties["status"].isValid(status) {
-		var options []schemavalidation.ValidationOption
-		if c.Structural != nil {
-			options = append(options, schemavalidation.WithRatcheting(ratcheting.Key("status")))
-		}
-		errs = schemavalidation.ValidateCustomResourceUpdate(field.NewPath("status"), status, before["status"], c.status, options...)
+		errs = schemavalidation.ValidateCustomResourceUpdate(field.NewPath("status"), status, before["status"], c.status, c.ratchet(ratcheting.Key("status"))...)
 	}
 	errs = append(errs, v.validateScaleStatus(root)...)
 	errs = append(errs, c.validateChangedLists(root, before)...)
@@ -143,9 +139,21 @@ func (v *version) validateType(obj kind.Object) (errs field.ErrorList) {
 	return errs
 }
 
-// correlate compares a changed object with the old one: what has not changed need not satisfy rules that are newer than it.
+// correlate compares a changed object with the old one: what has not changed need not satisfy rules that are newer than it. It returns nil without a
+// structural schema, which tells what corresponds to what: all of the object is validated then.
 func (c *validators) correlate(obj, old map[string]any) *common.CorrelatedObject {
+	if c.Structural == nil {
+		return nil
+	}
 	return common.NewCorrelatedObject(obj, old, &model.Structural{Structural: c.Structural})
+}
+
+// ratchet makes the library ignore what is wrong with the unchanged parts of a value.
+func (c *validators) ratchet(value *common.CorrelatedObject) []schemavalidation.ValidationOption {
+	if c.Structural == nil {
+		return nil
+	}
+	return []schemavalidation.ValidationOption{schemavalidation.WithRatcheting(value)}
 }
 
 // validateEmbedded validates the metadata of objects inside the object.

@@ -90,6 +90,41 @@ func TestValidateUpdate(t *testing.T) {
 	}
 }
 
+// A definition from before structural schemas can have one that is none: nothing is known about what has not changed.
+func TestValidateUpdateWithoutStructuralSchema(t *testing.T) {
+	d := crd(t, `
+preserveUnknownFields: true
+versions:
+- name: v1
+  served: true
+  storage: true
+  subresources: {status: {}}
+  schema:
+    openAPIV3Schema:
+      $schema: http://json-schema.org/schema
+      properties:
+        spec: {type: object, properties: {a: {type: string, maxLength: 1}, b: {type: string}}}
+        status: {type: object, properties: {num: {type: integer}}}`)
+	k := newKind(t, d, nil)
+	status := k.SubresourcesOf(&k.Versions[0])[0].Update
+	for _, c := range []struct{ old, obj, want string }{
+		{"{spec: {b: x}}", "{spec: {b: z}}", ""},
+		{"{spec: {a: xy}}", "{spec: {a: xy, b: z}}", "spec.a: Too long: may not be more than 1 byte"},
+	} {
+		if got := joined(k.Validate(request, cronTab(t, c.obj), cronTab(t, c.old))); got != c.want {
+			t.Errorf("%s → %s: %q, want %q", c.old, c.obj, got, c.want)
+		}
+	}
+	for _, c := range []struct{ old, obj, want string }{
+		{"{status: {num: 1}}", "{status: {num: 2}}", ""},
+		{"{status: {num: x}}", "{status: {num: x}}", `status.num: Invalid value: "string": num in body must be of type integer: "string"`},
+	} {
+		if got := joined(status.Validate(request, cronTab(t, c.obj), cronTab(t, c.old))); got != c.want {
+			t.Errorf("status, %s → %s: %q, want %q", c.old, c.obj, got, c.want)
+		}
+	}
+}
+
 func TestValidateStatus(t *testing.T) {
 	d := crd(t, `
 versions:
