@@ -163,14 +163,14 @@ func isFinalizer(value any) bool {
 	return ok
 }
 
-// isTime: times are written in UTC, in whole seconds.
+// isTime: times are written in UTC, in whole seconds, and the first second of the year 1 as null.
 func isTime(value any) bool {
 	text, ok := value.(string)
 	if !ok || len(text) != len("2006-01-02T15:04:05Z") {
 		return false
 	}
-	_, err := time.Parse("2006-01-02T15:04:05Z", text)
-	return err == nil
+	at, err := time.Parse("2006-01-02T15:04:05Z", text)
+	return err == nil && !at.IsZero()
 }
 
 func isTextMap(value any) bool {

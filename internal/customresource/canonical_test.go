@@ -52,7 +52,7 @@ func randomMetadata(r *rand.Rand) map[string]any {
 	}
 	all := map[string]any{
 		"name": pick("a", "", int64(1)), "namespace": pick("ns"), "generation": pick(int64(2), int64(0), "x"), "uid": pick("u"),
-		"creationTimestamp": pick("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", "2026-01-01T01:00:00+01:00", nil, "2026-13-01T00:00:00Z"),
+		"creationTimestamp": pick("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z", "2026-01-01T01:00:00+01:00", nil, "2026-13-01T00:00:00Z", "0001-01-01T00:00:00Z"),
 		"labels":            pick(map[string]any{"x": "y"}, map[string]any{}, map[string]any{"x": int64(1)}, nil),
 		"finalizers":        pick([]any{"example.com/x"}, []any{}, []any{int64(1)}, nil),
 		"ownerReferences": pick([]any{map[string]any{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true}},
