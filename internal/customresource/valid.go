@@ -33,7 +33,12 @@ type limits struct {
 }
 
 func valuesOf(s *structuralschema.Structural) values {
-	out := values{schemaType: s.Type, intOrString: s.XIntOrString, unknown: s.Type == "" && !s.XIntOrString && !s.XPreserveUnknownFields}
+	out := values{schemaType: s.Type, intOrString: s.XIntOrString}
+	if s.XIntOrString {
+		out.unknown = s.Type != "" // the library ignores the type, which only definitions from before structural schemas can have
+	} else {
+		out.unknown = s.Type == "" && !s.XPreserveUnknownFields
+	}
 	v := s.ValueValidation
 	if v == nil {
 		return out

@@ -18,6 +18,7 @@ var validSchemas = []string{
 	"{type: object, properties: {a: {type: integer, minimum: 0.5}, b: {type: integer, minimum: 0, exclusiveMinimum: true}, c: {type: string, format: date-time}, l: {type: array, uniqueItems: false, items: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}",
 	"{type: object, x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: number, format: float}, b: {type: object, oneOf: [{required: [a]}, {required: [c]}], properties: {a: {type: string}, c: {type: integer, multipleOf: 2}}}}}",
 	"{type: object, properties: {a: {type: integer, enum: [1, 2]}, b: {type: boolean, enum: [true]}, c: {x-kubernetes-int-or-string: true, enum: [x]}, l: {type: array, nullable: true, maxItems: 0, items: {type: string}}}}",
+	"{type: object, properties: {a: {type: integer, x-kubernetes-int-or-string: true, minimum: 1}, b: {type: boolean, x-kubernetes-int-or-string: true}, c: {type: string}}}",
 }
 
 // varied replaces the strings and numbers of a value.
