@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/util/retry"
 
 	"skiff/internal/api/core"
 	"skiff/internal/client"
@@ -183,13 +184,17 @@ func TestQuotaMonitors(t *testing.T) {
 	set(serve("a", "b"))
 	change := func(hard ...string) {
 		t.Helper()
-		found, err := client.For[*corev1.ResourceQuota](c).Get(t.Context(), "default", "limits")
-		if err != nil {
-			t.Fatal(err)
-		}
-		changed := found.DeepCopy()
-		changed.Spec.Hard = amounts(hard...)
-		if _, err := client.For[*corev1.ResourceQuota](c).Update(t.Context(), changed, client.WriteOptions{}); err != nil {
+		// The controller writes the status meanwhile.
+		if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			found, err := client.For[*corev1.ResourceQuota](c).Get(t.Context(), "default", "limits")
+			if err != nil {
+				return err
+			}
+			changed := found.DeepCopy()
+			changed.Spec.Hard = amounts(hard...)
+			_, err = client.For[*corev1.ResourceQuota](c).Update(t.Context(), changed, client.WriteOptions{})
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
