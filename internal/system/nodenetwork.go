@@ -89,6 +89,9 @@ func (n *nodeComponents) buildNetwork() error {
 	n.runs["pod network"] = n.runPodNetwork
 	bridge := cni.Settings{}.WithDefaults().Bridge
 	allowed := firewall.Settings{Bridge: bridge, ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
+	if n.backend == overlay.VXLAN {
+		allowed.TunnelPort = overlay.VXLANPort
+	}
 	n.network.firewall = firewall.New(allowed, n.node.Changed, n.log.With("component", "firewall"))
 	n.runs["firewall"] = n.network.firewall.Run
 	if n.backend == "" {

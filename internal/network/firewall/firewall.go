@@ -29,11 +29,11 @@ const Table = "skiff-firewall"
 const (
 	// checkPeriod is the time between two comparisons of the kernel's generation of rules.
 	checkPeriod = time.Second
-	// nodesPriority is that of the chain that drops packets of others than nodes: before all filters.
-	nodesPriority = -150
-	// untrackedPriority is that of the chains that keep packets between nodes from connection tracking: before it.
-	untrackedPriority = -300
-	nodesOwner        = "nodes"
+	// tunnelPriority is that of the chains that see packets of the tunnel before connection tracking does.
+	tunnelPriority = -300
+	// translatedPriority is that of the chains that see the first packets of connections: before the translation of sources.
+	translatedPriority = -150
+	nodesOwner         = "nodes"
 )
 
 // Settings say which packets are those of pods.
@@ -44,6 +44,8 @@ type Settings struct {
 	ClusterCIDRs []netip.Prefix
 	// ServiceCIDRs are the CIDRs of Services. The host has the address of the cluster's DNS.
 	ServiceCIDRs []netip.Prefix
+	// TunnelPort is the UDP port of the tunnel without authentication that other nodes will be reached by; 0: there will be none.
+	TunnelPort uint16
 }
 
 // Firewall keeps the rules.
@@ -265,16 +267,38 @@ func (f *Firewall) apply(c change, kinds []acceptance) error {
 
 // nodesPart drops packets to the port of a tunnel without authentication that no node has sent: those that others send to this host, and those that pods
 // of this host send to another one, where they would have this host's address, because they are masqueraded. Nodes may have more addresses than the
-// API says, so pods reach the port at those of other pods alone.
+// API says, so pods reach the port at those of other pods alone. What pods send is checked before there is another node: a host may become one while a
+// connection to it exists.
 //
-// A base chain has one rule that most packets do not match: every packet of the host passes all base chains.
-func nodesPart(s Settings, t Tunnel) nft.Part {
-	if t.Port == 0 || t.Authenticated {
-		return nft.Part{}
+// Every packet of the host passes the base chains of type filter: there is one for what arrives, with one rule that most packets do not match. The others
+// are of type nat, which the first packets of connections pass: addresses are translated only with a connection.
+func nodesPart(s Settings, t Tunnel) (part nft.Part) {
+	port := s.TunnelPort
+	if t.Port != 0 {
+		port = t.Port
 	}
-	part := nft.Part{}
+	if port == 0 || t.Authenticated {
+		return part
+	}
+	fromPods := nft.Chain{Name: "from-pods"}
+	for _, p := range s.ClusterCIDRs {
+		fromPods.Rules = append(fromPods.Rules, nft.NewRule(nft.Destination(p), nft.Accept()))
+	}
+	fromPods.Rules = append(fromPods.Rules, nft.NewRule(nft.Drop()))
+	part.Chains = []nft.Chain{
+		fromPods, hook("pods", "nat", "postrouting", translatedPriority, nft.NewRule(nft.UDPPort(port), nft.FromInterface(s.Bridge), nft.Goto(fromPods.Name))),
+	}
+	if t.Port != 0 {
+		addTunnel(&part, t)
+	}
+	return part
+}
+
+// addTunnel adds what drops packets of others than nodes. The packets of nodes are not tracked as connections: those inside of them are. The packets of a pod
+// that has a tunnel of its own have other addresses.
+func addTunnel(part *nft.Part, t Tunnel) {
 	toTunnel := nft.UDPPort(t.Port)
-	fromNodes := nft.Chain{Name: "from-nodes"}
+	fromNodes, tunnelIn := nft.Chain{Name: "from-nodes"}, nft.Chain{Name: "tunnel-in"}
 	for _, is4 := range []bool{true, false} {
 		set := nodesSet(is4)
 		part.Sets = append(part.Sets, set)
@@ -285,28 +309,23 @@ func nodesPart(s Settings, t Tunnel) nft.Part {
 			}
 		}
 	}
-	fromPods := nft.Chain{Name: "from-pods"}
-	for _, p := range s.ClusterCIDRs {
-		fromPods.Rules = append(fromPods.Rules, nft.NewRule(nft.Destination(p), nft.Accept()))
-	}
-	fromPods.Rules = append(fromPods.Rules, nft.NewRule(nft.Drop()))
-	hook := func(name, point string, priority int32, rule nft.Rule) nft.Chain {
-		return nft.Chain{Name: name, Hook: &nft.Hook{Type: "filter", Point: point, Priority: priority}, Rules: []nft.Rule{rule}}
-	}
-	part.Chains = []nft.Chain{
-		fromNodes, fromPods,
-		hook("nodes", "input", nodesPriority, nft.NewRule(toTunnel, nft.Goto(fromNodes.Name))),
-		hook("pods", "forward", nodesPriority, nft.NewRule(toTunnel, nft.FromInterface(s.Bridge), nft.Goto(fromPods.Name))),
-	}
 	if t.Local.IsValid() {
-		// Packets between nodes are not tracked as connections: those inside of them are. The packets of a pod that has a tunnel of its own have other addresses.
 		is4, local := t.Local.Is4(), netip.PrefixFrom(t.Local, t.Local.BitLen())
 		set := nodesSet(is4).Name
-		part.Chains = append(part.Chains,
-			hook("untracked-in", "prerouting", untrackedPriority, nft.NewRule(toTunnel, nft.Destination(local), nft.In(set, nft.SourceAddr(is4)), nft.NoTrack())),
-			hook("untracked-out", "output", untrackedPriority, nft.NewRule(toTunnel, nft.Source(local), nft.In(set, nft.DestinationAddr(is4)), nft.NoTrack())))
+		tunnelIn.Rules = append(tunnelIn.Rules, nft.NewRule(nft.Destination(local), nft.In(set, nft.SourceAddr(is4)), nft.NoTrack(), nft.Accept()))
+		part.Chains = append(part.Chains, hook("untracked-out", "filter", "output", tunnelPriority,
+			nft.NewRule(toTunnel, nft.Source(local), nft.In(set, nft.DestinationAddr(is4)), nft.NoTrack())))
 	}
-	return part
+	tunnelIn.Rules = append(tunnelIn.Rules, nft.NewRule(nft.NotUnicast(), nft.Goto(fromNodes.Name)))
+	part.Chains = append(part.Chains, fromNodes, tunnelIn,
+		hook("tunnel", "filter", "prerouting", tunnelPriority, nft.NewRule(toTunnel, nft.Goto(tunnelIn.Name))),
+		// What was sent to another port, and translated to that of the tunnel.
+		hook("translated", "nat", "input", translatedPriority, nft.NewRule(toTunnel, nft.Goto(fromNodes.Name))))
+}
+
+// hook is a base chain with one rule.
+func hook(name, kind, point string, priority int32, rule nft.Rule) nft.Chain {
+	return nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}, Rules: []nft.Rule{rule}}
 }
 
 // nodesSet are the addresses of the other nodes.

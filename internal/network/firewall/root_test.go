@@ -528,12 +528,9 @@ func serveAt(t *testing.T, n netns.Namespace, address string) {
 	}()
 }
 
-// TestPodsDoNotReachTheTunnel checks that a pod cannot send packets to the port of the network between nodes: they would come from this node's address.
-func TestPodsDoNotReachTheTunnel(t *testing.T) {
-	const port = "8472"
-	w := newWorld(t)
-	other := netns.New(t)
-	other.Connect(t, "overlay", []string{"10.42.1.1/32"}, []string{"10.42.2.2/32"})
+// masquerade gives packets that leave the cluster the host's address.
+func masquerade(t *testing.T) {
+	t.Helper()
 	nat := nft.NewModel("skiff-test")
 	nat.Replace("", nft.Part{Chains: []nft.Chain{{Name: "out", Hook: &nft.Hook{Type: "nat", Point: "postrouting", Priority: 100}, Rules: []nft.Rule{
 		nft.NewRule(nft.DestinationNot(netip.MustParsePrefix("10.42.0.0/16")), nft.Masquerade()),
@@ -542,6 +539,15 @@ func TestPodsDoNotReachTheTunnel(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = nft.Remove("skiff-test") })
+}
+
+// TestPodsDoNotReachTheTunnel checks that a pod cannot send packets to the port of the network between nodes: they would come from this node's address.
+func TestPodsDoNotReachTheTunnel(t *testing.T) {
+	const port = "8472"
+	w := newWorld(t)
+	other := netns.New(t)
+	other.Connect(t, "overlay", []string{"10.42.1.1/32"}, []string{"10.42.2.2/32"})
+	masquerade(t)
 	other.Serve(t, "pod", port)
 	// The second address of the node is not in its object.
 	addresses := []string{"192.168.7.9", "192.168.7.10"}
@@ -576,6 +582,97 @@ func TestPodsDoNotReachTheTunnel(t *testing.T) {
 		}
 		if _, _, err := w.pod.Ask("udp", "10.42.2.2:"+port, long); err != nil {
 			t.Errorf("the port of another pod: %v", err)
+		}
+	}
+}
+
+// TestPodsDoNotReachTheTunnelOfLaterNodes checks that a pod has no connection to the port of a host that is not a node yet.
+func TestPodsDoNotReachTheTunnelOfLaterNodes(t *testing.T) {
+	w := newWorld(t)
+	masquerade(t)
+	w.outside.Serve(t, "node", "8472")
+	for port, want := range map[uint16]error{0: nil, 8472: netns.ErrDropped} {
+		w.firewall.settings.TunnelPort = port
+		w.firewall.tunnelKnown = false
+		w.firewall.SetTunnel(Tunnel{})
+		w.sync()
+		if _, _, err := w.pod.Ask("udp", "192.168.7.9:8472", short); !errors.Is(err, want) {
+			t.Errorf("a tunnel with port %d: %v, want %v", port, err, want)
+		}
+	}
+}
+
+// TestTranslatedPacketsDoNotReachTheTunnel checks that the address of a Service leads neither to the port of this host nor to that of another node.
+func TestTranslatedPacketsDoNotReachTheTunnel(t *testing.T) {
+	const port = "8472"
+	w := newWorld(t)
+	for address, space := range map[string]netns.Namespace{"192.168.7.1": {}, "192.168.7.9": w.outside} {
+		serveAt(t, space, address+":"+port)
+		serveAt(t, space, address+":54")
+	}
+	w.firewall.SetTunnel(Tunnel{Port: 8472, Local: netip.MustParseAddr("192.168.7.1"), Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.9")}})
+	w.sync()
+	for _, endpoint := range []string{"192.168.7.1", "192.168.7.9"} {
+		translate(t, "10.43.0.99:53", endpoint+":54")
+		if _, _, err := w.pod.Ask("udp", "10.43.0.99:53", long); err != nil {
+			t.Errorf("another port of %s: %v", endpoint, err)
+		}
+		translate(t, "10.43.0.99:53", endpoint+":"+port)
+		if _, seen, err := w.pod.Ask("udp", "10.43.0.99:53", short); !errors.Is(err, netns.ErrDropped) {
+			t.Errorf("the port of %s: seen as %q, %v, want it dropped", endpoint, seen, err)
+		}
+	}
+}
+
+// TestBroadcastsDoNotReachTheTunnel checks that packets to all hosts of the network are dropped, too.
+func TestBroadcastsDoNotReachTheTunnel(t *testing.T) {
+	const address = "192.168.7.255:8472"
+	w := newWorld(t)
+	received := make(chan struct{}, 1)
+	packets, err := net.ListenPacket("udp4", ":8472")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	go func() {
+		for {
+			if _, _, err := packets.ReadFrom(make([]byte, 10)); err != nil {
+				return
+			}
+			received <- struct{}{}
+		}
+	}()
+	send := func() error {
+		return w.outside.Do(func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			to := netip.MustParseAddrPort(address)
+			return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+				unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}))
+		})
+	}
+	for node, accepted := range map[string]bool{"192.168.7.8": false, "192.168.7.9": true} {
+		w.firewall.SetTunnel(Tunnel{Port: 8472, Local: netip.MustParseAddr("192.168.7.1"), Nodes: []netip.Addr{netip.MustParseAddr(node)}})
+		w.sync()
+		wait := short
+		if accepted {
+			wait = long
+		}
+		if err := send(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-received:
+			if !accepted {
+				t.Errorf("a broadcast of another host than node %s was received", node)
+			}
+		case <-time.After(wait):
+			if accepted {
+				t.Errorf("a broadcast of node %s was not received", node)
+			}
 		}
 	}
 }

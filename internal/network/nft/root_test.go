@@ -85,6 +85,7 @@ func every(is4 bool) Part {
 				NewRule(In(set.Name, DestinationAddr(is4)), SourceNot(prefix), SetMark(0x4000)),
 				NewRule(Family(is4), VerdictMap(verdicts.Name, packet...)),
 				NewRule(ToThisHost(), DestinationNot(prefix), FromInterface("x"), NotFromInterfacePrefix("veth"), Jump("pick"+family)),
+				NewRule(NotUnicast(), RoutedTo("x"), Return()),
 				NewRule(FromThisHost(), NotFromInterface("y"), FromInterfacePrefix("z"), HasMark(1), ClearMark(1), Goto("pick"+family)),
 			}},
 			{Name: "pick" + family, Rules: []Rule{

@@ -156,6 +156,23 @@ func ToThisHost() Clause {
 	}}
 }
 
+// NotUnicast matches packets to addresses of the host, and broadcast and multicast packets: all but those that are forwarded.
+func NotUnicast() Clause {
+	return Clause{"fib daddr type != unicast", []expr.Any{
+		&expr.Fib{Register: firstRegister, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: firstRegister, Data: native(unix.RTN_UNICAST)},
+	}}
+}
+
+// RoutedTo matches packets that the host is going to forward through an interface, at the hook prerouting.
+func RoutedTo(name string) Clause {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	return Clause{"fib daddr oifname " + name, []expr.Any{
+		&expr.Fib{Register: firstRegister, FlagDADDR: true, ResultOIFNAME: true}, &expr.Cmp{Op: expr.CmpOpEq, Register: firstRegister, Data: data},
+	}}
+}
+
 // FromThisHost matches packets from one of the host's own addresses.
 func FromThisHost() Clause {
 	return Clause{"fib saddr type local", []expr.Any{
