@@ -190,6 +190,7 @@ func (n *nodeComponents) setUpPodNetwork(cidrs []string) error {
 		}
 		settings.MTU = s.MTU()
 	}
+	settings.OwnProxy = n.proxy != nil
 	if n.enforcesPolicies {
 		settings.PolicySocket = policySocket(n.dataDir)
 	}

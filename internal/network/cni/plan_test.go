@@ -77,23 +77,25 @@ func TestRules(t *testing.T) {
 		PodCIDRs: prefixes("10.42.3.0/24", "fd00:42:0:3::/64"), ClusterCIDRs: prefixes("10.42.0.0/16", "fd00:42::/48"),
 		ServiceCIDRs: prefixes("10.43.0.0/16"), NonMasqueradeCIDRs: prefixes("192.168.0.0/16"),
 	}.WithDefaults()
-	const golden = "testdata/rules.txt"
-	m, err := planHost(s).model(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := strings.Replace(m.String(), planHost(s).markerChain(), "plan-MARKER", 1)
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+	for golden, ownProxy := range map[string]bool{"testdata/rules.txt": false, "testdata/rules-own-proxy.txt": true} {
+		s.OwnProxy = ownProxy
+		m, err := planHost(s).model(nil)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		got := strings.Replace(m.String(), planHost(s).markerChain(), "plan-MARKER", 1)
+		if *update {
+			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(want) {
+			t.Errorf("%s: got:\n%s\nwant:\n%s", golden, got, want)
+		}
 	}
 	other := s
 	other.ServiceCIDRs = nil

@@ -504,9 +504,20 @@ func TestMasquerade(t *testing.T) {
 	w.mustSee(p.ns, "tcp", "10.42.9.9", "80", p.addresses[0])
 }
 
+// proxies calls test with the rules beside skiff's own Service proxy and beside another one.
+func proxies(t *testing.T, test func(t *testing.T, ownProxy bool)) {
+	for name, own := range map[string]bool{"own proxy": true, "another proxy": false} {
+		t.Run(name, func(t *testing.T) { test(t, own) })
+	}
+}
+
 // TestUnownedAddresses sends to pods and services that do not exist: the answer comes at once, and nothing leaves by the default route.
 func TestUnownedAddresses(t *testing.T) {
-	w := newWorld(t, nil)
+	bridged(t, func(t *testing.T) { proxies(t, testUnownedAddresses) })
+}
+
+func testUnownedAddresses(t *testing.T, ownProxy bool) {
+	w := newWorld(t, func(s *Settings) { s.OwnProxy = ownProxy })
 	other, _, address := w.outside()
 	p := w.pod("p")
 	for _, gw := range []string{address, "fd77::2"} {
@@ -542,8 +553,10 @@ func TestUnownedAddresses(t *testing.T) {
 }
 
 // A network of the host that lies in the service CIDR stays reachable, from the host and from pods: a host may get such an address later.
-func TestHostNetworkInServiceCIDR(t *testing.T) {
-	w := newWorld(t, func(s *Settings) { s.ServiceCIDRs = prefixes("192.168.0.0/16", "fd77::/48") })
+func TestHostNetworkInServiceCIDR(t *testing.T) { proxies(t, testHostNetworkInServiceCIDR) }
+
+func testHostNetworkInServiceCIDR(t *testing.T, ownProxy bool) {
+	w := newWorld(t, func(s *Settings) { s.ServiceCIDRs, s.OwnProxy = prefixes("192.168.0.0/16", "fd77::/48"), ownProxy })
 	other, host, address := w.outside()
 	p := w.pod("p")
 	serve(t, other, "tcp", "80")
@@ -562,10 +575,12 @@ func TestHostNetworkInServiceCIDR(t *testing.T) {
 
 // TestServiceAddress translates a service's address as a service proxy would, from the host and from a pod: routes and rejections must
 // not be in its way, and a pod sees the caller's own address.
-func TestServiceAddress(t *testing.T) { bridged(t, testServiceAddress) }
+func TestServiceAddress(t *testing.T) {
+	bridged(t, func(t *testing.T) { proxies(t, testServiceAddress) })
+}
 
-func testServiceAddress(t *testing.T) {
-	w := newWorld(t, nil)
+func testServiceAddress(t *testing.T, ownProxy bool) {
+	w := newWorld(t, func(s *Settings) { s.OwnProxy = ownProxy })
 	a, b := w.pod("a"), w.pod("b")
 	serve(t, b.ns, "tcp", "80")
 	m := nft.NewModel("proxy")

@@ -16,8 +16,12 @@ const (
 // hostPortMark is set on packets that are translated from a host port.
 const hostPortMark = 0x2000
 
-// unownedPriority is that of the chains that reject packets to addresses of Services: after those of a Service proxy.
-const unownedPriority = 10
+// unownedPriority is that of the chains that reject packets to addresses of Services: after those of a Service proxy. unownedFirstPriority is that of the
+// chains that see the first packets of connections, after those of skiff's own proxy.
+const (
+	unownedPriority      = 10
+	unownedFirstPriority = -90
+)
 
 // The owners of the table's parts: the rules, which follow from the settings, and the host ports of pods.
 const (
@@ -38,15 +42,8 @@ func (p hostPlan) model(attachments []Attachment) (*nft.Model, error) {
 
 // planRules computes the rules: masquerading, host ports and rejected packets.
 func planRules(s Settings) nft.Part {
-	hook := func(name, kind, point string, priority int32, rules ...nft.Rule) nft.Chain {
-		return nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}, Rules: rules}
-	}
-	var rejected, fromHost, toPorts []nft.Rule
+	var toPorts []nft.Rule
 	for _, p := range s.ServiceCIDRs {
-		// Only what is routed to the bridge: a network of the host in the CIDR has a route of its own, and stays reachable.
-		unowned := nft.NewRule(nft.Destination(p), nft.ToInterface(s.Bridge))
-		rejected = append(rejected, nft.NewRule(unowned, nft.RejectHost()))
-		fromHost = append(fromHost, nft.NewRule(unowned, nft.Goto("unowned")))
 		// The host has the address of the cluster's DNS. It is no address for host ports.
 		toPorts = append(toPorts, nft.NewRule(nft.Destination(p), nft.Accept()))
 	}
@@ -57,11 +54,8 @@ func planRules(s Settings) nft.Part {
 		{Name: "guard-pods", Rules: []nft.Rule{nft.NewRule(nft.Destination(loopback), nft.Drop()), nft.NewRule(nft.Source(loopback), nft.Drop())}},
 		hook("ports-in", "nat", "prerouting", -100, toPorts...),
 		hook("ports-out", "nat", "output", -100, toPorts...),
-		// After the Service proxy, which decides about the addresses of its Services. What is left belongs to nobody.
-		hook("unowned-forward", "filter", "forward", unownedPriority, rejected...),
-		hook("unowned-output", "filter", "output", unownedPriority, fromHost...),
-		{Name: "unowned", Rules: []nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Accept()), nft.NewRule(nft.RejectHost())}},
 	}}
+	part.Chains = append(part.Chains, unownedChains(s)...)
 	ports := nft.Chain{Name: "host-ports"}
 	throughHostPort := nft.HasMark(hostPortMark)
 	// A pod that connects to itself through a host port would see its own address, or the loopback address, as the source.
@@ -87,6 +81,31 @@ func planRules(s Settings) nft.Part {
 		part.Sets = append(part.Sets, portSet(true, is4), portSet(false, is4))
 	}
 	return part
+}
+
+// hook is a base chain.
+func hook(name, kind, point string, priority int32, rules ...nft.Rule) nft.Chain {
+	return nft.Chain{Name: name, Hook: &nft.Hook{Type: kind, Point: point, Priority: priority}, Rules: rules}
+}
+
+// unownedChains reject packets to addresses of Services that a Service proxy has left, and which therefore belong to nobody. A network of the host in the CIDR
+// has a route of its own and stays reachable: only what is routed to the bridge is rejected.
+func unownedChains(s Settings) []nft.Chain {
+	// All packets of the host pass chains of type filter. So those are used only for proxies that reject packets there themselves.
+	kind, priority, point, toBridge := "filter", int32(unownedPriority), "forward", nft.ToInterface(s.Bridge)
+	if s.OwnProxy {
+		kind, priority, point, toBridge = "nat", unownedFirstPriority, "prerouting", nft.RoutedTo(s.Bridge)
+	}
+	var rejected, fromHost []nft.Rule
+	for _, p := range s.ServiceCIDRs {
+		rejected = append(rejected, nft.NewRule(nft.Destination(p), toBridge, nft.RejectHost()))
+		fromHost = append(fromHost, nft.NewRule(nft.Destination(p), nft.ToInterface(s.Bridge), nft.Goto("unowned")))
+	}
+	return []nft.Chain{
+		hook("unowned-"+point, kind, point, priority, rejected...),
+		hook("unowned-output", kind, "output", priority, fromHost...),
+		{Name: "unowned", Rules: []nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Accept()), nft.NewRule(nft.RejectHost())}},
+	}
 }
 
 // familyName is the name of a family in the names of sets and chains.

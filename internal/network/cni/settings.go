@@ -59,6 +59,9 @@ type Settings struct {
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
 	// NonMasqueradeCIDRs are further CIDRs to which packets keep their source address.
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs,omitempty"`
+	// OwnProxy is whether the Service proxy of this node is skiff's. It has decided about the first packet of a connection to a Service before the packet is
+	// routed; others reject packets when they are forwarded.
+	OwnProxy bool `json:"ownProxy,omitempty"`
 	// PolicySocket is the socket of the process that enforces network policies, for which new pods wait; empty: they do not wait.
 	PolicySocket string `json:"policySocket,omitempty"`
 }
