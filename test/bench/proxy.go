@@ -210,20 +210,27 @@ func (m *proxyBench) startProxy() (*cluster.Process, error) {
 	return m.cluster.KubeProxy(flags...)
 }
 
-// waitProgrammed waits until all Services can be reached. A proxy may program them in several steps, in any order. The client stays in its pod:
-// to enter it for each of thousands of connections would count as time of the proxy.
+// waitProgrammed waits until all Services can be reached. A proxy may program them in several steps, in any order. The client stays in its pod, and connects
+// to many Services at once as soon as one can be reached: otherwise the connections take longer than what they observe.
 func (m *proxyBench) waitProgrammed(p *cluster.Process) error {
 	deadline := time.Now().Add(proxyTimeout)
 	return m.pods.client.Do(func() error {
-		for _, s := range m.services {
-			fd, err := dialTCP(s)
-			for ; err != nil; fd, err = dialTCP(s) {
-				if p.Exited() || time.Now().After(deadline) {
-					return fmt.Errorf("Service at %s: %w; end of the log of %s:\n%s", s, err, p.Name, p.Log(20))
-				}
-				time.Sleep(2 * time.Millisecond)
+		remaining, count := m.services, 1
+		for len(remaining) > 0 {
+			n := min(count, len(remaining))
+			unreached, err := connectAll(remaining[:n])
+			if err != nil {
+				return err
 			}
-			_ = unix.Close(fd)
+			remaining, count = append(unreached, remaining[n:]...), connectionsAtOnce
+			if len(unreached) == 0 {
+				continue
+			}
+			if p.Exited() || time.Now().After(deadline) {
+				return fmt.Errorf("Service at %s cannot be reached; end of the log of %s:\n%s", unreached[0], p.Name, p.Log(20))
+			}
+			count = 1
+			time.Sleep(2 * time.Millisecond)
 		}
 		return nil
 	})
@@ -441,8 +448,59 @@ func (p *proxyPods) connect(to netip.AddrPort) (endpoint netip.Addr, err error) 
 	return endpoint, err
 }
 
-// connectTimeout bounds the time until a server answers.
-const connectTimeout = 5 * time.Second
+const (
+	// connectTimeout bounds the time until a server answers.
+	connectTimeout = 5 * time.Second
+	// connectionsAtOnce are the connections of connectAll that are waited for together, for attemptTimeout: the refusal of a packet can be lost while the
+	// connection is being made, and the packet is repeated a second later only.
+	connectionsAtOnce = 256
+	attemptTimeout    = 20 * time.Millisecond
+)
+
+// connectAll connects to all addresses and resets the connections. It returns the addresses that could not be reached.
+func connectAll(to []netip.AddrPort) (unreached []netip.AddrPort, err error) {
+	var pending []unix.PollFd
+	addresses := map[int32]netip.AddrPort{}
+	defer func() {
+		for fd := range addresses {
+			_ = unix.Close(int(fd))
+		}
+	}()
+	for _, a := range to {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return nil, err
+		}
+		addresses[int32(fd)] = a
+		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+			return nil, err
+		}
+		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()})
+		switch {
+		case errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR):
+			pending = append(pending, unix.PollFd{Fd: int32(fd), Events: unix.POLLOUT})
+		case err != nil:
+			unreached = append(unreached, a)
+		}
+	}
+	deadline := time.Now().Add(attemptTimeout)
+	for len(pending) > 0 {
+		wait := time.Until(deadline)
+		if _, err := unix.Poll(pending, int(max(wait, 0).Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
+			return nil, err
+		}
+		pending = slices.DeleteFunc(pending, func(p unix.PollFd) bool {
+			if p.Revents == 0 && wait > 0 {
+				return false
+			}
+			if p.Revents == 0 || socketError(int(p.Fd)) != nil {
+				unreached = append(unreached, addresses[p.Fd])
+			}
+			return true
+		})
+	}
+	return unreached, nil
+}
 
 // dialTCP connects and returns the socket, which is reset when it is closed: no closed connections accumulate.
 func dialTCP(to netip.AddrPort) (int, error) {
