@@ -112,6 +112,9 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 		return nil, err
 	}
 	defer unlock()
+	if err := v.checkSingleWriter(vol); err != nil {
+		return nil, err
+	}
 	if vol.isAttachable() {
 		if err := v.checkAttached(ctx, vol); err != nil {
 			return nil, err
@@ -146,6 +149,24 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 	}
 	vol.FSGroupApplied = true
 	return m, save(vol.dir, vol.volumeData)
+}
+
+// checkSingleWriter refuses a volume with the access mode ReadWriteOncePod that another pod uses. The scheduler does as well, but not every pod
+// is bound by it.
+func (v *Volumes) checkSingleWriter(vol *csiVolume) error {
+	if !slices.Equal(vol.accessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}) {
+		return nil
+	}
+	published, err := v.csi.published()
+	if err != nil {
+		return err
+	}
+	for dir, data := range published {
+		if data.Driver == vol.Driver && data.Handle == vol.Handle && !strings.HasPrefix(dir, v.podDir(vol.pod.UID)+"/") {
+			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+		}
+	}
+	return nil
 }
 
 // publishPath is the target path of NodePublishVolume.

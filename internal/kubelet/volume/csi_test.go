@@ -292,3 +292,44 @@ func editNode(t *testing.T, v *Volumes, edit func(*corev1.Node)) {
 	}
 	v.NodeChanged()
 }
+
+// TestReadWriteOncePod: a volume with this access mode is mounted for one pod at a time, whoever bound the pods to the node.
+func TestReadWriteOncePod(t *testing.T) {
+	v := clusterVolumes(t, t.TempDir())
+	followNode(t, v)
+	driver := startDriver(t, v.Root)
+	runWithRegistry(t, v)
+	source := corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "disk.example.com", VolumeHandle: "h"}}
+	first := bound(t, v, "disk", source, func(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+		pv.Spec.AccessModes = claim.Spec.AccessModes
+	})
+	attach(t, v, "h")
+	editNode(t, v, func(n *corev1.Node) {
+		n.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "kubernetes.io/csi/disk.example.com^h"}}
+	})
+	second := first.DeepCopy()
+	second.UID = "second"
+	ctx := t.Context()
+	if err := v.Mount(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	const message = `MountVolume.SetUp failed for volume "pv-disk" : volume uses the ReadWriteOncePod access mode and is already in use by another pod`
+	if err := v.Mount(ctx, second); err == nil || err.Error() != message {
+		t.Errorf("mounted for a second pod: %v", err)
+	}
+	// The pod that has the volume may mount it again, as after a restart of the kubelet, which knows nothing of the mount then.
+	delete(v.state(first.UID).byName, "data")
+	if err := v.Mount(ctx, first); err != nil {
+		t.Errorf("mounted again: %v", err)
+	}
+	if err := v.Unmount(ctx, first.UID); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Mount(ctx, second); err != nil {
+		t.Errorf("the first pod is gone: %v", err)
+	}
+	if published := count(driver, "publish h"); published != 3 {
+		t.Errorf("published %d times", published)
+	}
+}
