@@ -316,8 +316,22 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 
 // isNeeded reports whether an attachment is kept: a pod uses the volume, or the attachment was created by others.
 func (v attachView) isNeeded(a *storagev1.VolumeAttachment) bool {
-	_, needed := v.needed[deref(a.Spec.Source.PersistentVolumeName)]
+	_, needed := v.neededVolume(a)
 	return needed || !v.isManagedAttachment(a)
+}
+
+// neededVolume returns the needed volume of an attachment. It may be another persistent volume than the attachment's: all with the same driver and
+// handle share one attachment on a node.
+func (v attachView) neededVolume(a *storagev1.VolumeAttachment) (neededVolume, bool) {
+	if n, ok := v.needed[deref(a.Spec.Source.PersistentVolumeName)]; ok {
+		return n, true
+	}
+	for _, n := range v.needed {
+		if attachmentName(n.volume, v.name) == a.Name {
+			return n, true
+		}
+	}
+	return neededVolume{}, false
 }
 
 // attachmentNamePattern matches the names of attachments created by this controller or upstream's.
@@ -414,13 +428,17 @@ func (v attachView) attachedStatus(detaching map[string]bool, plan *controller.P
 	slices.SortFunc(attachments, func(a, b *storagev1.VolumeAttachment) int { return strings.Compare(a.Name, b.Name) })
 	for _, a := range attachments {
 		name := deref(a.Spec.Source.PersistentVolumeName)
+		needed, ok := v.neededVolume(a)
 		volume := v.volumes[name]
+		if volume == nil && ok {
+			volume = needed.volume // the attachment's was deleted
+		}
 		if volume == nil || volume.Spec.CSI == nil || !v.isManagedAttachment(a) {
 			continue
 		}
 		if !a.Status.Attached || detaching[a.Name] {
 			if a.Status.AttachError != nil {
-				for _, pod := range v.needed[name].pods {
+				for _, pod := range needed.pods {
 					plan.Events = append(plan.Events, warning(pod, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", name, a.Status.AttachError.Message)))
 				}
 			}
@@ -429,7 +447,7 @@ func (v attachView) attachedStatus(detaching map[string]bool, plan *controller.P
 		entry := corev1.AttachedVolume{Name: uniqueName(volume)}
 		list = append(list, entry)
 		if !slices.Contains(v.node.Status.VolumesAttached, entry) {
-			for _, pod := range v.needed[name].pods {
+			for _, pod := range needed.pods {
 				plan.Events = append(plan.Events, normal(pod, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", name)))
 			}
 		}

@@ -183,6 +183,27 @@ func TestAttachRules(t *testing.T) {
 	}
 }
 
+// TestSharedAttachment: persistent volumes with the same driver and handle have one attachment, which is kept and reported as long as a pod uses one
+// of them, even if the persistent volume it was made for is deleted.
+func TestSharedAttachment(t *testing.T) {
+	disk, twin := aVolume("disk", csi), aVolume("twin", csi)
+	twin.Spec.CSI.VolumeHandle = disk.Spec.CSI.VolumeHandle
+	user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}}
+	for what, volumes := range map[string]map[string]*corev1.PersistentVolume{
+		"both exist": {"disk": disk, "twin": twin}, "its own is deleted": {"twin": twin},
+	} {
+		for _, node := range []*corev1.Node{aNode(toldOf(twin)), aNode(toldOf(twin), using(twin)), aNode(toldOf(twin), silent)} {
+			v := attachView{
+				name: "n1", node: node, now: now, maxUnmountWait: DefaultMaxUnmountWait, volumes: volumes, unneededSince: map[string]time.Time{},
+				needed: map[string]neededVolume{"twin": {twin, []*corev1.Pod{user}}}, attachedHere: attachmentsOf(attachment(disk, "n1", true)),
+			}
+			if plan, unneeded := v.reconcile(); attachWords(plan) != "" || len(unneeded) > 0 {
+				t.Errorf("%s: %s, unneeded %v", what, attachWords(plan), unneeded)
+			}
+		}
+	}
+}
+
 // TestAttachmentNames: upstream's names, so that either finds the other's.
 func TestAttachmentNames(t *testing.T) {
 	disk := aVolume("disk", csi)
