@@ -13,6 +13,7 @@
 #               container runtime, firewalls, the Debian package (SKIFF_VM_TOOLS: see test/vm/run; TESTS='service ufw/trixie')
 # make bench    skiff and upstream side by side, with ratios
 # make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression' (LABELS= for tests outside the conformance suite, REAL=1 for a real node, NODES=2 for two, SERVERS=3 for three servers)
+#               FOCUS='Driver: csi-hostpath' LABELS='(!Slow && !Serial && !Disruptive && Feature: isEmpty)' REAL=1 deploys a CSI driver, whose images are built for it
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -81,8 +81,8 @@ func Root() (string, error) {
 // Upstream builds the named upstream programs if they are not cached, and returns their directory.
 func Upstream(programs ...string) (string, error) { return build("test/upstream/build", programs...) }
 
-// Images builds the image archives of the tests, those named or else all, if they are not cached, and returns their
-// directory.
+// Images builds the image archives of the tests, those named or else SuiteArchives, if they are not cached, and returns
+// their directory.
 func Images(archives ...string) (string, error) { return build("test/images/build", archives...) }
 
 // Operator builds the operator of test/operator if it is not cached, and returns the archive of its image.

@@ -25,12 +25,15 @@ import (
 // nodeTimeout bounds the time until a node is ready, which includes importing the images.
 const nodeTimeout = 3 * time.Minute
 
-// archives are the image archives that the nodes of this process have; none means all.
+// SuiteArchives are the image archives of the conformance suite.
+var SuiteArchives = []string{"busybox", "pause", "agnhost", "programs"}
+
+// archives are the image archives that the nodes of this process have; none means those of the conformance suite.
 var archives []string
 
 // Needs is what the tests of a package need that is built with network access.
 type Needs struct {
-	Images   []string // image archives of the nodes; none means all
+	Images   []string // image archives of the nodes; none means those of the conformance suite
 	Programs []string // upstream programs
 	// Extensions are helm and the operator of test/operator.
 	Extensions bool
@@ -221,11 +224,12 @@ func imageArchives() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(archives) == 0 {
-		return filepath.Glob(filepath.Join(images, "*.tar"))
+	names := archives
+	if len(names) == 0 {
+		names = SuiteArchives
 	}
 	var files []string
-	for _, name := range archives {
+	for _, name := range names {
 		files = append(files, filepath.Join(images, name+".tar"))
 	}
 	return files, nil

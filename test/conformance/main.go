@@ -3,6 +3,9 @@
 //	go run ./test/conformance -class api
 //	go run ./test/conformance -focus 'ConfigMap should be'
 //	go run ./test/conformance -focus 'Netpol' -labels '' -real
+//	go run ./test/conformance -focus 'Driver: csi-hostpath' -labels '' -real
+//
+// A focus that names csi-hostpath also builds the images of that CSI driver, which only tests outside the conformance suite deploy.
 //
 // The classes are disjoint: api needs the API server and controllers only, node-hollow needs pods that become Running, node needs
 // real containers, net needs pod traffic, multi-node needs two nodes. Together they are the 462 tests of v1.37.
@@ -27,6 +30,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"skiff/test/cluster"
 	"skiff/test/namespaces"
 )
@@ -45,6 +50,22 @@ type options struct {
 	nodes              int
 	servers            int
 	real               bool
+	// kubeletRoot is the kubelet's directory, if all nodes have the same.
+	kubeletRoot string
+}
+
+// csiDriver is the CSI driver that tests deploy if they have its name.
+const csiDriver = "csi-hostpath"
+
+// usesCSI reports whether the focus is on tests that deploy the CSI driver.
+func (o options) usesCSI() bool { return o.real && strings.Contains(o.focus, csiDriver) }
+
+// images are the image archives of the nodes. Tests of the CSI driver run nothing else than it, busybox and agnhost.
+func (o options) images() []string {
+	if o.usesCSI() {
+		return []string{"busybox", "pause", "agnhost", "csi"}
+	}
+	return cluster.SuiteArchives
 }
 
 func main() {
@@ -75,8 +96,12 @@ func main() {
 			o.nodes = 1
 		}
 	}
+	if o.usesCSI() && (o.nodes != 1 || o.servers != 1) {
+		fmt.Fprintln(os.Stderr, "conformance: -focus: tests of "+csiDriver+" run on one server with one node")
+		os.Exit(2)
+	}
 	if o.real && o.kubeconfig == "" {
-		if err := prepare(); err != nil {
+		if err := prepare(o); err != nil {
 			fmt.Fprintln(os.Stderr, "conformance:", err)
 			os.Exit(2)
 		}
@@ -120,7 +145,14 @@ func run(ctx context.Context, o options) (failed int, err error) {
 	}
 	kubeconfig := o.kubeconfig
 	if kubeconfig == "" {
-		c, err := startCluster(o, filepath.Join(results, "cluster"))
+		dir := filepath.Join(results, "cluster")
+		if o.usesCSI() {
+			if dir, err = csiDirectories(dir); err != nil {
+				return 0, err
+			}
+			o.kubeletRoot = filepath.Join(dir, "data/kubelet")
+		}
+		c, err := startCluster(o, dir)
 		if err != nil {
 			return 0, err
 		}
@@ -154,12 +186,42 @@ func run(ctx context.Context, o options) (failed int, err error) {
 }
 
 // prepare builds the programs and images of a run while the network is reachable.
-func prepare() error {
+func prepare(o options) error {
 	if _, err := cluster.Upstream("e2e.test", "ginkgo", "kubectl"); err != nil {
 		return err
 	}
-	_, err := cluster.Images()
-	return err
+	return cluster.UseImages(o.images()...)
+}
+
+// csiDirectories prepares this host for the CSI driver and returns a short path of the cluster's directory: sockets of the driver are below it, and
+// the path of a socket has at most 107 bytes. The driver creates its volumes in /var/lib, where nothing may stay behind.
+func csiDirectories(dir string) (string, error) {
+	const short, upper, work = "/run/cluster", "/run/var-lib/upper", "/run/var-lib/work"
+	for _, d := range []string{dir, short, upper, work} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return "", err
+		}
+	}
+	if err := os.Chmod(upper, 0o755); err != nil {
+		return "", err
+	}
+	for _, m := range []struct {
+		source, target, kind string
+		flags                uintptr
+		options              string
+	}{
+		{source: dir, target: short, flags: unix.MS_BIND},
+		// Shared with the driver, but not with the other path, where everything would be mounted as well.
+		{target: short, flags: unix.MS_PRIVATE},
+		{target: short, flags: unix.MS_SHARED},
+		{source: "overlay", target: "/var/lib", kind: "overlay", options: "lowerdir=/var/lib,upperdir=" + upper + ",workdir=" + work},
+	} {
+		if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.options); err != nil {
+			return "", fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	// Some tests know no other directory of the kubelet.
+	return short, os.Symlink(filepath.Join(short, "data/kubelet"), "/var/lib/kubelet")
 }
 
 // startCluster starts the API server, controllers, scheduler and nodes.
@@ -251,6 +313,9 @@ func suite(ctx context.Context, o options, programs, kubeconfig, focus, results 
 	args = append(args, filepath.Join(programs, "e2e.test"), "--",
 		"--kubeconfig="+kubeconfig, "--provider=skeleton", "--kubectl-path="+filepath.Join(programs, "kubectl"),
 		"--report-dir="+results, "--disable-log-dump", "--dump-logs-on-failure=false")
+	if o.kubeletRoot != "" {
+		args = append(args, "--kubelet-root-dir="+o.kubeletRoot)
+	}
 	if !o.real {
 		args = append(args, "--allowed-not-ready-nodes=-1", "--num-nodes=0", "--minStartupPods=-1")
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,6 +52,21 @@ func TestRunGroup(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Only tests that deploy the CSI driver have its images, which take minutes to build.
+func TestImages(t *testing.T) {
+	for focus, want := range map[string]bool{
+		"": false, "ConfigMap should be": false,
+		"Driver: csi-hostpath": true, `Driver: csi-hostpath.*Dynamic PV \(default fs\)`: true,
+	} {
+		if got := slices.Contains(options{focus: focus, real: true}.images(), "csi"); got != want {
+			t.Errorf("focus %q: images of the CSI driver: %v", focus, got)
+		}
+	}
+	if (options{focus: "Driver: csi-hostpath"}).usesCSI() {
+		t.Error("a cluster without containers has images of the CSI driver")
 	}
 }
 

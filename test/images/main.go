@@ -1,7 +1,7 @@
 // Command images builds the images that Kubernetes' conformance suite runs, from Debian packages and upstream's Go
 // modules, and writes them as OCI archives under the names the suite uses.
 //
-//	go run . -parts DIR -programs DIR -out DIR ARCHIVE...
+//	go run . -parts DIR -programs DIR -csi DIR -module DIR -out DIR ARCHIVE...
 //
 // The suite inspects its images: users, files, the shell's handling of unusual variables. The table below defines the
 // content of each.
@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 
@@ -31,6 +32,7 @@ import (
 type sources struct {
 	parts    string // busybox, debian.tar, pause, sample-apiserver
 	programs string // agnhost, nonewprivs, etcd
+	csi      string // csihostpath and the sidecars of CSI drivers
 	module   string // upstream's source, for images and certificates
 }
 
@@ -46,6 +48,7 @@ func main() {
 	var out string
 	flag.StringVar(&s.parts, "parts", "", "directory with busybox, debian.tar, pause and sample-apiserver")
 	flag.StringVar(&s.programs, "programs", "", "directory with upstream's agnhost, nonewprivs and etcd")
+	flag.StringVar(&s.csi, "csi", "", "directory with csihostpath and the sidecars of CSI drivers")
 	flag.StringVar(&s.module, "module", "", "directory with the source of k8s.io/kubernetes")
 	flag.StringVar(&out, "out", "", "directory for the archives")
 	flag.Parse()
@@ -109,10 +112,38 @@ func (s sources) archive(name string) ([]image, error) {
 			{suite + "sample-apiserver:1.29.2", layers(b.layer(program("sample-apiserver", s.parts+"/sample-apiserver"))),
 				v1.Config{Entrypoint: []string{"/sample-apiserver"}}},
 		}
+	case "csi":
+		images = b.csiImages()
 	default:
 		return nil, fmt.Errorf("there is no archive %q", name)
 	}
 	return images, b.err
+}
+
+// csiImage is the name of an image in the manifest of the driver csi-hostpath.
+var csiImage = regexp.MustCompile(`(?m)^[ -]*image: (registry\.k8s\.io/sig-storage/([a-z-]+):\S+)$`)
+
+// csiImages are the images of the driver csi-hostpath, with the tags of the suite's manifest. The driver and its small sidecars are one program.
+func (b *builder) csiImages() []image {
+	manifest, err := os.ReadFile(filepath.Join(b.module, "test/e2e/testing-manifests/storage-csi/hostpath/hostpath/csi-hostpath-plugin.yaml"))
+	if err != nil {
+		b.fail(err)
+		return nil
+	}
+	hostpath := layers(b.busybox(), b.layer(program("csihostpath", b.csi+"/csihostpath")))
+	commands := map[string]string{"hostpathplugin": "driver", "csi-node-driver-registrar": "registrar", "livenessprobe": "livenessprobe"}
+	var images []image
+	for _, match := range csiImage.FindAllStringSubmatch(string(manifest), -1) {
+		name, repository := match[1], match[2]
+		switch {
+		case repository == "csi-external-health-monitor-controller", repository == "csi-snapshot-metadata": // The suite removes these containers.
+		case commands[repository] != "":
+			images = append(images, image{name, hostpath, v1.Config{Entrypoint: []string{"/csihostpath", commands[repository]}}})
+		default:
+			images = append(images, image{name, layers(b.layer(program(repository, filepath.Join(b.csi, repository)))), v1.Config{Entrypoint: []string{"/" + repository}}})
+		}
+	}
+	return images
 }
 
 // pause is the program that holds a pod's namespaces.
