@@ -196,7 +196,7 @@ func TestRemoveNode(t *testing.T) {
 	g := here(t)
 	processes := map[types.UID]*exec.Cmd{}
 	for _, uid := range []types.UID{"own", "other"} {
-		parent, err := g.Ensure(podOf(string(uid), ctr("", "")))
+		parent, err := g.Ensure(podOf(string(uid), ctr("", "")), true)
 		if err != nil {
 			t.Fatal(err)
 		}
