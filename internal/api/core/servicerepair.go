@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net/netip"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,32 +35,22 @@ type Repair struct {
 // repairInterval is the time between two passes.
 const repairInterval = 3 * time.Minute
 
-// minRepairRetry is when a pass at the start is repeated that has failed. The time doubles with each failure, up to repairInterval.
-const minRepairRetry = time.Second
-
-// RunRepair repairs the allocations of services at the start and every few minutes until ctx is done. It calls repaired once, after the first
-// pass that succeeds.
-func RunRepair(ctx context.Context, client kind.Client, portRange string, repaired func(), log *slog.Logger) {
+// RunRepair repairs the allocations of services at the start and every few minutes until ctx is done. It calls onFirst once, after the first pass. That
+// pass may have failed: a server without space in its store is ready to be read.
+func RunRepair(ctx context.Context, client kind.Client, portRange string, onFirst func(), log *slog.Logger) {
 	var repair Repair
-	retry := minRepairRetry
+	onFirst = sync.OnceFunc(onFirst)
+	ticker := time.NewTicker(repairInterval)
+	defer ticker.Stop()
 	for {
-		err := repair.Run(ctx, client, portRange, time.Now())
-		if err != nil && ctx.Err() == nil {
+		if err := repair.Run(ctx, client, portRange, time.Now()); err != nil && ctx.Err() == nil {
 			log.Warn("failed to repair the allocations of service IPs and node ports", "error", err)
 		}
-		pause := repairInterval
-		if repaired != nil {
-			if err == nil {
-				repaired()
-				repaired = nil
-			} else {
-				pause, retry = retry, min(2*retry, repairInterval)
-			}
-		}
+		onFirst()
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-ticker.C:
 		}
 	}
 }
