@@ -30,6 +30,12 @@ func (p *patcher) applied(c *change, live kind.Object) (kind.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	if w.res.kind.PruneApplied != nil {
+		// An object for which the schema has no properties is applied as a whole.
+		if err := w.res.kind.PruneApplied(obj, w.res.version); err != nil {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+		}
+	}
 	if w.res.kind.Custom != nil {
 		w.res.kind.SetDefaults(w.res.version, obj)
 	} else if w.res.kind.Default != nil {

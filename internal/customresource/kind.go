@@ -84,6 +84,7 @@ func New(packed *Packed, converter Converter) (*kind.Kind, error) {
 			}
 		}},
 		Prune:         d.prune,
+		PruneApplied:  d.pruneApplied,
 		Validate:      d.validate,
 		Warn:          warnOfFinalizers,
 		SpecChanged:   specChanged,

@@ -73,6 +73,12 @@ func (d *definition) prune(obj kind.Object, served *kind.Version) (unknown []str
 	return v.coerce(obj, coerceOptions{trackUnknown: true})
 }
 
+// pruneApplied prunes the result of server-side apply, which is an object of a version that is served.
+func (d *definition) pruneApplied(obj kind.Object, served *kind.Version) error {
+	_, err := d.versions[served.GVK.Version].coerce(obj, coerceOptions{keepNulls: true})
+	return err
+}
+
 // setDefaults sets the defaults of a version, unless they would make the object too large: validation refuses it then, and a stored object is
 // served without them. A schema that cannot be compiled has been reported by prune.
 func (v *version) setDefaults(obj kind.Object) {
@@ -109,6 +115,8 @@ type coerceOptions struct {
 	// stored: the object comes from the store, where older servers may have written invalid metadata. Such fields are dropped, and a
 	// generation is set.
 	stored bool
+	// keepNulls: nulls that the schema does not allow are not dropped.
+	keepNulls bool
 }
 
 // coerce makes of an unstructured object what decoding makes of a typed one: it drops unknown fields, nulls that the schema does not allow,
@@ -152,7 +160,9 @@ func (v *version) coerce(obj kind.Object, o coerceOptions) (unknown []string, er
 func (v *version) coerceFields(root map[string]any, s *structuralSchema, o coerceOptions) (unknown []string, err error) {
 	if !v.crd.Spec.PreserveUnknownFields {
 		unknown = pruning.PruneWithOptions(root, s.Structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: o.trackUnknown})
-		defaulting.PruneNonNullableNullsWithoutDefaults(root, s.Structural)
+		if !o.keepNulls {
+			defaulting.PruneNonNullableNullsWithoutDefaults(root, s.Structural)
+		}
 	}
 	invalid, more := objectmeta.CoerceWithOptions(nil, root, s.Structural, false, objectmeta.CoerceOptions{
 		DropInvalidFields: o.stored, ReturnUnknownFieldPaths: o.trackUnknown,

@@ -284,6 +284,19 @@ func TestApply(t *testing.T) {
 		expect(200, "spec.size", 3, "status.size", 1)
 }
 
+// An object whose schema has no properties is applied as a whole; what the schema does not have is pruned nevertheless.
+func TestApplyPrunes(t *testing.T) {
+	s := newServer(t, `
+versions:
+- {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {empty: {type: object}, kept: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}}}}
+`, nil)
+	apply := func(spec string) *response {
+		return s.send("PATCH", widgets+"/a?fieldManager=one", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a"},"spec":`+spec+`}`, "Content-Type: application/apply-patch+yaml")
+	}
+	apply(`{"empty":{"more":1},"kept":{"more":1}}`).expect(201, "spec", "map[empty:map[] kept:map[more:1]]")
+	apply(`{"empty":{}}`).expect(200, "spec", "map[empty:map[]]")
+}
+
 func TestTablesAndSelectors(t *testing.T) {
 	s := newServer(t, strictDefinition, nil)
 	for name, color := range map[string]string{"a": "red", "b": "green"} {

@@ -94,6 +94,8 @@ type Kind struct {
 	// Prune removes the fields that are not in the schema from an object in the client's version and returns their
 	// paths. Only custom resources have it: decoding a typed object drops unknown fields.
 	Prune func(obj Object, version *Version) (unknown []string, err error)
+	// PruneApplied is Prune for the result of server-side apply, in which nulls are left to validation.
+	PruneApplied func(obj Object, version *Version) error
 	// Default sets the defaults of unset fields. Idempotent. It runs on every decoded object, whether it comes from a
 	// client or from the store.
 	Default func(obj Object)
