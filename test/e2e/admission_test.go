@@ -92,6 +92,13 @@ func TestAdmission(t *testing.T) {
 // call is one request.
 type call struct{ name, method, path, body string }
 
+// mergePatch and applyPatch are methods of calls that send a PATCH of another type than a strategic merge patch.
+const mergePatch, applyPatch = "merge patch", "apply"
+
+var patchTypes = map[string]string{
+	http.MethodPatch: "application/strategic-merge-patch+json", mergePatch: "application/merge-patch+json", applyPatch: "application/apply-patch+yaml",
+}
+
 // apiClient sends requests to one server.
 type apiClient struct {
 	t      *testing.T
@@ -119,15 +126,16 @@ var (
 
 // send returns the response to a request, without the parts that differ from run to run.
 func (a *apiClient) send(c call) string {
-	req, err := http.NewRequestWithContext(a.t.Context(), c.method, a.url+c.path, strings.NewReader(c.body))
+	method, contentType := c.method, "application/json"
+	if patch, ok := patchTypes[c.method]; ok {
+		method, contentType = http.MethodPatch, patch
+	}
+	req, err := http.NewRequestWithContext(a.t.Context(), method, a.url+c.path, strings.NewReader(c.body))
 	if err != nil {
 		return err.Error()
 	}
 	req.Header.Set("User-Agent", "admission/1")
-	req.Header.Set("Content-Type", "application/json")
-	if c.method == http.MethodPatch {
-		req.Header.Set("Content-Type", "application/strategic-merge-patch+json")
-	}
+	req.Header.Set("Content-Type", contentType)
 	res, err := a.client.Do(req)
 	if err != nil {
 		return err.Error()
