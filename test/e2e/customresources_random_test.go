@@ -25,16 +25,7 @@ const (
 // response: errors, defaults, pruned fields, CEL rules, and the fields that appliers own. Objects are written in one version and read in another.
 func TestCustomResourcesLikeUpstream(t *testing.T) {
 	t.Parallel()
-	skiff, err := cluster.Skiff(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
+	skiff, upstream := startBoth(t)
 	ours, theirs := newAPIClient(t, skiff), newAPIClient(t, upstream)
 
 	var schemas []map[string]any
@@ -85,16 +76,7 @@ func TestCustomResourcesLikeUpstream(t *testing.T) {
 // TestNamesOfDefinitionsLikeUpstream creates definitions whose names conflict, and compares the names and conditions that they get.
 func TestNamesOfDefinitionsLikeUpstream(t *testing.T) {
 	t.Parallel()
-	skiff, err := cluster.Skiff(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
+	skiff, upstream := startBoth(t)
 	for _, names := range []string{
 		`"plural":"firsts","kind":"First","shortNames":["fi","f"],"categories":["all"]`,
 		`"plural":"seconds","kind":"First"`, `"plural":"thirds","kind":"Third","listKind":"FirstList"`, `"plural":"fourths","singular":"first","kind":"Fourth"`,

@@ -17,20 +17,25 @@ import (
 	"skiff/test/cluster"
 )
 
+// startBoth starts skiff and upstream's API server, to be compared. They stop with the test.
+func startBoth(t *testing.T) (skiff, upstream *cluster.Cluster) {
+	t.Helper()
+	start := func(c *cluster.Cluster, err error) *cluster.Cluster {
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Stop)
+		return c
+	}
+	skiff = start(cluster.Skiff(t.TempDir()))
+	return skiff, start(cluster.UpstreamAPI(t.TempDir(), ""))
+}
+
 // TestDiscovery compares the discovery documents of skiff and upstream: GA groups, versions, resources, subresources, verbs,
 // short names, categories and storage hashes are the same.
 func TestDiscovery(t *testing.T) {
 	t.Parallel()
-	skiff, err := cluster.Skiff(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
+	skiff, upstream := startBoth(t)
 
 	t.Run("groups", func(t *testing.T) {
 		got, want := groupsOf(t, skiff), groupsOf(t, upstream)

@@ -36,16 +36,7 @@ var widgetPolicies = []struct{ name, spec, binding string }{
 // TestPoliciesOfCustomResources compares policies about custom resources, and with custom resources as params, with upstream.
 func TestPoliciesOfCustomResources(t *testing.T) {
 	t.Parallel()
-	skiff, err := cluster.Skiff(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
+	skiff, upstream := startBoth(t)
 	calls := widgetCalls()
 	responses := map[*cluster.Cluster][]string{}
 	var mu sync.Mutex

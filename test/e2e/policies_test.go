@@ -17,16 +17,7 @@ import (
 // about each write.
 func TestPoliciesLikeUpstream(t *testing.T) {
 	t.Parallel()
-	skiff, err := cluster.Skiff(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
+	skiff, upstream := startBoth(t)
 
 	const policies = 300
 	setup, calls := policyFixtures(policies), policyCalls(policies)

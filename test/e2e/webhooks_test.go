@@ -153,16 +153,7 @@ func webhookWrites() (calls []call) {
 // every review that the webhooks got.
 func TestWebhooksLikeUpstream(t *testing.T) {
 	t.Parallel()
-	skiff, err := cluster.Skiff(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(skiff.Stop)
-	upstream, err := cluster.UpstreamAPI(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(upstream.Stop)
+	skiff, upstream := startBoth(t)
 	recorder := &reviewRecorder{reviews: map[string][]string{}}
 	recorder.Server = webhooktest.NewServer(webhooktest.NewCA(t), recorder)
 	responses := map[string][]string{}
