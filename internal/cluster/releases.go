@@ -49,8 +49,8 @@ func MemberNames(ctx context.Context, members Members) ([]string, error) {
 
 // recorded is what the store has.
 type recorded struct {
-	level    *upgrade.Release // nil: none
-	written  *upgrade.Release // is lower than level, if a server has been removed since it was written
+	level    *upgrade.Release // nil: there are no servers yet
+	written  *upgrade.Release // nil: none. Is lower than level, if a server has been removed since it was written
 	levelKV  store.KeyValue
 	servers  []upgrade.Server
 	values   map[string]store.KeyValue // by name
@@ -162,7 +162,8 @@ func (r *Releases) read(ctx context.Context) (found recorded, err error) {
 			return found, err
 		}
 	}
-	if oldest := oldest(found.servers); oldest != nil && found.level != nil && oldest.Ahead(*found.level) > 0 {
+	// Without the key the servers have a level nevertheless: the first one may have ended before it wrote it.
+	if oldest := oldest(found.servers); oldest != nil && (found.level == nil || oldest.Ahead(*found.level) > 0) {
 		found.level = oldest
 	}
 	return found, nil

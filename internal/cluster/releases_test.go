@@ -83,6 +83,27 @@ func TestReleaseOfSingleServer(t *testing.T) {
 	u.start(t, "a", "v0.3.0", "")
 }
 
+// A server that ended between its record and that of the level has set the level nevertheless.
+func TestReleasesWithoutLevel(t *testing.T) {
+	u := &upgraded{store: memory.New(), names: []string{"a", "b"}}
+	defer u.store.Close()
+	u.start(t, "a", "v0.2.0", "")
+	level, err := u.store.Get(t.Context(), levelKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.store.Delete(t.Context(), levelKey, level.Modified); err != nil {
+		t.Fatal(err)
+	}
+	u.start(t, "b", "v0.4.0", "a has v0.2.0: start v0.3 on all servers first")
+	u.start(t, "b", "v0.1.0", "start v0.2 on it")
+	u.start(t, "a", "v0.4.0", "v0.2.0: start v0.3 on all servers first")
+	u.start(t, "b", "v0.3.0", "")
+	if restored, err := u.store.Get(t.Context(), levelKey); err != nil || string(restored.Value) != string(level.Value) {
+		t.Errorf("the level is %s, %v, want %s", restored.Value, err, level.Value)
+	}
+}
+
 // Servers on an external etcd are forgotten an hour after their end.
 func TestReleasesWithoutMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
