@@ -43,29 +43,51 @@ func (d Directory) Put(ctx context.Context, name string, content io.Reader) erro
 	if err := removeStale(root, time.Now()); err != nil {
 		return err
 	}
-	if _, err := root.Lstat(name); err == nil {
-		return &fs.PathError{Op: "write", Path: name, Err: fs.ErrExist}
-	}
-	if err := writeFile(ctx, root, name, content); err != nil {
-		_ = root.Remove(name + unfinished)
+	if err := d.write(ctx, root, name, content); err != nil {
 		return fmt.Errorf("write snapshot to %s: %w", d, err)
 	}
-	return atomicfile.SyncDir(string(d))
+	return nil
 }
 
-func writeFile(ctx context.Context, root *os.Root, name string, content io.Reader) error {
+// write writes a snapshot. The unfinished file is the lock of its name: of one that exists, another process is the writer.
+func (d Directory) write(ctx context.Context, root *os.Root, name string, content io.Reader) error {
 	file, err := root.OpenFile(name+unfinished, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(file, contextReader{ctx, content})
-	if err == nil {
-		err = file.Sync()
+	if err = checkNew(root, name); err == nil {
+		err = fill(file, contextReader{ctx, content})
 	}
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = root.Rename(name+unfinished, name)
+	}
+	if err != nil {
+		return errors.Join(err, root.Remove(name+unfinished))
+	}
+	if err := atomicfile.SyncDir(string(d)); err != nil {
+		return errors.Join(err, root.Remove(name))
+	}
+	return nil
+}
+
+// checkNew refuses a name that a snapshot has.
+func checkNew(root *os.Root, name string) error {
+	_, err := root.Lstat(name)
+	switch {
+	case err == nil:
+		return &fs.PathError{Op: "write", Path: name, Err: fs.ErrExist}
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	return err
+}
+
+// fill writes the content of a file to the disk.
+func fill(file *os.File, content io.Reader) error {
+	if _, err := io.Copy(file, content); err != nil {
 		return err
 	}
-	return root.Rename(name+unfinished, name)
+	return file.Sync()
 }
 
 // contextReader fails when its context is done.

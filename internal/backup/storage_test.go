@@ -154,6 +154,45 @@ func TestDirectoryRemovesUnfinished(t *testing.T) {
 	}
 }
 
+// Two processes that save a snapshot with one name: the second leaves what the first is writing.
+func TestDirectoryLeavesOthersUnfinished(t *testing.T) {
+	dir := Directory(t.TempDir())
+	name := newName("manual", "host", at(1))
+	path := filepath.Join(string(dir), name+unfinished)
+	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Put(t.Context(), name, strings.NewReader("other")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a snapshot that is being written: %v", err)
+	}
+	if left, err := os.ReadFile(path); err != nil || string(left) != "half" {
+		t.Errorf("what the other process writes: %q, %v", left, err)
+	}
+}
+
+// readerFunc is called for each read.
+type readerFunc func(to []byte) (int, error)
+
+func (f readerFunc) Read(to []byte) (int, error) { return f(to) }
+
+// A directory that is moved while a snapshot is written to it cannot be synced by its name. Then there is no snapshot.
+func TestDirectoryNotSynced(t *testing.T) {
+	parent := t.TempDir()
+	dir, moved := Directory(filepath.Join(parent, "snapshots")), filepath.Join(parent, "moved")
+	err := dir.Put(t.Context(), newName("manual", "host", at(1)), readerFunc(func([]byte) (int, error) {
+		if err := os.Rename(string(dir), moved); err != nil {
+			return 0, err
+		}
+		return 0, io.EOF
+	}))
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory that was moved: %v", err)
+	}
+	if left, err := os.ReadDir(moved); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func TestPrune(t *testing.T) {
 	for _, test := range []struct {
 		prefix string
