@@ -236,11 +236,14 @@ func TestRestoreRelease(t *testing.T) {
 	for what, test := range map[string]struct {
 		saved string
 		have  *upgrade.Record
-		want  string
+		// damaged is the content of a record that cannot be read.
+		damaged string
+		want    string
 	}{
 		"the same version":            {saved: version.String()},
 		"over what a newer has":       {saved: version.String(), have: &newer},
 		"over a newer layout":         {saved: version.String(), have: &upgrade.Record{Release: newer.Release, Layout: own.Layout + 1}, want: "restore into another directory"},
+		"over a damaged record":       {saved: version.String(), damaged: "{", want: "version.json is damaged (unexpected end of JSON input), so it is not known"},
 		"of a newer version":          {saved: "v0.900.0 (Kubernetes v1.37.1, commit x)", want: "restore it with v0.900"},
 		"of a version without a name": {saved: "new", want: "is not"},
 	} {
@@ -252,6 +255,9 @@ func TestRestoreRelease(t *testing.T) {
 			if err := test.have.Write(dir); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if test.damaged != "" {
+			writeTree(t, dir, upgrade.File+"="+test.damaged)
 		}
 		err := prepareRelease(dir, test.saved)
 		if test.want != "" {

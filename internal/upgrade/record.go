@@ -30,7 +30,7 @@ type Record struct {
 // Current is the record that this program writes.
 func Current() Record { return Record{Release: This(), Layout: Layout} }
 
-// ReadRecord reads the record of a data directory; nil: there is none, as in a new one.
+// ReadRecord reads the record of a data directory; nil: there is none, as in a new one. A damaged one refuses all versions, as it may be of any.
 func ReadRecord(dir string) (*Record, error) {
 	path := filepath.Join(dir, File)
 	data, err := os.ReadFile(path)
@@ -44,8 +44,12 @@ func ReadRecord(dir string) (*Record, error) {
 	if err = json.Unmarshal(data, r); err == nil {
 		err = r.validate()
 	}
+	if err == nil && r.Layout < 1 {
+		err = errors.New("it has no layout")
+	}
 	if err != nil {
-		return nil, fmt.Errorf("read the version of the data directory: %s: %w", path, err)
+		return nil, refuse("%s is damaged (%v), so it is not known which versions of skiff can read what is beside it: remove the file if no version newer than %s has used "+
+			"the directory, or choose another --data-dir", path, err, Current().Skiff)
 	}
 	return r, nil
 }

@@ -161,13 +161,12 @@ func TestRecord(t *testing.T) {
 	if err := (Record{Release: Release{Skiff: "vnext", Kubernetes: "v1.37.1"}}).Write(dir); err == nil {
 		t.Error("a version that cannot be compared is written")
 	}
-	for _, text := range []string{"", "{", `{"layout":1}`, `{"skiff":"x","kubernetes":"v1.37.1","layout":1}`} {
+	for _, text := range []string{"", "{", `{"layout":1}`, `{"skiff":"x","kubernetes":"v1.37.1","layout":1}`, `{"skiff":"v0.1.0","kubernetes":"v1.37.1"}`} {
 		if err := os.WriteFile(filepath.Join(dir, File), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if r, err := ReadRecord(dir); err == nil {
-			t.Errorf("%q is read as %v", text, r)
-		}
+		_, err := ReadRecord(dir)
+		expect(t, text, err, filepath.Join(dir, File)+" is damaged")
 	}
 	if err := Current().validate(); err != nil {
 		t.Errorf("this program: %v", err)
