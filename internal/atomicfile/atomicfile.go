@@ -16,7 +16,18 @@ import (
 // Write replaces the file at path. The directory must exist. A file with this content and mode is left as it is, so that a start needs no
 // space on a full disk.
 func Write(path string, data []byte, mode fs.FileMode) error {
-	if isWritten(path, data, mode) {
+	return WriteOwned(path, data, mode, Owner{UID: unchanged, GID: unchanged})
+}
+
+// Owner is the user and the group of a file.
+type Owner struct{ UID, GID int }
+
+// unchanged leaves a new file to the user of the process.
+const unchanged = -1
+
+// WriteOwned is Write for a file of another user: there is no time at which the owner cannot read it. Only root can give files to others.
+func WriteOwned(path string, data []byte, mode fs.FileMode, owner Owner) error {
+	if isWritten(path, data, mode) && owner.owns(path) {
 		return nil
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
@@ -26,6 +37,9 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 	defer os.Remove(tmp.Name()) // fails if the rename succeeded
 	if _, err = tmp.Write(data); err == nil {
 		err = tmp.Chmod(mode)
+	}
+	if err == nil && owner.UID != unchanged {
+		err = tmp.Chown(owner.UID, owner.GID)
 	}
 	if err == nil {
 		err = tmp.Sync()
@@ -66,4 +80,13 @@ func isWritten(path string, data []byte, mode fs.FileMode) bool {
 	}
 	content, err := os.ReadFile(path)
 	return err == nil && bytes.Equal(content, data)
+}
+
+// owns reports whether a file is the owner's.
+func (o Owner) owns(path string) bool {
+	if o.UID == unchanged {
+		return true
+	}
+	var stat unix.Stat_t
+	return unix.Lstat(path, &stat) == nil && int(stat.Uid) == o.UID && int(stat.Gid) == o.GID
 }

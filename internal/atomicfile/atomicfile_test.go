@@ -54,3 +54,21 @@ func TestWriteUnchanged(t *testing.T) {
 		t.Errorf("mode %v", third.Mode())
 	}
 }
+
+// A file gets its owner, also if it has the content already.
+func TestWriteOwned(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	owner := Owner{UID: os.Getuid(), GID: os.Getgid()}
+	owners := []Owner{owner}
+	if os.Geteuid() == 0 {
+		owners = append(owners, Owner{UID: 1234, GID: 5678}, owner)
+	}
+	for _, owner := range owners {
+		if err := WriteOwned(path, []byte("content"), 0o600, owner); err != nil {
+			t.Fatal(err)
+		}
+		if !owner.owns(path) {
+			t.Errorf("the file is not one of %+v", owner)
+		}
+	}
+}

@@ -132,41 +132,30 @@ func rewriteKubeconfig(path string, change func([]byte) ([]byte, error)) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if err := atomicfile.Write(path, after, 0o600); err != nil {
-		return err
+	if os.Geteuid() != 0 {
+		return atomicfile.Write(path, after, 0o600)
 	}
-	return owner.own(path)
+	return atomicfile.WriteOwned(path, after, 0o600, owner)
 }
 
-// fileOwner is the user and group of a file.
-type fileOwner struct{ uid, gid int }
-
 // ownerOf is the owner of a file, or of the closest directory above it that exists.
-func ownerOf(path string) (fileOwner, error) {
+func ownerOf(path string) (atomicfile.Owner, error) {
 	for {
 		var stat unix.Stat_t
 		err := unix.Stat(path, &stat)
 		if err == nil {
-			return fileOwner{int(stat.Uid), int(stat.Gid)}, nil
+			return atomicfile.Owner{UID: int(stat.Uid), GID: int(stat.Gid)}, nil
 		}
 		parent := filepath.Dir(path)
 		if !errors.Is(err, unix.ENOENT) || parent == path {
-			return fileOwner{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+			return atomicfile.Owner{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 		}
 		path = parent
 	}
 }
 
-// own gives a file to the owner. Only root can give files to others.
-func (o fileOwner) own(path string) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	return os.Lchown(path, o.uid, o.gid)
-}
-
 // makeDir creates a directory for an owner, if it does not exist.
-func makeDir(dir string, owner fileOwner) error {
+func makeDir(dir string, owner atomicfile.Owner) error {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -176,7 +165,10 @@ func makeDir(dir string, owner fileOwner) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	return owner.own(dir)
+	if os.Geteuid() != 0 {
+		return nil // only root can give directories to others
+	}
+	return os.Lchown(dir, owner.UID, owner.GID)
 }
 
 // lockKubeconfig keeps kubectl from writing a kubeconfig at the same time, by the file that kubectl itself uses for that.

@@ -2,13 +2,16 @@ package system
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"skiff/internal/atomicfile"
 	"skiff/internal/config"
 	"skiff/internal/pki"
 )
@@ -203,5 +206,52 @@ func TestMergeKubeconfigFile(t *testing.T) {
 	}
 	if err := mergeKubeconfig(c.MergeKubeconfig, admin); err == nil || !strings.Contains(err.Error(), "is being written by kubectl") {
 		t.Errorf("locked: %v", err)
+	}
+}
+
+// The kubeconfig of a user is readable for the user at all times: it has its owner when it gets its name.
+func TestMergeKubeconfigKeepsOwner(t *testing.T) {
+	owner := atomicfile.Owner{UID: os.Getuid(), GID: os.Getgid()}
+	if os.Geteuid() == 0 {
+		owner = atomicfile.Owner{UID: 1234, GID: 5678}
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config")
+	if err := atomicfile.WriteOwned(path, []byte(someKubeconfig), 0o600, owner); err != nil {
+		t.Fatal(err)
+	}
+	events, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(events)
+	if _, err := unix.InotifyAddWatch(events, dir, unix.IN_MOVED_TO|unix.IN_ATTRIB); err != nil {
+		t.Fatal(err)
+	}
+	if err := testEntry().mergeInto(path); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := ownerOf(path); err != nil || found != owner {
+		t.Errorf("the owner is %+v, %v, want %+v", found, err, owner)
+	}
+	buffer := make([]byte, 4096)
+	n, err := unix.Read(events, buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved := false
+	for rest := buffer[:n]; len(rest) > 0; {
+		mask, length := binary.NativeEndian.Uint32(rest[4:]), binary.NativeEndian.Uint32(rest[12:])
+		name := strings.TrimRight(string(rest[unix.SizeofInotifyEvent:][:length]), "\x00")
+		rest = rest[unix.SizeofInotifyEvent+length:]
+		switch {
+		case name == "config" && mask&unix.IN_MOVED_TO != 0:
+			moved = true
+		case name == "config" && mask&unix.IN_ATTRIB != 0:
+			t.Error("the owner was changed after the file was in place")
+		}
+	}
+	if !moved {
+		t.Error("the file was not replaced")
 	}
 }
