@@ -36,6 +36,8 @@ type memberRecord struct {
 	Name string `json:"name"`
 	// Joins is set if the member was added by a server of the cluster. Until it has data, it must not start a cluster of its own.
 	Joins bool `json:"joins,omitempty"`
+	// Resets is set while the member is made the only one. Until that is done, clients may have seen revisions that would be used again.
+	Resets bool `json:"resets,omitempty"`
 }
 
 func memberFile(dataDir string) string { return filepath.Join(etcdDir(dataDir), "member.json") }
@@ -107,6 +109,7 @@ func (s *server) joinCluster(ctx context.Context) error {
 			return fmt.Errorf("join the cluster: %w", err)
 		}
 	}
+	record.Resets = c.Reset
 	return record.write(dir)
 }
 
@@ -115,6 +118,8 @@ func checkMember(c *config.Servers, record *memberRecord, hasData bool) error {
 	switch {
 	case c.Reset && !hasData:
 		return errors.New("--cluster-reset: there is no data of etcd")
+	case !c.Reset && hasData && record != nil && record.Resets:
+		return errors.New("--cluster-reset: required, because a reset of this server was interrupted")
 	case len(c.Join) > 0 && hasData && record == nil:
 		return errors.New("--join: this server has data of a cluster of its own; remove it to join another cluster")
 	case c.Init && !hasData && record != nil && record.Joins:
@@ -219,30 +224,35 @@ func (s *server) runEndpoints(ctx context.Context) error {
 	return endpoints.Run(ctx, s.shutdown)
 }
 
-// lostRevisions is more than what the lost servers of a cluster may have acknowledged and the remaining one has not received, unless it was cut off for long.
-const lostRevisions = 10_000
-
 // resetCluster makes the embedded etcd the only member of its cluster.
 func (s *server) resetCluster(ctx context.Context) error {
 	if err := s.joinCluster(ctx); err != nil {
 		return err
 	}
-	opened, err := etcd.Open(ctx, etcd.Config{
-		DataDir: etcdDir(s.config.DataDir), Peer: s.peer, QuotaBytes: s.config.Etcd.QuotaBytes, CompactionInterval: -1, Log: s.log.With("component", "etcd"),
-	})
+	revision, err := s.resetMember(ctx)
 	if err != nil {
+		return fmt.Errorf("reset the cluster: %w; run it again, before this server is started", err)
+	}
+	record := &memberRecord{Name: s.peer.Name}
+	if err := record.write(s.config.DataDir); err != nil {
 		return fmt.Errorf("reset the cluster: %w", err)
 	}
-	err = opened.SkipRevisions(ctx, lostRevisions)
-	if errors.Is(err, store.ErrNoSpace) {
-		s.log.Warn("failed to skip the revisions that the lost servers may have had: restart the nodes, so that they list all objects again", "error", err)
-		err = nil
-	}
-	if err := errors.Join(err, opened.Close()); err != nil {
-		return fmt.Errorf("reset the cluster: %w", err)
-	}
-	s.log.Info("the cluster was reset to this server: start it without --cluster-reset, then join the others with empty data directories")
+	s.log.Info("the cluster was reset to this server, and clients will list everything again: what only the lost servers had is lost", "revision", revision)
+	s.log.Info("start this server without --cluster-reset, then join the others with empty data directories")
 	return nil
+}
+
+// resetMember resets the data of etcd, and returns a revision that no client has seen before.
+func (s *server) resetMember(ctx context.Context) (store.Revision, error) {
+	log, dir := s.log.With("component", "etcd"), etcdDir(s.config.DataDir)
+	opened, err := etcd.Open(ctx, etcd.Config{DataDir: dir, Peer: s.peer, QuotaBytes: s.config.Etcd.QuotaBytes, CompactionInterval: -1, Log: log})
+	if err != nil {
+		return 0, err
+	}
+	if err := opened.Close(); err != nil {
+		return 0, err
+	}
+	return etcd.SkipRevisions(dir, log)
 }
 
 // ListMembers writes the servers of a cluster.

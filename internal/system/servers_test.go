@@ -24,6 +24,7 @@ import (
 // A server never starts a cluster of its own where it was to join another, and never joins with data of its own.
 func TestCheckMember(t *testing.T) {
 	initial, joining := &memberRecord{Name: "a"}, &memberRecord{Name: "a", Joins: true}
+	resetting := &memberRecord{Name: "a", Resets: true}
 	for _, test := range []struct {
 		name    string
 		config  config.Servers
@@ -43,6 +44,9 @@ func TestCheckMember(t *testing.T) {
 		{"has not joined, starts another", config.Servers{Init: true}, joining, false, "--cluster-init"},
 		{"single server joins", config.Servers{Join: []string{"https://a"}}, nil, true, "--join: this server has data of a cluster of its own"},
 		{"reset", config.Servers{Reset: true}, joining, true, ""},
+		{"starts after a reset that was interrupted", config.Servers{}, resetting, true, "--cluster-reset: required"},
+		{"reset after one that was interrupted", config.Servers{Reset: true}, resetting, true, ""},
+		{"joins with an empty directory", config.Servers{Join: []string{"https://a"}}, resetting, false, ""},
 		{"reset without data", config.Servers{Reset: true}, nil, false, "--cluster-reset"},
 	} {
 		err := checkMember(&test.config, test.record, test.hasData)

@@ -147,6 +147,9 @@ func (e *embedded) createServer(ctx context.Context, c Config) (err error) {
 	if e.server, err = etcdserver.NewServer(settings); err != nil {
 		return err
 	}
+	if settings.ForceNewCluster {
+		e.server.ForceSnapshot() // for SkipRevisions
+	}
 	e.server.Start()
 	if e.peers != nil {
 		e.peers.serve(e.server, settings.Logger)

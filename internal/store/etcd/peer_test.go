@@ -267,36 +267,73 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// After a reset no revision is used that the lost members may have used. Watches from such a revision end, instead of going on without the events between.
+// After a reset no revision is used that the lost members may have used, however many they were. Watches from such a revision end, instead of going on without
+// the events between. A member that joins has the same revisions, and so has one after a second reset.
 func TestSkipRevisions(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t)
-	reset := m.config("first", freeAddresses(t, 1)[0])
-	a := open(t, reset)
+	addresses := freeAddresses(t, 2)
+	first := m.config("first", addresses[0])
+	if _, err := etcd.SkipRevisions(first.DataDir, discardLog()); err == nil {
+		t.Error("revisions of a member are skipped that does not exist")
+	}
+	a := open(t, first)
 	revision := mustCreate(t, a, "/registry/a", "v")
 	a.Close()
-	reset.Peer.Reset = true
-	a = open(t, reset)
-	const count = 1000
-	if err := a.SkipRevisions(t.Context(), count); err != nil {
-		t.Fatal(err)
+	if _, err := etcd.SkipRevisions(first.DataDir, discardLog()); err == nil {
+		t.Error("revisions of a member are skipped that was not reset")
 	}
-	a.Close()
-	reset.Peer.Reset = false
-	a = open(t, reset)
-	current, err := a.Current(t.Context())
-	if kv, getErr := a.Get(t.Context(), "/registry/a"); err != nil || getErr != nil || current < revision+count || kv.Modified != revision {
-		t.Fatalf("revision %d after %d, %v; %+v, %v", current, revision, err, kv, getErr)
+	const lost = 1_000_000_000
+	last := m.reset(first)
+	if last < revision+lost {
+		t.Fatalf("revision %d after %d", last, revision)
 	}
-	for _, lost := range []store.Revision{revision, revision + 1, revision + count/2} {
-		watch := a.Watch(t.Context(), "/registry/", lost)
+	a = open(t, first)
+	if current, err := a.Current(t.Context()); err != nil || current != last {
+		t.Fatalf("revision %d, %v, want %d", current, err, last)
+	}
+	for _, seen := range []store.Revision{revision, revision + 1, revision + lost} {
+		watch := a.Watch(t.Context(), "/registry/", seen)
 		for range watch.Batches() {
-			t.Errorf("a watch after revision %d goes on", lost)
+			t.Errorf("a watch after revision %d goes on", seen)
 		}
 		if !errors.Is(watch.Err(), store.ErrCompacted) {
-			t.Errorf("a watch after revision %d: %v", lost, watch.Err())
+			t.Errorf("a watch after revision %d: %v", seen, watch.Err())
 		}
 	}
+	b := m.join(a, m.config("second", addresses[1]))
+	for name, s := range map[string]*etcd.Store{"the member": a, "a member that has joined": b} {
+		if kv, err := s.Get(t.Context(), "/registry/a"); err != nil || kv.Modified != revision {
+			t.Errorf("%s has %+v, %v", name, kv, err)
+		}
+		if current, err := s.Current(t.Context()); err != nil || current != last {
+			t.Errorf("%s is at revision %d, %v, want %d", name, current, err, last)
+		}
+	}
+	if written := mustCreate(t, b, "/registry/b", "v"); written != last+1 {
+		t.Errorf("the revision after %d is %d", last, written)
+	}
+	a.Close()
+	b.Close()
+	if again := m.reset(first); again <= last+1 {
+		t.Errorf("revision %d after another reset, was %d", again, last)
+	}
+}
+
+// reset makes a member the only one.
+func (m *members) reset(config etcd.Config) store.Revision {
+	m.t.Helper()
+	peer := *config.Peer
+	peer.Reset = true
+	config.Peer = &peer
+	if err := open(m.t, config).Close(); err != nil {
+		m.t.Fatal(err)
+	}
+	revision, err := etcd.SkipRevisions(config.DataDir, discardLog())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return revision
 }
 
 // A leader makes a member the leader that responds, although another one accepts connections and says nothing.

@@ -1,15 +1,18 @@
 package etcd
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"os"
+	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/storage/backend"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
+
+	"skiff/internal/store"
 )
 
 // commitLog marks the whole log of a member as committed. A reset discards what is not, and a member that was killed has not recorded of its last
@@ -46,31 +49,29 @@ func commitEntries(log *zap.Logger, dir string) (err error) {
 	return opened.Save(state, nil)
 }
 
-const (
-	// skippedKey is written by SkipRevisions.
-	skippedKey = "skiff_skipped_revisions"
-	// skippingWrites is how many writes are in flight. etcd writes them to the disk together.
-	skippingWrites = 256
-)
-
-// SkipRevisions raises the revision by a number at least, and makes everything before compacted. After a reset, clients may have seen revisions that the
-// lost members had acknowledged and this one has not received. No revision may mean two states, or their watches would go on without the events between. The revision
-// rises by writes, because members that join later repeat them.
-func (s *Store) SkipRevisions(ctx context.Context, count int) error {
-	writes, writing := errgroup.WithContext(ctx)
-	writes.SetLimit(skippingWrites)
-	for range count {
-		writes.Go(func() error {
-			_, err := s.engine.transact(writing, &pb.TxnRequest{Success: put([]byte(skippedKey), nil, 0)})
-			return err
-		})
-	}
-	if err := writes.Wait(); err != nil {
-		return fmt.Errorf("skip revisions: %w", err)
-	}
-	revision, err := s.Current(ctx)
+// SkipRevisions raises the revision of a stopped member that was reset as a restore does (restoredRevision), and makes everything before compacted. Clients may
+// have seen any number of revisions that the lost members had acknowledged and this one has not received. No revision may mean two states, or their watches would go on
+// without the events between. It returns the new revision.
+//
+// Members that join later must get the database, and not repeat a log that does not say so. For that a reset makes a snapshot of raft.
+func SkipRevisions(dataDir string, logger *slog.Logger) (store.Revision, error) {
+	lock, err := lockDir(dataDir)
 	if err != nil {
-		return err
+		return 0, fmt.Errorf("skip revisions: %w", err)
 	}
-	return s.Compact(ctx, revision)
+	defer lock.Close()
+	log := newLogger(logger, zap.WithFatalHook(fatal{log: logger, dir: dataDir, exit: os.Exit}))
+	snapshots, err := wal.ValidSnapshotEntries(log, logDir(dataDir))
+	if err != nil {
+		return 0, fmt.Errorf("skip revisions: %w", err)
+	}
+	if len(snapshots) == 0 || snapshots[len(snapshots)-1].GetIndex() == 0 {
+		return 0, errors.New("skip revisions: the member was not reset")
+	}
+	database := backend.NewDefaultBackend(log, databaseFile(dataDir))
+	revision, err := bumpRevision(database, time.Now())
+	if err = errors.Join(err, database.Close()); err != nil {
+		return 0, fmt.Errorf("skip revisions: %w", err)
+	}
+	return revision, nil
 }

@@ -88,7 +88,7 @@ func (r Restoration) run() error {
 	database := backend.NewDefaultBackend(log, path)
 	state, err := r.writeMember(log, cluster, database)
 	if err == nil {
-		err = bumpRevision(database, time.Now())
+		_, err = bumpRevision(database, time.Now())
 		cindex.UpdateConsistentIndexForce(database.BatchTx(), state.GetCommit(), state.GetTerm())
 		database.ForceCommit()
 	}
@@ -164,8 +164,8 @@ func addMemberEntry(member *membership.Member) (*raftpb.Entry, error) {
 	return &raftpb.Entry{Type: raftpb.EntryConfChange.Enum(), Term: proto.Uint64(1), Index: proto.Uint64(1), Data: change}, nil
 }
 
-// bumpRevision makes the next revision of a database one that no client has seen, and everything before it compacted.
-func bumpRevision(database backend.Backend, now time.Time) error {
+// bumpRevision makes the next revision of a database one that no client has seen, and everything before it compacted. It returns the revision before that.
+func bumpRevision(database backend.Backend, now time.Time) (int64, error) {
 	tx := database.BatchTx()
 	tx.LockOutsideApply()
 	defer tx.Unlock()
@@ -174,10 +174,16 @@ func bumpRevision(database backend.Backend, now time.Time) error {
 		latest = max(latest, mvcc.BytesToRev(key).Main)
 		return nil
 	})
-	if compacted, ok := mvcc.UnsafeReadFinishedCompact(tx); ok {
-		latest = max(latest, compacted)
+	if err != nil {
+		return 0, err
+	}
+	for _, read := range []func(backend.UnsafeReader) (int64, bool){mvcc.UnsafeReadFinishedCompact, mvcc.UnsafeReadScheduledCompact} {
+		if compacted, ok := read(tx); ok {
+			latest = max(latest, compacted)
+		}
 	}
 	// At its start etcd compacts to this revision and takes it for the current one.
-	mvcc.UnsafeSetScheduledCompact(tx, restoredRevision(latest, now))
-	return err
+	bumped := restoredRevision(latest, now)
+	mvcc.UnsafeSetScheduledCompact(tx, bumped)
+	return bumped, nil
 }
