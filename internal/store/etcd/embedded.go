@@ -152,7 +152,7 @@ func (e *embedded) createServer(ctx context.Context, c Config) (err error) {
 	}
 	e.server.Start()
 	if e.peers != nil {
-		e.peers.serve(e.server, settings.Logger)
+		e.peers.serve(e, settings.Logger)
 	}
 	if !e.isOnlyVoter() {
 		return nil

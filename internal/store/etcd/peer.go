@@ -144,6 +144,7 @@ type peerServer struct {
 	config   *Peer
 	listener net.Listener
 	server   http.Server
+	contacts contacts
 	served   chan struct{} // closed when the listener is not served any more; nil before serve
 }
 
@@ -160,8 +161,11 @@ func listenPeers(p *Peer) (*peerServer, error) {
 	return &peerServer{config: p, listener: listener}, nil
 }
 
-func (p *peerServer) serve(server *etcdserver.EtcdServer, logger *zap.Logger) {
-	p.server.Handler, p.server.ReadTimeout = etcdhttp.NewPeerHandler(logger, server), peerReadTimeout
+func (p *peerServer) serve(e *embedded, logger *zap.Logger) {
+	mux := http.NewServeMux()
+	mux.Handle("/", p.contacts.track(etcdhttp.NewPeerHandler(logger, e.server)))
+	mux.HandleFunc(contactPath, e.serveContact)
+	p.server.Handler, p.server.ReadTimeout = mux, peerReadTimeout
 	p.server.ErrorLog = log.New(io.Discard, "", 0) // failed handshakes of untrusted clients
 	p.served = make(chan struct{})
 	go func() {
@@ -326,7 +330,7 @@ func (e *embedded) members() []Member {
 	return members
 }
 
-// AddLearner adds a member that is going to start at a URL, and returns all members. A member that had this URL and does not run is replaced.
+// AddLearner adds a member that is going to start at a URL, and returns all members. A member that had this URL is replaced, unless a member is in contact with it.
 func (s *Store) AddLearner(ctx context.Context, peerURL string) ([]Member, error) {
 	e, err := s.member()
 	if err != nil {
@@ -342,8 +346,8 @@ func (s *Store) AddLearner(ctx context.Context, peerURL string) ([]Member, error
 		if !slices.Contains(m.PeerURLs, peerURL) {
 			continue
 		}
-		if isListening(ctx, peerURL) {
-			return nil, fmt.Errorf("%w: %s at %s", ErrMemberRuns, m.Name, peerURL)
+		if from, ok := e.findContact(ctx, Member{ID: m.ID.String(), PeerURL: peerURL}); ok {
+			return nil, fmt.Errorf("%w: %s at %s, which is in contact with %s", ErrMemberRuns, m.Name, peerURL, from.Name)
 		}
 		if _, err := e.server.RemoveMember(ctx, uint64(m.ID)); err != nil {
 			return nil, memberError(ctx, "replace member "+m.Name, err)
