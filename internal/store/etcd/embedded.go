@@ -68,7 +68,9 @@ type embedded struct {
 	// maintaining is true while maintain runs, usageHigh when most of the quota is in use, diskLow when little of the disk is free.
 	maintaining, usageHigh, diskLow atomic.Bool
 	defragmenting                   sync.Mutex
-	allocation                      allocation
+	// isDefragmenting is what this member says to others (beginDefragmentation); defragmentFailed is set after it has failed, until it succeeds.
+	isDefragmenting, defragmentFailed atomic.Bool
+	allocation                        allocation
 	// running is done when the store is closed.
 	running context.Context
 	stop    context.CancelFunc

@@ -1,6 +1,9 @@
 package etcd
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // TransferLeadership makes another member the leader, as a leader does when it is closed.
 func (s *Store) TransferLeadership(ctx context.Context) error {
@@ -9,4 +12,16 @@ func (s *Store) TransferLeadership(ctx context.Context) error {
 		return err
 	}
 	return e.transferLeadership(ctx)
+}
+
+// BeginDefragmentation begins a defragmentation of a member, or returns why it does not. The function that it returns ends it.
+func (s *Store) BeginDefragmentation(ctx context.Context, isUrgent bool) (end func(), err error) {
+	e, err := s.member()
+	if err != nil {
+		return nil, err
+	}
+	if reason := e.beginDefragmentation(ctx, isUrgent); reason != "" {
+		return nil, errors.New(reason)
+	}
+	return func() { e.isDefragmenting.Store(false) }, nil
 }

@@ -137,6 +137,43 @@ func TestWorthDefragmenting(t *testing.T) {
 	}
 }
 
+// At most one member defragments its file, the leader after the others, and none that is needed.
+func TestDeferDefragmentation(t *testing.T) {
+	const running, wanted = 1, 2
+	says := func(id string, isLeader bool, what int) memberDefragmentation {
+		return memberDefragmentation{Member{ID: id, Name: id, IsLeader: isLeader}, defragmentation{Running: what == running, Wanted: what == wanted}, nil}
+	}
+	silent := func(id string) memberDefragmentation {
+		return memberDefragmentation{Member: Member{ID: id, Name: id}, err: errors.New("no route")}
+	}
+	follower, leader := Member{ID: "b"}, Member{ID: "b", IsLeader: true}
+	for _, test := range []struct {
+		name         string
+		self         Member
+		others       []memberDefragmentation
+		calm, urgent string // why it is deferred; empty: it is not
+	}{
+		{"alone", leader, nil, "", ""},
+		{"no other wants to", follower, []memberDefragmentation{says("a", true, 0), says("c", false, 0)}, "", ""},
+		{"another runs", follower, []memberDefragmentation{says("a", true, 0), says("c", false, running)}, "c defragments its file", "c defragments its file"},
+		{"the leader runs", follower, []memberDefragmentation{says("a", true, running), says("c", false, 0)}, "a defragments its file", "a defragments its file"},
+		{"before the leader", follower, []memberDefragmentation{says("a", true, wanted), says("c", false, wanted)}, "", ""},
+		{"after another follower", follower, []memberDefragmentation{says("a", false, wanted), says("c", true, wanted)}, "a is to defragment", "a is to defragment"},
+		{"the leader is last", leader, []memberDefragmentation{says("a", false, 0), says("c", false, wanted)}, "c is to defragment", "c is to defragment"},
+		{"one is silent", follower, []memberDefragmentation{says("a", true, 0), silent("c")}, "c does not respond: no route", ""},
+		{"no majority", follower, []memberDefragmentation{silent("a"), silent("c")}, "a does not respond", "no majority"},
+		{"the other of two is silent", follower, []memberDefragmentation{silent("a")}, "a does not respond", "no majority"},
+		{"two of five", follower, []memberDefragmentation{says("a", true, 0), silent("c"), silent("d"), silent("e")}, "c does not respond", "no majority"},
+		{"three of five", follower, []memberDefragmentation{says("a", true, 0), says("c", false, 0), silent("d"), silent("e")}, "d does not respond", ""},
+	} {
+		for isUrgent, want := range map[bool]string{false: test.calm, true: test.urgent} {
+			if got := deferDefragmentation(test.self, test.others, isUrgent); (got == "") != (want == "") || !strings.HasPrefix(got, want) {
+				t.Errorf("%s, urgent %v: %q, want %q", test.name, isUrgent, got, want)
+			}
+		}
+	}
+}
+
 func TestLogBridge(t *testing.T) {
 	var out strings.Builder
 	target := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))

@@ -165,6 +165,7 @@ func (p *peerServer) serve(e *embedded, logger *zap.Logger) {
 	mux := http.NewServeMux()
 	mux.Handle("/", p.contacts.track(etcdhttp.NewPeerHandler(logger, e.server)))
 	mux.HandleFunc(contactPath, e.serveContact)
+	mux.HandleFunc(defragmentationPath, e.serveDefragmentation)
 	p.server.Handler, p.server.ReadTimeout = mux, peerReadTimeout
 	p.server.ErrorLog = log.New(io.Discard, "", 0) // failed handshakes of untrusted clients
 	p.served = make(chan struct{})

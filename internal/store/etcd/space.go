@@ -181,7 +181,7 @@ func (e *embedded) reclaimOnce(ctx context.Context) error {
 	if err = embeddedError(ctx, err); err != nil && !errors.Is(err, store.ErrCompacted) {
 		return fmt.Errorf("compact: %w", err)
 	}
-	return errors.Join(e.defragment(e.rejectedBytes.Load()), e.disarm(ctx))
+	return errors.Join(e.defragment(ctx, e.rejectedBytes.Load()), e.disarm(ctx))
 }
 
 // maintain defragments the file if that is worth it, and disarms the alarm if there is space.
@@ -193,32 +193,41 @@ func (e *embedded) maintain() {
 		defer e.maintaining.Store(false)
 		e.warnUsage()
 		e.warnDisk()
-		if err := errors.Join(e.defragment(0), e.disarm(e.running)); err != nil && e.running.Err() == nil {
+		if err := errors.Join(e.defragment(e.running, 0), e.disarm(e.running)); err != nil && e.running.Err() == nil {
 			e.log.Warn("failed to maintain etcd", "error", err)
 		}
 	})
 }
 
-// defragment defragments the file if that is worth it. rejected is the size of a write that was refused, or 0.
-func (e *embedded) defragment(rejected int64) error {
+// defragment defragments the file if that is worth it, and no other member of a cluster does so. rejected is the size of a write that was refused, or 0.
+func (e *embedded) defragment(ctx context.Context, rejected int64) error {
 	e.defragmenting.Lock()
 	defer e.defragmenting.Unlock()
-	free, err := freeBytes(e.dir)
-	if err != nil {
+	u, err := e.usage(rejected)
+	if err != nil || !u.worthDefragmenting() {
 		return err
 	}
-	u := usage{size: e.server.Backend().Size(), inUse: e.server.Backend().SizeInUse(), quota: writeQuota(e.quota), free: free, rejected: rejected}
-	if !u.worthDefragmenting() {
+	if reason := e.beginDefragmentation(ctx, rejected > 0); reason != "" {
+		e.log.Debug("etcd is not defragmented now", "reason", reason)
 		return nil
 	}
+	defer e.isDefragmenting.Store(false)
 	start := time.Now()
-	if err := e.server.Defragment(); err != nil {
+	err = e.server.Defragment()
+	e.defragmentFailed.Store(err != nil)
+	if err != nil {
 		return fmt.Errorf("defragment: %w", err)
 	}
 	e.allocation.reset()
 	e.allocate()
 	e.log.Info("defragmented etcd", "from", u.size, "to", e.server.Backend().Size(), "took", time.Since(start))
 	return nil
+}
+
+// usage is how full the file and its disk are now.
+func (e *embedded) usage(rejected int64) (usage, error) {
+	free, err := freeBytes(e.dir)
+	return usage{size: e.server.Backend().Size(), inUse: e.server.Backend().SizeInUse(), quota: writeQuota(e.quota), free: free, rejected: rejected}, err
 }
 
 // usage is how full the file and its disk are, in bytes.
