@@ -105,7 +105,11 @@ func (s *server) joinCluster(ctx context.Context) error {
 	}
 	if len(c.Join) > 0 && !hasData {
 		record.Joins = true
-		if err := s.sendJoin(ctx); err != nil {
+		response, err := s.sendJoin(ctx)
+		if err == nil {
+			err = s.acceptJoin(record, response)
+		}
+		if err != nil {
 			return fmt.Errorf("join the cluster: %w", err)
 		}
 	}
@@ -141,28 +145,36 @@ func (s *server) newPeer(name string) *etcd.Peer {
 	}
 }
 
-// sendJoin joins the cluster of another server: it stores the keys of the cluster and learns the members of etcd.
-func (s *server) sendJoin(ctx context.Context) error {
+// sendJoin joins the cluster of another server, which responds with the keys of the cluster and the members of etcd.
+func (s *server) sendJoin(ctx context.Context) (*cluster.JoinResponse, error) {
 	c := &s.config.Servers
 	token, err := c.ReadToken()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if token == "" {
-		return errors.New("--join-token: required; create one with 'skiff token create --server' on the other server")
+		return nil, errors.New("--join-token: required; create one with 'skiff token create --server' on the other server")
 	}
 	joined := s.progress.begin("joining the cluster")
 	join := cluster.Join{Servers: c.Join, Token: token, Log: s.log}
 	response, err := join.Send(ctx, cluster.JoinRequest{PeerURL: s.peer.URL, Settings: s.sharedSettings(), Release: &s.release.Release})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	joined()
+	return response, nil
+}
+
+// acceptJoin records that this server joins, and then stores the keys of the cluster. With its keys and without the record it would start a second cluster.
+func (s *server) acceptJoin(record *memberRecord, response *cluster.JoinResponse) error {
+	if err := record.write(s.config.DataDir); err != nil {
+		return err
+	}
 	if err := response.Keys.Write(filepath.Join(s.config.DataDir, "pki")); err != nil {
 		return err
 	}
 	s.peer.Members = response.Members
-	s.log.Info("joining the cluster", "servers", c.Join, "member", s.peer.Name, "peerURL", s.peer.URL)
+	s.log.Info("joining the cluster", "servers", s.config.Servers.Join, "member", s.peer.Name, "peerURL", s.peer.URL)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package system
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -17,8 +18,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"skiff/internal/api/core"
+	"skiff/internal/cluster"
 	"skiff/internal/config"
 	"skiff/internal/pki"
+	"skiff/internal/store/etcd"
 )
 
 // A server never starts a cluster of its own where it was to join another, and never joins with data of its own.
@@ -80,6 +83,40 @@ func TestMemberRecord(t *testing.T) {
 	s.config.Etcd.Servers, s.peer = []string{"https://10.0.0.5:2379"}, nil
 	if err := s.joinCluster(t.Context()); err != nil || s.peer != nil {
 		t.Errorf("with an external etcd: %+v, %v", s.peer, err)
+	}
+}
+
+// A server that ends while it stores the keys of the cluster that it joins does not start another with them, and can join again.
+func TestJoinInterrupted(t *testing.T) {
+	s := &server{config: testConfig(t), log: slog.New(slog.DiscardHandler), peer: &etcd.Peer{Name: "a"}}
+	dir := s.config.DataDir
+	keys := filepath.Join(dir, "pki")
+	if err := os.RemoveAll(keys); err != nil {
+		t.Fatal(err)
+	}
+	// The directory of the keys cannot be created.
+	if err := os.WriteFile(keys, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	response := &cluster.JoinResponse{Keys: cluster.Keys{"ca.key": []byte("key"), "ca.crt": []byte("certificate")}, Members: []etcd.Member{{ID: "1"}}}
+	if err := s.acceptJoin(&memberRecord{Name: "a", Joins: true}, response); err == nil {
+		t.Fatal("the keys were written to a file")
+	}
+	record, err := readMemberRecord(dir)
+	if err != nil || record == nil || record.Name != "a" {
+		t.Fatalf("recorded: %+v, %v", record, err)
+	}
+	if err := checkMember(&config.Servers{}, record, false); err == nil || !strings.Contains(err.Error(), "--join: required") {
+		t.Errorf("it starts a cluster of its own: %v", err)
+	}
+	if err := os.Remove(keys); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(checkMember(&config.Servers{Join: []string{"https://a"}}, record, false), s.acceptJoin(record, response)); err != nil {
+		t.Errorf("it cannot join again: %v", err)
+	}
+	if stored, err := os.ReadFile(filepath.Join(keys, "ca.crt")); err != nil || string(stored) != "certificate" || len(s.peer.Members) != 1 {
+		t.Errorf("after it has joined: %q, %v, %v", stored, err, s.peer.Members)
 	}
 }
 
