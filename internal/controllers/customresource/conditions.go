@@ -196,6 +196,16 @@ func approvalCondition(crd *definition) *condition {
 	return c
 }
 
+// hasCurrentConditions reports whether the conditions NonStructuralSchema and KubernetesAPIApprovalPolicyConformant of a definition, which may be trimmed, need not be computed.
+// A schema that is not structural can only be replaced by one that is.
+func hasCurrentConditions(crd *definition) bool {
+	if find(&crd.Status, apiextensionsv1.NonStructuralSchema) != nil {
+		return false
+	}
+	want, have := approvalCondition(crd), find(&crd.Status, apiextensionsv1.KubernetesAPIApprovalPolicyConformant)
+	return want == nil || have != nil && have.Status == want.Status && have.Reason == want.Reason && have.Message == want.Message
+}
+
 // set sets a condition. The time changes with the status only.
 func (v *view) set(s *status, c condition) { setCondition(s, c, v.now) }
 

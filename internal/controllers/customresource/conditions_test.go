@@ -232,3 +232,39 @@ func TestWaitingForNames(t *testing.T) {
 	n.release(late.Name)
 	expect("failed write", n.release(last.Name), []string{late.Name})
 }
+
+// After a restart the conditions are computed for those definitions that the last process may have left with old ones.
+func TestConditionsAfterRestart(t *testing.T) {
+	approved := func(annotation string) func(*definition) {
+		return func(crd *definition) {
+			crd.Spec.Group = "example.k8s.io"
+			crd.Annotations = map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: annotation}
+		}
+	}
+	with := func(c condition) func(*definition) {
+		return func(crd *definition) { setCondition(&crd.Status, c, now) }
+	}
+	established := with(condition{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue})
+	conformant := with(condition{
+		Type: apiextensionsv1.KubernetesAPIApprovalPolicyConformant, Status: apiextensionsv1.ConditionTrue, Reason: "ApprovedAnnotation", Message: "approved in https://example.com/1",
+	})
+	for name, test := range map[string]struct {
+		changes []func(*definition)
+		checked bool
+	}{
+		"established":                {[]func(*definition){established}, true},
+		"not established":            {nil, false},
+		"approved":                   {[]func(*definition){established, approved("https://example.com/1"), conformant}, true},
+		"approved without condition": {[]func(*definition){established, approved("https://example.com/1")}, false},
+		"approved by another change": {[]func(*definition){established, approved("https://example.com/2"), conformant}, false},
+		"not approved any more":      {[]func(*definition){established, approved("unapproved"), conformant}, false},
+		"not structural":             {[]func(*definition){established, with(condition{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionTrue})}, false},
+	} {
+		c := &conditions{names: newNames(), checked: map[string]checked{}}
+		crd := trimmed(newDefinition("foos", test.changes...))
+		c.record(crd)
+		if got := c.checked[crd.Name] == checkedOf(crd); got != test.checked {
+			t.Errorf("%s: checked %v, want %v", name, got, test.checked)
+		}
+	}
+}

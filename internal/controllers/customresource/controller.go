@@ -158,8 +158,8 @@ func (c *conditions) forget(name string) {
 func (c *conditions) record(crd *definition) {
 	c.mu.Lock()
 	next := c.names.record(crd)
-	if _, ok := c.checked[crd.Name]; !ok && isTrue(&crd.Status, apiextensionsv1.Established) {
-		// They were computed when it was established.
+	if _, ok := c.checked[crd.Name]; !ok && isTrue(&crd.Status, apiextensionsv1.Established) && hasCurrentConditions(crd) {
+		// They were computed by an earlier process. What it has not computed before it ended is computed now.
 		c.checked[crd.Name] = checkedOf(crd)
 	}
 	c.mu.Unlock()
