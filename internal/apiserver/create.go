@@ -48,7 +48,7 @@ type write struct {
 func (s *Server) newWrite(req *request, dryRun bool) *write {
 	w := &write{
 		s: s, ctx: req.ctx, res: req.res, sub: req.sub, name: req.info.name, warn: req.warn, chain: s.config.Admission,
-		kindRequest: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn},
+		kindRequest: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn, Context: req.ctx},
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
 			User: req.user, DryRun: dryRun, Versions: &writtenVersions{req.ctx, s, req.res, req.sub},
@@ -70,7 +70,7 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 // ownWrite is a write of the server itself. It passes no admission and leaves managedFields as they are.
 func (s *Server) ownWrite(ctx context.Context, res *resource, namespace, name string) *write {
 	return &write{
-		s: s, ctx: ctx, res: res, namespace: namespace, name: name, warn: func(string) {}, kindRequest: kind.Request{Now: now()},
+		s: s, ctx: ctx, res: res, namespace: namespace, name: name, warn: func(string) {}, kindRequest: kind.Request{Now: now(), Context: ctx},
 	}
 }
 
@@ -327,6 +327,9 @@ func (w *write) prepareNew(obj kind.Object) error {
 		errs = w.validate(obj, nil)
 	}
 	if len(errs) > 0 {
+		if err := w.ctx.Err(); err != nil {
+			return err // rules that were interrupted say nothing about the object
+		}
 		return kind.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)
 	}
 	if k.Warn != nil {

@@ -89,7 +89,7 @@ func (d *definition) validate(req *kind.Request, obj, old kind.Object) field.Err
 		errs = append(errs, v.validateScaleStatus(root)...)
 		errs = append(errs, c.validateEmbedded(root)...)
 		errs = append(errs, c.validateLists(root)...)
-		return append(errs, c.validateRules(errs, root, nil)...)
+		return append(errs, c.validateRules(req.Ctx(), errs, root, nil)...)
 	}
 	before := content(old)
 	ratcheting := c.correlate(root, before)
@@ -101,11 +101,11 @@ func (d *definition) validate(req *kind.Request, obj, old kind.Object) field.Err
 	errs = append(errs, v.validateScaleStatus(root)...)
 	errs = append(errs, c.validateEmbedded(root)...)
 	errs = append(errs, c.validateChangedLists(root, before)...)
-	return append(errs, c.validateRules(errs, root, before, cel.WithRatcheting(ratcheting))...)
+	return append(errs, c.validateRules(req.Ctx(), errs, root, before, cel.WithRatcheting(ratcheting))...)
 }
 
 // validateStatus validates a changed status.
-func (v *version) validateStatus(_ *kind.Request, obj, old kind.Object) field.ErrorList {
+func (v *version) validateStatus(req *kind.Request, obj, old kind.Object) field.ErrorList {
 	if errs := v.validateType(obj); len(errs) > 0 {
 		return errs
 	}
@@ -124,7 +124,7 @@ func (v *version) validateStatus(_ *kind.Request, obj, old kind.Object) field.Er
 	}
 	errs = append(errs, v.validateScaleStatus(root)...)
 	errs = append(errs, c.validateChangedLists(root, before)...)
-	return append(errs, c.validateRules(errs, root, before, cel.WithRatcheting(ratcheting))...)
+	return append(errs, c.validateRules(req.Ctx(), errs, root, before, cel.WithRatcheting(ratcheting))...)
 }
 
 // validateType validates apiVersion and kind, which a patch or a webhook may have changed.
@@ -186,8 +186,8 @@ var blocking = []field.ErrorType{
 	field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid,
 }
 
-// validateRules evaluates the CEL rules. found are the errors so far.
-func (c *validators) validateRules(found field.ErrorList, obj, old map[string]any, options ...cel.Option) field.ErrorList {
+// validateRules evaluates the CEL rules until ctx is done, which is an error. found are the errors so far.
+func (c *validators) validateRules(ctx context.Context, found field.ErrorList, obj, old map[string]any, options ...cel.Option) field.ErrorList {
 	if c.rules == nil {
 		return nil
 	}
@@ -200,7 +200,7 @@ func (c *validators) validateRules(found field.ErrorList, obj, old map[string]an
 	if old != nil {
 		before = old
 	}
-	errs, _ := c.rules.Validate(context.Background(), nil, c.Structural, obj, before, celconfig.RuntimeCELCostBudget, options...)
+	errs, _ := c.rules.Validate(ctx, nil, c.Structural, obj, before, celconfig.RuntimeCELCostBudget, options...)
 	return errs
 }
 

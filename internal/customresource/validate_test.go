@@ -1,6 +1,7 @@
 package customresource
 
 import (
+	"context"
 	"regexp"
 	"slices"
 	"strings"
@@ -59,6 +60,29 @@ func TestValidateCreate(t *testing.T) {
 		if !matchesPattern(got, c.want) {
 			t.Errorf("%s: %s\nwant %s", c.name, got, c.want)
 		}
+	}
+}
+
+// Rules are not evaluated any further when nobody waits for the response.
+func TestValidateInterrupted(t *testing.T) {
+	k := newKind(t, oneVersion(t, `{type: object, properties: {a: {type: array, maxItems: 1000, items: {type: string, maxLength: 1}, x-kubernetes-validations: [{rule: "self.all(x, x != 'z')"}]}}}`), nil)
+	obj := cronTab(t, "spec: {a: ["+strings.Repeat("x, ", 999)+"x]}")
+	waiting := *request
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting.Context = ctx
+	for _, validate := range []func() field.ErrorList{
+		func() field.ErrorList { return k.Validate(&waiting, obj, nil) },
+		func() field.ErrorList {
+			return k.Validate(&waiting, obj, cronTab(t, "spec: {a: [y]}"))
+		},
+	} {
+		if got := joined(validate()); got != "" {
+			t.Errorf("while the client waits: %s", got)
+		}
+	}
+	cancel()
+	if got := joined(k.Validate(&waiting, obj, nil)); !strings.Contains(got, "interrupted") {
+		t.Errorf("after the client has left: %q", got)
 	}
 }
 

@@ -39,6 +39,16 @@ type Request struct {
 	Annotate func(key, value string)
 	// Warn adds a Warning header to the response; nil for the server's own writes.
 	Warn func(text string)
+	// Context is done when nobody waits for the response any more; nil: what a Kind computes for the request is not interrupted.
+	Context context.Context
+}
+
+// Ctx is the Context, or one that is never done.
+func (r *Request) Ctx() context.Context {
+	if r == nil || r.Context == nil {
+		return context.Background()
+	}
+	return r.Context
 }
 
 // Kind describes one resource. A nil field means the default behaviour.
