@@ -137,34 +137,49 @@ func (x *upgradeExamination) readCluster(ctx context.Context) (err error) {
 	x.readServers(ctx, endpoints)
 	x.readNodes(ctx)
 	x.readDefinitions(ctx)
-	for _, connection := range endpoints {
-		x.readMetrics(ctx, connection)
+	for _, e := range endpoints {
+		x.readMetrics(ctx, e.connection)
 	}
 	return nil
 }
 
-// readEndpoints returns the connections to all API servers that run.
-func (x *upgradeExamination) readEndpoints(ctx context.Context) []*rest.Config {
+// apiEndpoint is an API server that runs.
+type apiEndpoint struct {
+	connection *rest.Config
+	// host is the address at which others reach it.
+	host string
+}
+
+// readEndpoints returns all API servers that run.
+func (x *upgradeExamination) readEndpoints(ctx context.Context) []apiEndpoint {
 	slice, err := client.For[*discoveryv1.EndpointSlice](x.remote).Get(ctx, metav1.NamespaceDefault, "kubernetes")
 	if err != nil {
 		x.unknown("other API servers", err)
-		return []*rest.Config{x.connection}
+		return []apiEndpoint{{x.connection, hostOf(x.connection.Host)}}
 	}
-	addresses := balancer.EndpointAddresses(slice)
-	if len(addresses) <= 1 {
-		return []*rest.Config{x.connection} // which may be reached by another address
-	}
-	var connections []*rest.Config
+	return x.endpoints(balancer.EndpointAddresses(slice))
+}
+
+// endpoints are the API servers at addresses. The only one is reached by the address of the kubeconfig: that of the administrator has 127.0.0.1, which says nothing about
+// the host, and from elsewhere another address may be needed.
+func (x *upgradeExamination) endpoints(addresses []string) []apiEndpoint {
+	var all []apiEndpoint
 	for _, address := range addresses {
 		connection := rest.CopyConfig(x.connection)
 		connection.Host, connection.ServerName = "https://"+address, serverName
-		connections = append(connections, connection)
+		all = append(all, apiEndpoint{connection, hostOf(connection.Host)})
 	}
-	return connections
+	switch len(all) {
+	case 0:
+		return []apiEndpoint{{x.connection, hostOf(x.connection.Host)}}
+	case 1:
+		all[0].connection = x.connection
+	}
+	return all
 }
 
 // readServers examines the servers: the members of etcd, or those that answer if etcd is not skiff's.
-func (x *upgradeExamination) readServers(ctx context.Context, endpoints []*rest.Config) {
+func (x *upgradeExamination) readServers(ctx context.Context, endpoints []apiEndpoint) {
 	list, err := x.members(ctx)
 	if err != nil {
 		x.unknown("the servers", err)
@@ -179,10 +194,10 @@ func (x *upgradeExamination) readServers(ctx context.Context, endpoints []*rest.
 	if len(list) > 0 {
 		return
 	}
-	for _, connection := range endpoints {
-		s := upgrade.ObservedServer{Host: hostOf(connection.Host)}
+	for _, e := range endpoints {
+		s := upgrade.ObservedServer{Host: e.host}
 		s.Name = s.Host
-		if s.Release, err = serverRelease(ctx, connection); err != nil {
+		if s.Release, err = serverRelease(ctx, e.connection); err != nil {
 			x.unknown("the server "+s.Name, err)
 		}
 		x.Servers = append(x.Servers, s)
