@@ -113,6 +113,7 @@ func runJoin(ctx context.Context, join bootstrap.Join, c config.Agent) error {
 	if missing != nil && !errors.Is(missing, fs.ErrNotExist) {
 		return missing
 	}
+	warnOfExposedSecret(join.Log, "token-file", c.TokenFile)
 	err := join.Run(ctx, token)
 	if missing != nil && errors.Is(err, bootstrap.ErrNoToken) {
 		return missing

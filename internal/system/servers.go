@@ -155,6 +155,7 @@ func (s *server) sendJoin(ctx context.Context) (*cluster.JoinResponse, error) {
 	if token == "" {
 		return nil, errors.New("--join-token: required; create one with 'skiff token create --server' on the other server")
 	}
+	warnOfExposedSecret(s.log, "join-token-file", c.JoinTokenFile)
 	joined := s.progress.begin("joining the cluster")
 	join := cluster.Join{Servers: c.Join, Token: token, Log: s.log}
 	response, err := join.Send(ctx, cluster.JoinRequest{PeerURL: s.peer.URL, Settings: s.sharedSettings(), Release: &s.release.Release})
