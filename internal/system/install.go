@@ -163,6 +163,13 @@ func (i *installer) write(ctx context.Context, path string, u unit) (err error) 
 	if err != nil {
 		return fmt.Errorf("find the program of skiff: %w", err)
 	}
+	if len(u.recorded) == 0 {
+		service, err := u.installed()
+		if err != nil {
+			return err
+		}
+		u.recorded = service.record()
+	}
 	// Only root can read it: flags may be secret.
 	if err := atomicfile.Write(path, []byte(u.text()), 0o600); err != nil {
 		return fmt.Errorf("write unit: %w", err)
@@ -263,6 +270,10 @@ func (i *installer) uninstall(ctx context.Context, c config.Uninstall) error {
 	fmt.Fprintf(i.out, "removed %s\n", unitName)
 	if _, err := os.Stat(service.configFile); err == nil {
 		fmt.Fprintf(i.out, "kept %s\n", service.configFile)
+	}
+	if _, err := os.Stat(service.configuredDataDir); err == nil && service.configuredDataDir != service.dataDir {
+		fmt.Fprintf(i.out, "kept %s: it became the data directory after the installation; skiff clean --data-dir=%s removes what a node has left with it\n",
+			service.configuredDataDir, service.configuredDataDir)
 	}
 	return nil
 }

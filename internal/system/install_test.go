@@ -193,6 +193,47 @@ func TestUninstallReadsConfigurationFile(t *testing.T) {
 	}
 }
 
+// A configuration that was changed since the installation does not make uninstall remove another directory.
+func TestUninstallAfterChangedConfiguration(t *testing.T) {
+	i, _, out, cleaned := newTestInstaller(t)
+	dir := t.TempDir()
+	data, other, file := filepath.Join(dir, "my data"), filepath.Join(dir, "other"), filepath.Join(dir, "config.yaml")
+	for _, path := range []string{data, other} {
+		if err := createDataDir(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(filepath.Join(path, "etcd"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure := func(data string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("data-dir: "+data+"\nroot-dir: "+data+"/kubelet\nserver: [https://a:6443]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configure(data)
+	if err := i.install(t.Context(), unit{command: commandAgent, arguments: []string{"--config=" + file}}, config.Install{}); err != nil {
+		t.Fatal(err)
+	}
+	configure(other)
+	if err := i.refresh(t.Context()); err != nil { // an upgrade keeps what was recorded
+		t.Fatal(err)
+	}
+	if err := i.uninstall(t.Context(), config.Uninstall{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(data); err == nil {
+		t.Errorf("%s was not removed; output:\n%s", data, out)
+	}
+	if _, err := os.Lstat(filepath.Join(other, "etcd")); err != nil || !strings.Contains(out.String(), "kept "+other) {
+		t.Errorf("%v; output:\n%s", err, out)
+	}
+	if len(*cleaned) != 1 || (*cleaned)[0].DataDir != data || (*cleaned)[0].RootDir != data+"/kubelet" {
+		t.Errorf("cleaned %+v", *cleaned)
+	}
+}
+
 // After an upgrade the unit is the new version's, with the flags of the old. A service that an administrator has disabled or stopped stays so.
 func TestRefreshService(t *testing.T) {
 	i, host, _, _ := newTestInstaller(t)
@@ -215,7 +256,7 @@ func TestRefreshService(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.program = program
+	u.program, u.recorded = program, []string{"--data-dir=/var/lib/skiff"}
 	if text, err := os.ReadFile(path); err != nil || string(text) != u.text() {
 		t.Errorf("unit file %s, %v", text, err)
 	}

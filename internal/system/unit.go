@@ -14,6 +14,10 @@ import (
 // unitMarker is the first line of the unit file: a file without it was not written by skiff.
 const unitMarker = "# Written by skiff install, and removed by skiff uninstall."
 
+// recordPrefix begins the line of the unit file with the flags that say what the service makes on its host, as they were when it was installed: by its command, or by a configuration
+// file that may change.
+const recordPrefix = "# Removed by skiff uninstall: "
+
 // unit is the systemd unit of an installed skiff.
 type unit struct {
 	// program is the absolute path of skiff, command what it runs: server or agent.
@@ -21,6 +25,8 @@ type unit struct {
 	arguments        []string
 	// foreignRuntime is set if the container runtime is a service of its own.
 	foreignRuntime bool
+	// recorded are the flags after recordPrefix; none in a unit of an older version.
+	recorded []string
 }
 
 // text is the unit file.
@@ -30,11 +36,12 @@ func (u unit) text() string {
 	if u.foreignRuntime {
 		after = append(after, "containerd.service", "crio.service", "cri-docker.service")
 	}
-	words := []string{quoteWord(u.program), u.command}
-	for _, argument := range u.arguments {
-		words = append(words, quoteWord(argument))
+	words := append([]string{quoteWord(u.program), u.command}, quoteWords(u.arguments)...)
+	record := ""
+	if len(u.recorded) > 0 {
+		record = "\n" + recordPrefix + strings.Join(quoteWords(u.recorded), " ")
 	}
-	return unitMarker + `
+	return unitMarker + record + `
 # Settings of your own belong in a drop-in: systemctl edit ` + unitName + `
 [Unit]
 Description=skiff ` + u.command + `: Kubernetes in one program
@@ -72,7 +79,14 @@ func parseUnit(text string) (unit, error) {
 	if !strings.HasPrefix(text, unitMarker) {
 		return unit{}, errors.New("it was not written by skiff install")
 	}
+	var recorded []string
 	for line := range strings.Lines(text) {
+		if record, ok := strings.CutPrefix(strings.TrimSpace(line), recordPrefix); ok {
+			var err error
+			if recorded, err = splitWords(record); err != nil {
+				return unit{}, fmt.Errorf("%s %w", recordPrefix, err)
+			}
+		}
 		command, ok := strings.CutPrefix(strings.TrimSpace(line), "ExecStart=")
 		if !ok {
 			continue
@@ -84,7 +98,7 @@ func parseUnit(text string) (unit, error) {
 		if len(words) < 2 {
 			return unit{}, fmt.Errorf("ExecStart: %q is not a command of skiff", command)
 		}
-		return unit{program: words[0], command: words[1], arguments: words[2:]}, nil
+		return unit{program: words[0], command: words[1], arguments: words[2:], recorded: recorded}, nil
 	}
 	return unit{}, errors.New("it has no ExecStart")
 }
@@ -93,6 +107,8 @@ func parseUnit(text string) (unit, error) {
 type installed struct {
 	node    *config.Node // nil: it runs no node
 	dataDir string
+	// configuredDataDir is what the configuration says now, which may have changed since the installation.
+	configuredDataDir string
 	// configFile has flags of the service besides those of its command; it is the administrator's.
 	configFile string
 	// kubeconfig is a file that the service wrote outside of its data directory; empty: none.
@@ -113,12 +129,45 @@ func (u unit) parse(c interface{ Flags(*config.FlagGroups) }) (config.Settings, 
 	return groups.ReadSettings(fs, nil)
 }
 
-// installed reads the flags of the service's command and its configuration file.
+// parseRecorded reads the flags that were recorded into a configuration that has been read.
+func (u unit) parseRecorded(c interface{ Flags(*config.FlagGroups) }) error {
+	var groups config.FlagGroups
+	c.Flags(&groups) // the defaults are the values that it has
+	fs := pflag.NewFlagSet(u.command, pflag.ContinueOnError)
+	groups.AddTo(fs)
+	if err := fs.Parse(u.recorded); err != nil {
+		return fmt.Errorf("read the flags of the installation: %w", err)
+	}
+	return nil
+}
+
+// record returns the flags that say what the service makes on its host.
+func (i installed) record() []string {
+	recorded := []string{"--data-dir=" + i.dataDir}
+	add := func(flag, value string) {
+		if value != "" {
+			recorded = append(recorded, "--"+flag+"="+value)
+		}
+	}
+	if i.node != nil {
+		add("root-dir", i.node.RootDir)
+	}
+	add("write-kubeconfig", i.kubeconfig)
+	if i.merged.Path != "" {
+		add("merge-kubeconfig", i.merged.Path)
+		add("merge-kubeconfig-context", i.merged.Context)
+	}
+	return recorded
+}
+
+// installed reads the flags of the service's command and its configuration file. Those that were recorded at the installation have precedence.
 func (u unit) installed() (i installed, err error) {
 	switch u.command {
 	case commandServer:
 		c := config.DefaultServer()
 		_, err = u.parse(&c)
+		i.configuredDataDir = c.DataDir
+		err = errors.Join(err, u.parseRecorded(&c))
 		i.dataDir, i.kubeconfig, i.configFile = c.DataDir, c.WriteKubeconfig, c.ConfigFile
 		i.merged = c.MergeKubeconfig
 		if !c.NoNode {
@@ -127,6 +176,8 @@ func (u unit) installed() (i installed, err error) {
 	case commandAgent:
 		c := config.DefaultAgent()
 		_, err = u.parse(&c)
+		i.configuredDataDir = c.DataDir
+		err = errors.Join(err, u.parseRecorded(&c))
 		i.dataDir, i.node, i.configFile = c.DataDir, &c.Node, c.ConfigFile
 	default:
 		err = fmt.Errorf("read ExecStart: unknown command %q", u.command)
@@ -144,6 +195,14 @@ func quoteWord(word string) string {
 		return quoted
 	}
 	return `"` + quoted + `"`
+}
+
+func quoteWords(words []string) []string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = quoteWord(word)
+	}
+	return quoted
 }
 
 // splitWords splits a command line that was made with quoteWord.
