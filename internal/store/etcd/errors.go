@@ -8,6 +8,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
+	etcdlease "go.etcd.io/etcd/server/v3/lease"
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -32,6 +33,8 @@ func embeddedError(ctx context.Context, err error) error {
 		return store.ErrFuture
 	case errors.Is(err, etcderrors.ErrNoSpace):
 		return errAlarm
+	case errors.Is(err, etcdlease.ErrLeaseNotFound):
+		return errNoLease
 	case errors.Is(err, etcderrors.ErrRequestTooLarge):
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
 	}
@@ -53,6 +56,8 @@ func remoteError(ctx context.Context, err error) error {
 		return store.ErrFuture
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return errAlarm
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return errNoLease
 	case errors.Is(err, rpctypes.ErrRequestTooLarge):
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
 	case status.Code(err) == codes.ResourceExhausted && !errors.Is(err, rpctypes.ErrTooManyRequests):

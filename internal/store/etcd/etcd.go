@@ -126,14 +126,14 @@ func (s *Store) Close() error {
 }
 
 func (s *Store) Create(ctx context.Context, key string, value []byte, ttl time.Duration) (store.Revision, error) {
-	lease, err := s.leases.get(ctx, ttl)
-	if err != nil {
-		return 0, fmt.Errorf("create %s: %w", key, err)
-	}
 	k := []byte(key)
-	response, err := s.engine.transact(ctx, &pb.TxnRequest{
-		Compare: writtenAt(k, 0),
-		Success: put(k, value, lease),
+	var response *pb.TxnResponse
+	err := s.leases.use(ctx, ttl, func(lease int64) (err error) {
+		response, err = s.engine.transact(ctx, &pb.TxnRequest{
+			Compare: writtenAt(k, 0),
+			Success: put(k, value, lease),
+		})
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("create %s: %w", key, err)
@@ -144,13 +144,18 @@ func (s *Store) Create(ctx context.Context, key string, value []byte, ttl time.D
 	return response.Header.Revision, nil
 }
 
-func (s *Store) Update(ctx context.Context, key string, value []byte, ttl time.Duration, expected store.Revision) (store.Revision, error) {
-	lease, err := s.leases.get(ctx, ttl)
-	if err != nil {
+func (s *Store) Update(ctx context.Context, key string, value []byte, ttl time.Duration, expected store.Revision) (revision store.Revision, err error) {
+	k := []byte(key)
+	isSent := false
+	err = s.leases.use(ctx, ttl, func(lease int64) error {
+		isSent = true
+		revision, err = s.replace(ctx, "update", k, expected, put(k, value, lease))
+		return err
+	})
+	if err != nil && !isSent {
 		return 0, fmt.Errorf("update %s: %w", key, err)
 	}
-	k := []byte(key)
-	return s.replace(ctx, "update", k, expected, put(k, value, lease))
+	return revision, err
 }
 
 func (s *Store) Delete(ctx context.Context, key string, expected store.Revision) (store.Revision, error) {

@@ -3,6 +3,8 @@ package etcd
 import (
 	"context"
 	"errors"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
 // TransferLeadership makes another member the leader, as a leader does when it is closed.
@@ -24,4 +26,19 @@ func (s *Store) BeginDefragmentation(ctx context.Context, isUrgent bool) (end fu
 		return nil, errors.New(reason)
 	}
 	return func() { e.isDefragmenting.Store(false) }, nil
+}
+
+// RevokeLeases makes an embedded etcd lose its leases, and returns how many there were.
+func (s *Store) RevokeLeases(ctx context.Context) (int, error) {
+	server := s.engine.(*embedded).server
+	leases, err := server.LeaseLeases(ctx, &pb.LeaseLeasesRequest{})
+	if err != nil {
+		return 0, err
+	}
+	for _, l := range leases.Leases {
+		if _, err := server.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: l.ID}); err != nil {
+			return 0, err
+		}
+	}
+	return len(leases.Leases), nil
 }

@@ -2,9 +2,12 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
+
+	"skiff/internal/store"
 )
 
 // A lease costs etcd as much as a write, so writes that expire at about the same time share one: an object may outlive its
@@ -66,4 +69,33 @@ func (l *leases) get(ctx context.Context, ttl time.Duration) (int64, error) {
 	}
 	l.shared[ttl] = &lease{id: id, expires: now.Add(time.Duration(seconds) * time.Second), objects: 1}
 	return id, nil
+}
+
+// errNoLease: etcd does not have a lease. Nothing was written.
+var errNoLease = fmt.Errorf("etcd has lost a lease: %w", store.ErrUnavailable)
+
+// use writes with the lease for a TTL. etcd may not have one that was shared: an external etcd was restored from a snapshot, or the host was suspended, which this
+// process's clock does not count. Then another lease is granted.
+func (l *leases) use(ctx context.Context, ttl time.Duration, write func(lease int64) error) error {
+	id, err := l.get(ctx, ttl)
+	if err != nil {
+		return err
+	}
+	if err = write(id); id == 0 || !errors.Is(err, errNoLease) {
+		return err
+	}
+	l.forget(ttl, id)
+	if id, err = l.get(ctx, ttl); err != nil {
+		return err
+	}
+	return write(id)
+}
+
+// forget makes get grant another lease for a TTL instead of one.
+func (l *leases) forget(ttl time.Duration, id int64) {
+	l.semaphore <- struct{}{}
+	defer func() { <-l.semaphore }()
+	if last := l.shared[ttl]; last != nil && last.id == id {
+		delete(l.shared, ttl)
+	}
 }
