@@ -216,6 +216,9 @@ func StateInvalid() Clause {
 	return conntrackBits("ct state invalid", expr.CtKeySTATE, expr.CtStateBitINVALID)
 }
 
+// IsTCP matches TCP packets.
+func IsTCP() Clause { return Clause{"meta l4proto tcp", transport(TCP)} }
+
 // NotFirstTCP matches TCP packets that do not begin a connection: all but those with SYN and without ACK.
 func NotFirstTCP() Clause {
 	const flagsOffset, finSynRstAck, syn = 13, 0x17, 0x02

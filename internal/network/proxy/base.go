@@ -145,7 +145,8 @@ const (
 
 // base is the part of the table that does not depend on Services.
 func base(s Settings, node Node) nft.Part {
-	part := nft.Part{Chains: []nft.Chain{{Name: rejectChain, Rules: []nft.Rule{nft.NewRule(nft.Reject())}}}}
+	// The kernel limits how many ICMP errors a client gets: after a few, connections would time out. Resets are not limited.
+	part := nft.Part{Chains: []nft.Chain{{Name: rejectChain, Rules: []nft.Rule{nft.NewRule(nft.IsTCP(), nft.ResetTCP()), nft.NewRule(nft.Reject())}}}}
 	hook := func(name, point string, priority int32) *nft.Chain {
 		return &nft.Chain{Name: name, Hook: &nft.Hook{Type: "nat", Point: point, Priority: priority}}
 	}
@@ -217,7 +218,7 @@ func (f family) addBase(part *nft.Part, s Settings, node Node) {
 	}
 	services.Rules = append(services.Rules, verdict(f.serviceIPs()), nodePort(f.serviceNodePorts()))
 	// What is still addressed to a cluster IP was not translated.
-	check := nft.Chain{Name: "cluster-ips-check" + f.suffix, Rules: []nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Return()), nft.NewRule(toClusterIP, nft.Reject())}}
+	check := nft.Chain{Name: "cluster-ips-check" + f.suffix, Rules: []nft.Rule{nft.NewRule(nft.ToThisHost(), nft.Return()), nft.NewRule(toClusterIP, nft.Goto(rejectChain))}}
 	for _, cidr := range node.ServiceCIDRs {
 		if cidr.Addr().Is4() == f.is4 {
 			check.Rules = append(check.Rules, nft.NewRule(nft.Destination(cidr), nft.Drop()))

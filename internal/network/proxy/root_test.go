@@ -127,3 +127,35 @@ func TestShapesWithPackets(t *testing.T) {
 		})
 	}
 }
+
+// A client that connects again and again is refused at once, each time: also when the kernel sends it no more ICMP errors.
+func TestConnectionsAreRefusedAtOnce(t *testing.T) {
+	const (
+		connections = 10
+		// soon is less than the time after which a client sends its first packet again, and the kernel another ICMP error.
+		soon = 900 * time.Millisecond
+	)
+	w := newWorld(t)
+	for _, name := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
+		netns.Sysctl(t, name, "1000")
+	}
+	w.apply(compileShape(shape{objects: []object{
+		service(clusterIPs("10.43.0.5", ip6), nodePort(30080), loadBalancer("203.0.113.5", "2001:db8::5"), externalIPs("198.51.100.7")),
+		service(named("other"), clusterIPs("10.43.0.6", "fd00:43::6"), nodePort(30081), externalLocal()),
+		service(named("running"), clusterIPs("10.43.0.7", "fd00:43::7"), endpoints("a", "c")),
+	}}, true))
+	const unusedPort = "81"
+	for _, client := range []string{clientPod, "c", onHost, outside} {
+		for _, to := range []string{
+			"10.43.0.5:80", "[" + ip6 + "]:80", nodeIP4 + ":30080", "[" + nodeIP6 + "]:30080", "203.0.113.5:80", "[2001:db8::5]:80", "198.51.100.7:80",
+			"10.43.0.6:80", nodeIP4 + ":30081", "[" + nodeIP6 + "]:30081", "10.43.0.7:" + unusedPort, "[fd00:43::7]:" + unusedPort,
+		} {
+			for n := range connections {
+				if server, _, err := w.spaces[client].Ask("tcp", to, soon); !errors.Is(err, netns.ErrRefused) {
+					t.Errorf("connection %d to %s from %s: %q answers, %v, want %v", n+1, to, client, server, err, netns.ErrRefused)
+					break
+				}
+			}
+		}
+	}
+}
