@@ -82,7 +82,7 @@ func newEndpoint(e *discoveryv1.Endpoint, port uint16, nodeName string) (endpoin
 		AddrPort: netip.AddrPortFrom(address, port), local: nodeName != "" && ptr.Deref(e.NodeName, "") == nodeName,
 		ready: ptr.Deref(e.Conditions.Ready, true), terminating: ptr.Deref(e.Conditions.Terminating, false),
 	}
-	made.serving = ptr.Deref(e.Conditions.Serving, made.ready)
+	made.serving = ptr.Deref(e.Conditions.Serving, true)
 	if e.Hints != nil {
 		for _, zone := range e.Hints.ForZones {
 			made.zoneHints = append(made.zoneHints, zone.Name)

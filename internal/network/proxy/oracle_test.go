@@ -140,7 +140,7 @@ func (q question) candidates() (all []candidate) {
 				continue
 			}
 			c := candidate{ready: ptr.Deref(e.Conditions.Ready, true), local: *e.NodeName == q.node.Name}
-			c.last = !c.ready && ptr.Deref(e.Conditions.Serving, false) && ptr.Deref(e.Conditions.Terminating, false)
+			c.last = !c.ready && ptr.Deref(e.Conditions.Serving, true) && ptr.Deref(e.Conditions.Terminating, false)
 			for name, ips := range podIPs {
 				if slices.Contains(ips[:], e.Addresses[0]) {
 					c.pod = name

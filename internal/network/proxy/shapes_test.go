@@ -151,7 +151,7 @@ func affinity(seconds int32) option {
 }
 
 // backend describes one endpoint: the pod's name, then flags: "!" not ready, "t" terminating and serving, "x" terminating and not serving,
-// "@zone" a zone hint, "#node" a node hint.
+// "?" terminating without a word about serving, "@zone" a zone hint, "#node" a node hint.
 type backend string
 
 func (b backend) endpoint(is4 bool) discoveryv1.Endpoint {
@@ -173,6 +173,8 @@ func (b backend) endpoint(is4 bool) discoveryv1.Endpoint {
 			e.Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}
 		case 'x':
 			e.Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(false), Terminating: ptr.To(true)}
+		case '?':
+			e.Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Terminating: ptr.To(true)}
 		case '@', '#':
 			if e.Hints == nil {
 				e.Hints = &discoveryv1.EndpointHints{}
@@ -248,6 +250,7 @@ func shapes() []shape {
 		one("endpoint not ready", endpoints("a !", "c")),
 		one("all endpoints not ready", endpoints("a !", "c !")),
 		one("terminating endpoints serve", endpoints("a t", "c t", "d x")),
+		one("terminating endpoints that may serve", nodePort(30080), externalLocal(), endpoints("a ?", "c ?", "d x")),
 		one("terminating endpoints do not serve", endpoints("a x", "c x")),
 		one("ready endpoints before terminating ones", endpoints("a t", "c")),
 		one("endpoint in two slices", endpoints("a", "c"), endpoints("a t", "b")),
