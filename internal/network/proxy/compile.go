@@ -21,7 +21,7 @@ type Compiled struct {
 	Part nft.Part
 	// HealthCheckPort serves whether the node has LocalEndpoints; 0: no port.
 	HealthCheckPort uint16
-	LocalEndpoints  int
+	LocalEndpoints  familyCounts
 	// Datagrams are the UDP ports, whose flows the kernel remembers.
 	Datagrams []DatagramPort
 	// NoLocalInternal and NoLocalExternal have an entry for each port whose traffic policy is Local and that has endpoints on other nodes only:
@@ -49,7 +49,8 @@ func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*
 	}
 	byPort := endpointsByPort(slicesOfService, node.Name)
 	c := compiler{settings: s, node: node, chains: map[string]bool{}}
-	for _, port := range servicePorts(service) {
+	ports := servicePorts(service)
+	for _, port := range ports {
 		all := byPort[portKey{port.portName, protocolOf[port.proto], port.is4}]
 		c.addPort(&port, choose(all, &port, node))
 		if port.proto == nft.UDP {
@@ -58,12 +59,23 @@ func Compile(s Settings, node Node, service *corev1.Service, slicesOfService []*
 	}
 	result.Part, result.NoLocalInternal, result.NoLocalExternal = c.part, c.noLocalInternal, c.noLocalExternal
 	result.HealthCheckPort = healthCheckPort(service)
-	result.LocalEndpoints = localReady(byPort)
+	result.LocalEndpoints = localReady(byPort, ports)
 	return result
 }
 
-// localReady is the number of addresses of ready endpoints on this node.
-func localReady(byPort map[portKey][]endpoint) int {
+// familyCounts are numbers for load balancers of each family.
+type familyCounts struct{ ip4, ip6 int }
+
+func (c familyCounts) of(is4 bool) int {
+	if is4 {
+		return c.ip4
+	}
+	return c.ip6
+}
+
+// localReady are the numbers of addresses of ready endpoints on this node: a pod of a Service of both families has two. A load balancer may ask by the family
+// that its Service does not have.
+func localReady(byPort map[portKey][]endpoint, ports []servicePort) (counts familyCounts) {
 	found := map[netip.Addr]bool{}
 	for _, list := range byPort {
 		for _, e := range list {
@@ -72,7 +84,23 @@ func localReady(byPort map[portKey][]endpoint) int {
 			}
 		}
 	}
-	return len(found)
+	for a := range found {
+		if a.Is4() {
+			counts.ip4++
+		} else {
+			counts.ip6++
+		}
+	}
+	hasFamily := func(is4 bool) bool {
+		return slices.ContainsFunc(ports, func(p servicePort) bool { return p.is4 == is4 })
+	}
+	if !hasFamily(true) {
+		counts.ip4 = counts.ip6
+	}
+	if !hasFamily(false) {
+		counts.ip6 = counts.ip4
+	}
+	return counts
 }
 
 func datagramPort(p *servicePort, all []endpoint) DatagramPort {

@@ -50,7 +50,7 @@ type listenFailure struct {
 type healthCheck struct {
 	port      uint16
 	addresses []netip.Addr
-	endpoints atomic.Int64
+	endpoints atomic.Pointer[familyCounts]
 	servers   []*http.Server
 }
 
@@ -64,7 +64,8 @@ func newHealthChecks(nodeName string, health *Health, events client.EventRecorde
 func (h *healthChecks) sync(compiled map[types.NamespacedName]Compiled, node Node, now time.Time) (retry time.Duration) {
 	listenOn := node.NodePortIPs
 	if node.AllIPv4NodePorts || node.AllIPv6NodePorts {
-		listenOn = []netip.Addr{netip.IPv6Unspecified()} // of both families
+		// Of both families, unless the host has no IPv6: then "::" could not be listened on.
+		listenOn = []netip.Addr{netip.IPv4Unspecified()}
 	}
 	for key, server := range h.servers {
 		if c := compiled[key]; c.HealthCheckPort != server.port || !slices.Equal(server.addresses, listenOn) {
@@ -90,7 +91,7 @@ func (h *healthChecks) sync(compiled map[types.NamespacedName]Compiled, node Nod
 				continue
 			}
 		}
-		server.endpoints.Store(int64(c.LocalEndpoints))
+		server.endpoints.Store(&c.LocalEndpoints)
 	}
 	return retry
 }
@@ -103,6 +104,7 @@ func (h *healthChecks) tryOpen(key types.NamespacedName, port uint16, listenOn [
 		return nil
 	}
 	server := &healthCheck{port: port, addresses: slices.Clone(listenOn)}
+	server.endpoints.Store(&familyCounts{})
 	err := h.open(key, server)
 	if err == nil {
 		if failed != nil {
@@ -157,16 +159,22 @@ func (h *healthChecks) close() {
 	h.running.Wait()
 }
 
-// handler responds with the number of endpoints on this node, in kube-proxy's format.
+// handler responds with the number of endpoints on this node of the family by which it is asked, in kube-proxy's format.
 func (h *healthChecks) handler(key types.NamespacedName, server *healthCheck) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		count, healthy := server.endpoints.Load(), h.health.Healthy(time.Now())
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		count, healthy := server.endpoints.Load().of(isAskedByIPv4(r)), h.health.Healthy(time.Now())
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(count, 10))
+		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
 		if count == 0 || !healthy {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 		fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}", key.Namespace, key.Name, count, healthy)
 	})
+}
+
+// isAskedByIPv4 reports whether a request was sent to an IPv4 address of the node.
+func isAskedByIPv4(r *http.Request) bool {
+	address, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && address.AddrPort().Addr().Unmap().Is4()
 }

@@ -3,10 +3,13 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -39,7 +42,7 @@ func TestHealthCheckPortInUse(t *testing.T) {
 	defer occupied.Close()
 	port := netip.MustParseAddrPort(occupied.Addr().String()).Port()
 	key := types.NamespacedName{Namespace: "team", Name: "web"}
-	compiled := map[types.NamespacedName]Compiled{key: {HealthCheckPort: port, LocalEndpoints: 2}}
+	compiled := map[types.NamespacedName]Compiled{key: {HealthCheckPort: port, LocalEndpoints: familyCounts{2, 2}}}
 	node := Node{NodePortIPs: []netip.Addr{address}}
 	var errors atomic.Int32
 	now := time.Now()
@@ -90,5 +93,52 @@ func TestHealthCheckFailureOfDeletedService(t *testing.T) {
 	}
 	if retry := h.sync(nil, node, time.Now()); retry != 0 || len(h.failures) != 0 {
 		t.Errorf("retry after %v, %d failures", retry, len(h.failures))
+	}
+}
+
+// Load balancers are told the number of endpoints of the family by which they ask, also where the port is served on all addresses.
+func TestHealthCheckCountsEndpointsOfItsFamily(t *testing.T) {
+	dualStack := []option{clusterIPs("10.43.0.5", ip6), nodePort(30080), loadBalancer("203.0.113.5", "2001:db8::5"), externalLocal()}
+	without := func(o *object) { o.slices[1].Endpoints = nil }
+	for _, test := range []struct {
+		name     string
+		service  object
+		ip4, ip6 int
+	}{
+		{"both families", service(append(dualStack, endpoints("a", "b", "c"))...), 2, 2},
+		{"endpoints of one family", service(append(dualStack, endpoints("a", "b", "c"), without)...), 2, 0},
+		{"IPv4 alone", service(nodePort(30080), loadBalancer("203.0.113.5"), externalLocal(), endpoints("a", "b !", "c")), 1, 1},
+		{"IPv6 alone", service(clusterIPs(ip6), nodePort(30080), loadBalancer("2001:db8::5"), externalLocal(), endpoints("a", "b")), 2, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			listener, err := net.Listen("tcp", "0.0.0.0:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			port := netip.MustParseAddrPort(listener.Addr().String()).Port()
+			listener.Close()
+			test.service.service.Spec.HealthCheckNodePort = int32(port)
+			compiled := Compile(testSettings(), testNode(), test.service.service, test.service.slices)
+			h := newHealthChecks("node", newHealth(time.Minute), client.EventRecorder{}, slog.New(slog.DiscardHandler))
+			defer h.close()
+			key := types.NamespacedName{Namespace: "default", Name: "web"}
+			if retry := h.sync(map[types.NamespacedName]Compiled{key: compiled}, Node{AllIPv4NodePorts: true, AllIPv6NodePorts: true}, time.Now()); retry != 0 {
+				t.Fatal("the port is not served")
+			}
+			for address, want := range map[string]int{"127.0.0.1": test.ip4, "::1": test.ip6} {
+				response, err := http.Get("http://" + netip.AddrPortFrom(netip.MustParseAddr(address), port).String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, _ := io.ReadAll(response.Body)
+				response.Body.Close()
+				if text := fmt.Sprintf("\"localEndpoints\": %d,", want); !strings.Contains(string(body), text) || response.Header.Get("X-Load-Balancing-Endpoint-Weight") != strconv.Itoa(want) {
+					t.Errorf("%s: weight %s, %s, want %d", address, response.Header.Get("X-Load-Balancing-Endpoint-Weight"), body, want)
+				}
+				if ok := response.StatusCode == http.StatusOK; ok != (want > 0) {
+					t.Errorf("%s: %s with %d endpoints", address, response.Status, want)
+				}
+			}
+		})
 	}
 }
