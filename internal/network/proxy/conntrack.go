@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -112,14 +113,32 @@ func (f *flowFilter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return ok && f.isNodePortIP(to.Addr()) && !endpoints[from]
 }
 
-// cleanConntrack deletes the flows of UDP ports that do not lead to one of their endpoints.
-func (p *Proxy) cleanConntrack(ports []DatagramPort) {
-	if len(ports) == 0 {
-		return
+// conntrackRetry is the time until flows that could not be deleted are inspected again.
+const conntrackRetry = 5 * time.Second
+
+// cleanFlows deletes the flows that the changes since its last success have made stale. It returns the time after which it has to be called again; 0: after
+// the next change.
+func (p *Proxy) cleanFlows() time.Duration {
+	err := p.cleanConntrack(p.datagrams.stale(p.compiled))
+	if err != nil && !p.flowsFailed {
+		p.Log.Warn("failed to delete conntrack entries of UDP Services, trying again", "error", err, "retry", conntrackRetry.String())
 	}
+	if p.flowsFailed = err != nil; p.flowsFailed {
+		return conntrackRetry
+	}
+	clear(p.datagrams)
+	return 0
+}
+
+// cleanConntrack deletes the flows of UDP ports that do not lead to one of their endpoints.
+func (p *Proxy) cleanConntrack(ports []DatagramPort) error {
+	if len(ports) == 0 {
+		return nil
+	}
+	var errs []error
 	host, err := hostnet.Addresses()
 	if err != nil {
-		p.Log.Warn("failed to list the host's addresses, flows to node ports are not inspected", "error", err)
+		errs = append(errs, err) // flows to node ports are not inspected
 	}
 	isNodePortIP := func(a netip.Addr) bool {
 		return slices.Contains(p.node.NodePortIPs, a) || p.node.allNodePorts(a.Is4()) && slices.Contains(host, a)
@@ -129,12 +148,11 @@ func (p *Proxy) cleanConntrack(ports []DatagramPort) {
 			continue
 		}
 		started := time.Now()
-		deleted, err := deleteFlows(newFlowFilter(ports, f.is4, isNodePortIP), f.is4)
-		if err != nil {
-			p.Log.Warn("failed to delete conntrack entries of UDP Services", "error", err)
-		}
+		deleted, err := p.deleteFlows(newFlowFilter(ports, f.is4, isNodePortIP), f.is4)
+		errs = append(errs, err)
 		p.Metrics.reconciledFlows(f, started, deleted)
 	}
+	return errors.Join(errs...)
 }
 
 func deleteFlows(filter *flowFilter, is4 bool) (int, error) {

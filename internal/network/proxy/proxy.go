@@ -73,6 +73,9 @@ type Proxy struct {
 	compiled  map[types.NamespacedName]Compiled
 	node      Node
 	datagrams datagramChanges
+	// deleteFlows deletes the flows of a family that a filter selects. flowsFailed is whether the last ones could not be deleted.
+	deleteFlows func(*flowFilter, bool) (int, error)
+	flowsFailed bool
 
 	mu sync.Mutex
 	// changed are the Services to compile, with the times of the changes that caused that.
@@ -88,7 +91,7 @@ type Proxy struct {
 func New(c Config) (*Proxy, error) {
 	p := &Proxy{
 		Config: c, model: nft.NewModel(c.Settings.Table), compiled: map[types.NamespacedName]Compiled{},
-		changed: map[types.NamespacedName][]time.Time{}, baseChanged: true, datagrams: datagramChanges{}, health: newHealth(2 * c.SyncPeriod),
+		changed: map[types.NamespacedName][]time.Time{}, baseChanged: true, datagrams: datagramChanges{}, deleteFlows: deleteFlows, health: newHealth(2 * c.SyncPeriod),
 		services: client.InformerFor[*corev1.Service](c.Informers), slices: client.InformerFor[*discoveryv1.EndpointSlice](c.Informers),
 		cidrs: client.InformerFor[*networkingv1.ServiceCIDR](c.Informers),
 	}
@@ -287,17 +290,20 @@ func (p *Proxy) sync(context.Context) (time.Duration, error) {
 		p.Metrics.programmed(triggers)
 	}
 	p.reportPolicies()
-	p.cleanConntrack(p.datagrams.stale(p.compiled))
-	clear(p.datagrams)
+	again := sooner(result.Again, p.cleanFlows())
 	if result.Rebuilt {
 		// A whole table takes many times the memory of all later changes.
 		debug.FreeOSMemory()
 	}
-	again := result.Again
-	if retry := p.checks.sync(p.compiled, p.node, time.Now()); retry > 0 && (again == 0 || retry < again) {
-		again = retry
+	return sooner(again, p.checks.sync(p.compiled, p.node, time.Now())), nil
+}
+
+// sooner is the shorter one of two times; 0 stands for never.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
 	}
-	return again, nil
+	return a
 }
 
 // compile compiles Services.

@@ -310,7 +310,7 @@ func TestUDPFlowFollowsEndpoints(t *testing.T) {
 	m := nft.NewModel(settings.Table)
 	m.Replace(baseOwner, base(settings, node))
 	writer := nft.NewWriter(m, slog.New(slog.DiscardHandler))
-	p := &Proxy{Config: Config{Log: slog.New(slog.DiscardHandler)}, node: node}
+	p := &Proxy{Config: Config{Log: slog.New(slog.DiscardHandler)}, node: node, deleteFlows: deleteFlows}
 	var old Compiled
 	use := func(clean bool, options ...option) {
 		t.Helper()
@@ -321,7 +321,9 @@ func TestUDPFlowFollowsEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		if clean {
-			p.cleanConntrack(staleDatagrams(old.Datagrams, c.Datagrams))
+			if err := p.cleanConntrack(staleDatagrams(old.Datagrams, c.Datagrams)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		old = c
 	}
