@@ -277,8 +277,23 @@ func (c *compiler) remote(node Node) (netip.Addr, bool) {
 	remote, ok := ipOf(node.IPs, local.Is4())
 	if !ok {
 		c.fail(node, "it has no %s address, as this node has", familyName(local.Is4()))
+		return remote, false
 	}
-	return remote, ok
+	return remote, c.isAddressOfAnother(node, remote)
+}
+
+// isAddressOfAnother reports whether an address of another node can be one of another host.
+func (c *compiler) isAddressOfAnother(node Node, a netip.Addr) bool {
+	isOwn := slices.Contains(c.settings.IPs, a) || slices.ContainsFunc(c.settings.Networks, func(n hostnet.Network) bool { return n.Address.Addr() == a })
+	switch {
+	case isOwn:
+		c.fail(node, "its address %s is one of this node", a)
+	case !a.IsGlobalUnicast() || slices.ContainsFunc(c.settings.Networks, func(n hostnet.Network) bool { return isBroadcast(n.Address, a) }):
+		c.fail(node, "its address %s is not one that other nodes can reach", a)
+	default:
+		return true
+	}
+	return false
 }
 
 func familyName(is4 bool) string {
@@ -288,12 +303,25 @@ func familyName(is4 bool) string {
 	return "IPv6"
 }
 
+// isBroadcast reports whether an address stands for all hosts of an IPv4 network.
+func isBroadcast(network netip.Prefix, a netip.Addr) bool {
+	if !a.Is4() || !network.Contains(a) || network.Bits() > 30 {
+		return false
+	}
+	return a == network.Masked().Addr() || !network.Contains(a.Next())
+}
+
 func (c *compiler) addVXLAN(node Node, cidrs []netip.Prefix) {
 	remote, ok := c.remote(node)
 	if !ok {
 		return
 	}
+	// It follows from the first pod CIDR, also when that is another node's and only the second one is routed.
 	mac := linkMAC(node)
+	if _, taken := c.state.Forwarding[mac]; taken || mac == linkMAC(c.own) {
+		c.fail(node, "another node has its first pod CIDR %s", node.PodCIDRs[0])
+		return
+	}
 	c.state.Forwarding[mac] = remote
 	for _, p := range cidrs {
 		gateway := linkAddress(p)
@@ -333,6 +361,9 @@ func (c *compiler) addHostGW(node Node, cidrs []netip.Prefix) {
 		gateway, ok := ipOf(node.IPs, is4)
 		if !ok {
 			c.fail(node, "it has no %s address, which backend %s needs for its pod CIDR %s", familyName(is4), HostGW, p)
+			continue
+		}
+		if !c.isAddressOfAnother(node, gateway) {
 			continue
 		}
 		i := slices.IndexFunc(c.settings.Networks, func(n hostnet.Network) bool { return n.Address.Contains(gateway) && !n.Address.IsSingleIP() })

@@ -133,6 +133,31 @@ route fd42:0:0:2::/64 dev skiff-wireguard`, "",
 				"node n5: an older node has addresses of its pod CIDR 10.42.2.0/24\nnode n6: an older node has addresses of its pod CIDR 10.42.2.128/25\n" +
 				"node n7: an older node has addresses of its pod CIDR 10.42.2.0/23",
 		},
+		"addresses that are not those of another host": {
+			testSettings(HostGW), []Node{
+				only(testNode(1), true), only(testNode(2), true), with(only(testNode(3), true), func(n *Node) { n.IPs = addrs("192.168.7.1") }),
+				with(only(testNode(4), true), func(n *Node) { n.IPs = addrs("192.168.7.255") }), with(only(testNode(5), true), func(n *Node) { n.IPs = addrs("127.0.0.1") }),
+			},
+			"route 10.42.2.0/24 via 192.168.7.2 dev eth0",
+			"node n3: its address 192.168.7.1 is one of this node\nnode n4: its address 192.168.7.255 is not one that other nodes can reach\n" +
+				"node n5: its address 127.0.0.1 is not one that other nodes can reach",
+		},
+		"VXLAN to a node with the address of this one": {
+			testSettings(VXLAN), []Node{testNode(1), with(testNode(2), func(n *Node) { n.IPs = testNode(1).IPs })}, "", "node n2: its address 192.168.7.1 is one of this node",
+		},
+		"VXLAN, the first pod CIDR is another node's": {
+			testSettings(VXLAN), []Node{
+				only(testNode(1), true), only(testNode(2), true), with(testNode(3), func(n *Node) { n.PodCIDRs[0] = testNode(2).PodCIDRs[0] }),
+				with(testNode(4), func(n *Node) { n.PodCIDRs[0] = testNode(1).PodCIDRs[0] }),
+			},
+			"link skiff-vxlan vxlan mtu 1450 port 8472 id 83 local 192.168.7.1 address " + mac1.String() + `
+address 10.42.1.1/32
+fdb ` + mac2.String() + ` dst 192.168.7.2
+neighbor 10.42.2.1 lladdr ` + mac2.String() + `
+route 10.42.2.0/24 via 10.42.2.1 dev skiff-vxlan onlink`,
+			"node n3: an older node has addresses of its pod CIDR 10.42.2.0/24\nnode n3: another node has its first pod CIDR 10.42.2.0/24\n" +
+				"node n4: another node has its first pod CIDR 10.42.1.0/24\nnode n4: its pod CIDR 10.42.1.0/24 overlaps addresses of this node",
+		},
 		"no backend": {testSettings(None), []Node{testNode(1), testNode(2)}, "", ""},
 	}
 	for name, test := range tests {

@@ -340,3 +340,39 @@ func TestWireGuardLink(t *testing.T) {
 		t.Errorf("%d changes after the link was made, want none", changes)
 	}
 }
+
+// Nodes whose objects say something wrong neither take packets to the pods of others, nor keep this node from setting up its routes.
+func TestFaultyNodes(t *testing.T) {
+	backendTests(t, func(t *testing.T, backend Backend) {
+		all := newHosts(t, backend)
+		faulty := func(number int, change func(*Node)) Node {
+			n := testNode(number)
+			change(&n)
+			return n
+		}
+		nodes := append(nodesOf(all),
+			faulty(11, func(n *Node) { n.PodCIDRs[0] = testNode(2).PodCIDRs[0] }),
+			faulty(12, func(n *Node) { n.IPs = testNode(1).IPs }),
+			faulty(13, func(n *Node) { n.IPs = addrs("192.168.7.255", "ff02::1") }))
+		for _, h := range all {
+			err := h.Do(func() error {
+				settings, err := h.settings(backend)
+				if err != nil {
+					return err
+				}
+				state, problems := Compile(settings, nodes)
+				if len(problems) == 0 {
+					return errors.New("no problems are reported")
+				}
+				_, err = h.writer.Apply(state)
+				return err
+			})
+			if err != nil {
+				t.Errorf("%s: %v", h.node.Name, err)
+			}
+		}
+		for i, ip := range all[1].podIPs() {
+			mustReach(t, all[0].pod, all[1], ip, func(seen netip.Addr) bool { return seen == all[0].podIPs()[i] })
+		}
+	})
+}
