@@ -29,6 +29,8 @@ const Table = "skiff-firewall"
 const (
 	// checkPeriod is the time between two comparisons of the kernel's generation of rules.
 	checkPeriod = time.Second
+	// comparePeriod is the least time between two comparisons of the own table with the wanted one.
+	comparePeriod = 10 * time.Second
 	// tunnelPriority is that of the chains that see packets of the tunnel before connection tracking does.
 	tunnelPriority = -300
 	// translatedPriority is that of the chains that see the first packets of connections: before the translation of sources.
@@ -60,6 +62,8 @@ type Firewall struct {
 	model      *nft.Model
 	generation uint32
 	port       uint16
+	// compared is when the own table was compared; zero: never.
+	compared time.Time
 
 	mu sync.Mutex
 	// tunnel is the network between nodes. Until it is known the table of an earlier run stays.
@@ -131,7 +135,7 @@ func (f *Firewall) Run(ctx context.Context) error {
 	ticker := time.NewTicker(checkPeriod)
 	defer ticker.Stop()
 	for {
-		f.setProblem(f.sync())
+		f.setProblem(f.sync(time.Now()))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -142,11 +146,18 @@ func (f *Firewall) Run(ctx context.Context) error {
 }
 
 // sync writes the own table and, if any rules of the host have changed, the rules in chains of others.
-func (f *Firewall) sync() error {
+func (f *Firewall) sync(now time.Time) error {
 	f.mu.Lock()
 	tunnel, known := f.tunnel, f.tunnelKnown
 	f.mu.Unlock()
 	if known {
+		// Who loads a set of rules, as nftables.service does, may remove the tables of all programs.
+		if since := now.Sub(f.compared); since >= comparePeriod {
+			if !f.compared.IsZero() {
+				f.writer.Compare()
+			}
+			f.compared = now
+		}
 		f.model.Replace(nodesOwner, nodesPart(f.settings, tunnel))
 		if _, err := f.writer.Apply(); err != nil {
 			return err

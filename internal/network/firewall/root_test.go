@@ -108,7 +108,7 @@ func (w *world) mustNotReach(from netns.Namespace, address string) {
 
 func (w *world) sync() {
 	w.t.Helper()
-	if err := w.firewall.sync(); err != nil {
+	if err := w.firewall.sync(time.Now()); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -359,6 +359,34 @@ func testNodes(t *testing.T, family nftables.TableFamily) {
 	}
 }
 
+// The own table is written again after another program has removed all tables, as nftables.service does when it is restarted.
+func TestRemovedTable(t *testing.T) {
+	const port = "8472"
+	w := newWorld(t)
+	netns.Namespace{}.Serve(t, "host", port)
+	w.firewall.SetTunnel(Tunnel{Port: 8472, Nodes: []netip.Addr{netip.MustParseAddr("192.168.7.8")}})
+	ask := func() error {
+		_, _, err := w.outside.Ask("udp", "192.168.7.1:"+port, short)
+		return err
+	}
+	now := time.Now()
+	for round := range 2 {
+		if err := w.firewall.sync(now); err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(); !errors.Is(err, netns.ErrDropped) {
+			t.Errorf("round %d: a packet of another host: %v, want it dropped", round, err)
+		}
+		if err := nft.Remove(Table); err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(); err != nil {
+			t.Errorf("round %d: a packet of another host without the table: %v", round, err)
+		}
+		now = now.Add(comparePeriod)
+	}
+}
+
 // trackedTo are the destinations of the connections to a port that the kernel tracks, sorted.
 func trackedTo(t *testing.T, port uint16) (destinations []string) {
 	t.Helper()
@@ -463,7 +491,7 @@ func TestOwnedTable(t *testing.T) {
 	w := newWorld(t)
 	connection, chain := ownedTable(t)
 	w.mustNotReach(w.outside, "10.42.1.2:80")
-	err := w.firewall.sync()
+	err := w.firewall.sync(time.Now())
 	if want := "`firewall-cmd --permanent --zone=trusted --add-interface=skiff0`, `firewall-cmd --permanent --zone=trusted --add-source=10.42.0.0/16`"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("error %v, want one with %q", err, want)
 	}
