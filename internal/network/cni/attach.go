@@ -232,17 +232,11 @@ func check(s Settings, container, ifname, namespace string) error {
 	if !ok {
 		return errors.New("the host network is not configured")
 	}
-	var found *Attachment
-	err := locked(s.DataDir, func(state *State) error {
-		if a := state.find(container, ifname); a != nil {
-			found = new(Attachment)
-			*found = *a
-		}
-		return nil
-	})
+	state, err := inspect(s.DataDir)
 	if err != nil {
 		return err
 	}
+	found := state.find(container, ifname)
 	if found == nil {
 		return errors.New("the attachment does not exist")
 	}

@@ -292,6 +292,32 @@ func TestStateFile(t *testing.T) {
 	}
 }
 
+// What only reads the state leaves the file as it is: skiff starts on a full disk, too.
+func TestReadingTheStateWritesNothing(t *testing.T) {
+	dir := t.TempDir()
+	err := locked(dir, func(s *State) error {
+		_, err := s.reserve(Attachment{Container: "a", Interface: "eth0"}, prefixes("10.0.0.0/24"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat := func() os.FileInfo {
+		info, err := os.Stat(filepath.Join(dir, "state.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	before := stat()
+	if all, err := Attachments(dir); err != nil || len(all) != 1 || all[0].Container != "a" {
+		t.Errorf("%v, %v", all, err)
+	}
+	if after := stat(); !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Error("the file was written")
+	}
+}
+
 func TestInstall(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "bin")
 	self, err := os.Executable()

@@ -139,6 +139,29 @@ func (s *State) keep(live []Identity) []Attachment {
 
 // locked calls change with the state while it holds the file lock, and writes the state unless change fails.
 func locked(dataDir string, change func(*State) error) error {
+	return underLock(dataDir, func(path string) error {
+		state, err := readState(path)
+		if err != nil {
+			return err
+		}
+		if err := change(&state); err != nil {
+			return err
+		}
+		return writeState(path, state)
+	})
+}
+
+// inspect returns the state. It writes nothing, so that it needs no space on a full disk.
+func inspect(dataDir string) (state State, err error) {
+	err = underLock(dataDir, func(path string) error {
+		state, err = readState(path)
+		return err
+	})
+	return state, err
+}
+
+// underLock calls do with the path of the state file while it holds the file lock.
+func underLock(dataDir string, do func(path string) error) error {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return fmt.Errorf("open network state: %w", err)
 	}
@@ -150,24 +173,13 @@ func locked(dataDir string, change func(*State) error) error {
 	if err := waitForLock(int(lock.Fd())); err != nil {
 		return fmt.Errorf("lock network state: %w", err)
 	}
-	path := filepath.Join(dataDir, "state.json")
-	state, err := readState(path)
-	if err != nil {
-		return err
-	}
-	if err := change(&state); err != nil {
-		return err
-	}
-	return writeState(path, state)
+	return do(filepath.Join(dataDir, "state.json"))
 }
 
 // Attachments returns the attachments in a directory of the state file.
-func Attachments(dataDir string) (attachments []Attachment, err error) {
-	err = locked(dataDir, func(state *State) error {
-		attachments = slices.Clone(state.Attachments)
-		return nil
-	})
-	return attachments, err
+func Attachments(dataDir string) ([]Attachment, error) {
+	state, err := inspect(dataDir)
+	return state.Attachments, err
 }
 
 // waitForLock acquires the lock. It is held for milliseconds, and the kernel releases it when its holder dies.
