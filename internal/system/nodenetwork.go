@@ -139,9 +139,16 @@ func (n *nodeComponents) removeOwnNetwork() error {
 	return errors.Join(cni.Remove(settings), cni.Unconfigure(n.cniConfDir), overlay.Remove(), firewall.Remove(), networkmanager.Default().Unconfigure())
 }
 
-// runPodNetwork sets up the pod network of this node when its pod CIDRs are known, and again when they change.
+// runPodNetwork sets up the pod network of this node when its pod CIDRs are known, and again when they change or another program has removed it.
 func (n *nodeComponents) runPodNetwork(ctx context.Context) error {
+	return n.keepPodNetwork(ctx, n.setUpPodNetwork)
+}
+
+// keepPodNetwork calls setUp with the pod CIDRs of this node, and from time to time the function that it has returned, which repairs the network. Not every
+// container runtime asks the plugin for its status, and the rules of the running pods must not be missing until another pod is started.
+func (n *nodeComponents) keepPodNetwork(ctx context.Context, setUp func([]string) (repair func() error, err error)) error {
 	var cidrs []string
+	var repair func() error
 	var due <-chan time.Time
 	var retry time.Duration
 	for {
@@ -149,33 +156,42 @@ func (n *nodeComponents) runPodNetwork(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case cidrs = <-n.podCIDRs:
-			retry = 0
+			retry, repair = 0, nil
 		case <-due:
 		}
-		due = nil
-		err := n.setUpPodNetwork(cidrs)
-		if err != nil {
+		var err error
+		if repair != nil {
+			err = repair()
+		} else if repair, err = setUp(cidrs); err != nil {
+			repair = nil // what is missing is not known
+		}
+		if due = time.After(nodeSyncPeriod); err == nil {
+			retry = 0
+		} else {
 			retry = min(max(2*retry, networkRetryMin), networkRetryMax)
 			due = time.After(retry)
 			n.log.Error("failed to set up the pod network", "error", err, "retry", retry.String())
 		}
 		n.network.mu.Lock()
+		same := n.network.configured == (err == nil) && fmt.Sprint(n.network.err) == fmt.Sprint(err)
 		n.network.configured, n.network.err = err == nil, err
 		n.network.mu.Unlock()
-		n.node.Changed()
+		if !same {
+			n.node.Changed()
+		}
 	}
 }
 
-// setUpPodNetwork sets up the pod network and tells the container runtime about it.
-func (n *nodeComponents) setUpPodNetwork(cidrs []string) error {
+// setUpPodNetwork sets up the pod network and tells the container runtime about it. It returns the function that sets it up again if it is missing.
+func (n *nodeComponents) setUpPodNetwork(cidrs []string) (repair func() error, err error) {
 	if len(cidrs) == 0 {
-		return nil
+		return nil, nil
 	}
 	settings := cni.Settings{DataDir: cniStateDir(n.dataDir), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs, ConfigVersion: n.cniVersion}
 	for _, text := range cidrs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return fmt.Errorf("parse the node's pod CIDR: %w", err)
+			return nil, fmt.Errorf("parse the node's pod CIDR: %w", err)
 		}
 		settings.PodCIDRs = append(settings.PodCIDRs, prefix)
 	}
@@ -184,9 +200,8 @@ func (n *nodeComponents) setUpPodNetwork(cidrs []string) error {
 	}
 	if n.backend != "" {
 		s := n.overlaySettings()
-		var err error
 		if s.Networks, err = hostnet.Networks(); err != nil {
-			return err
+			return nil, err
 		}
 		settings.MTU = s.MTU()
 	}
@@ -196,9 +211,12 @@ func (n *nodeComponents) setUpPodNetwork(cidrs []string) error {
 	}
 	settings = settings.WithDefaults()
 	if err := cni.Setup(settings); err != nil {
-		return err
+		return nil, err
 	}
-	return cni.Configure(n.cniConfDir, settings)
+	if err := cni.Configure(n.cniConfDir, settings); err != nil {
+		return nil, err
+	}
+	return func() error { return cni.Status(settings) }, nil
 }
 
 // networkStatus is the node's condition NetworkUnavailable. It is left to others if the network is.
