@@ -103,15 +103,15 @@ func (f *forwarder) record(server netip.AddrPort, err error) {
 	f.failures[server] = time.Now()
 }
 
-// exchange sends a question to the first server that responds and returns its response. A server that fails or refuses is followed by
-// the next one; if all do, the last response counts.
+// exchange sends a question to the first server that responds and returns its response. A server that fails or refuses, or does not send the whole of a
+// truncated response, is followed by the next one; if all do, a truncated response counts, or else the last one.
 func (f *forwarder) exchange(ctx context.Context, question *dns.Msg, servers []netip.AddrPort) (*dns.Msg, error) {
 	if len(servers) == 0 {
 		return nil, errNoServers
 	}
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
-	var last *dns.Msg
+	var last, truncated *dns.Msg
 	var failure error
 	for range maxRounds {
 		for _, server := range f.order(servers, time.Now()) {
@@ -124,6 +124,8 @@ func (f *forwarder) exchange(ctx context.Context, question *dns.Msg, servers []n
 				failure = fmt.Errorf("query %s: %w", server, err)
 			case reply.Rcode == dns.RcodeServerFailure || reply.Rcode == dns.RcodeRefused || reply.Rcode == dns.RcodeNotImplemented:
 				last = reply
+			case reply.Truncated:
+				truncated = reply
 			default:
 				return reply, nil
 			}
@@ -131,9 +133,12 @@ func (f *forwarder) exchange(ctx context.Context, question *dns.Msg, servers []n
 				break
 			}
 		}
-		if last != nil || ctx.Err() != nil {
+		if last != nil || truncated != nil || ctx.Err() != nil {
 			break
 		}
+	}
+	if truncated != nil {
+		return truncated, nil
 	}
 	if last != nil {
 		return last, nil
@@ -141,13 +146,17 @@ func (f *forwarder) exchange(ctx context.Context, question *dns.Msg, servers []n
 	return nil, failure
 }
 
-// exchangeWith sends a question to a server over UDP, and again over TCP if the response is truncated.
+// exchangeWith sends a question to a server over UDP, and again over TCP if the response is truncated. Without an answer over TCP, which a firewall may not let
+// pass, the truncated response is returned.
 func (f *forwarder) exchangeWith(ctx context.Context, question *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
 	reply, err := f.exchangeOver(ctx, "udp", question, server)
-	if err == nil && reply.Truncated {
-		return f.exchangeOver(ctx, "tcp", question, server)
+	if err != nil || !reply.Truncated {
+		return reply, err
 	}
-	return reply, err
+	if whole, err := f.exchangeOver(ctx, "tcp", question, server); err == nil {
+		return whole, nil
+	}
+	return reply, nil
 }
 
 func (f *forwarder) exchangeOver(ctx context.Context, network string, question *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {

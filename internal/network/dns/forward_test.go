@@ -89,6 +89,42 @@ func TestTruncatedUpstream(t *testing.T) {
 	}
 }
 
+// TestTruncatedUpstreamWithoutTCP checks that a client gets a truncated response if no name server sends all of it: over UDP, where it can see that.
+func TestTruncatedUpstreamWithoutTCP(t *testing.T) {
+	s := specServer(t)
+	addExternal(s, "default/outside", "example")
+	partial := func(w dns.ResponseWriter, q *dns.Msg) {
+		if _, ok := w.RemoteAddr().(*net.TCPAddr); ok {
+			_ = w.Close()
+			return
+		}
+		reply := new(dns.Msg).SetReply(q)
+		rr, _ := dns.NewRR("example. 60 A 192.0.2.1")
+		reply.Answer, reply.Truncated = []dns.RR{rr}, true
+		_ = w.WriteMsg(reply)
+	}
+	u := newUpstream(t, partial)
+	useUpstreams(s, u)
+	address := serve(t, s)
+	for name, answers := range map[string]int{"example.": 1, "outside.default.svc.cluster.local.": 2} {
+		for range 2 { // it is not cached
+			before := u.queries.Load()
+			reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion(name, dns.TypeA))
+			if !reply.Truncated || reply.Rcode != dns.RcodeSuccess || len(reply.Answer) != answers || u.queries.Load() == before {
+				t.Errorf("%s over UDP: %v", name, reply)
+			}
+		}
+		if reply := exchange(t, "tcp", address, new(dns.Msg).SetQuestion(name, dns.TypeA)); reply.Rcode != dns.RcodeServerFailure {
+			t.Errorf("%s over TCP: %v", name, reply)
+		}
+	}
+	// A name server that sends all of it is preferred.
+	useUpstreams(s, u, newUpstream(t, records("example. 60 A 192.0.2.1", "example. 60 A 192.0.2.2")))
+	if reply := exchange(t, "udp", address, new(dns.Msg).SetQuestion("example.", dns.TypeA)); reply.Truncated || len(reply.Answer) != 2 {
+		t.Errorf("with another name server: %v", reply)
+	}
+}
+
 func TestFailingUpstreams(t *testing.T) {
 	code := func(rcode int) func(dns.ResponseWriter, *dns.Msg) {
 		return func(w dns.ResponseWriter, q *dns.Msg) { _ = w.WriteMsg(new(dns.Msg).SetRcode(q, rcode)) }

@@ -21,6 +21,8 @@ type message struct {
 	lifetime time.Duration
 	// isNegative is set if the message says that there is no record.
 	isNegative bool
+	// truncated is set if the other name server has left out records.
+	truncated bool
 }
 
 // Bounds of the time that messages are cached, as in kubeadm's CoreDNS ("cache 30").
@@ -56,6 +58,7 @@ func newMessage(m *dns.Msg) (*message, error) {
 	if result.ttls, err = ttlOffsets(wire, len(own.Answer)+len(own.Ns)+len(own.Extra)); err != nil {
 		return nil, err
 	}
+	result.truncated = own.Truncated
 	result.isNegative = own.Rcode == dns.RcodeNameError || own.Rcode == dns.RcodeSuccess && len(own.Answer) == 0
 	result.lifetime = lifetime(&own, result.isNegative)
 	return result, nil
@@ -140,6 +143,7 @@ func (m *message) write(r *response, q *query, age time.Duration) {
 		r.counts[s]++
 		start = end
 	}
+	r.truncated = r.truncated || m.truncated
 }
 
 // section is the section of a record.

@@ -232,6 +232,16 @@ func (w *worker) fromOthers(ctx context.Context, req request) {
 		w.r.rcode = dns.RcodeServerFailure
 		return
 	}
+	w.writeForwarded(m, req)
+}
+
+// writeForwarded writes a response of other name servers.
+func (w *worker) writeForwarded(m *message, req request) {
+	// A client that uses TCP cannot ask for the rest in another way, and must not take what is left out for missing.
+	if m.truncated && req.isTCP {
+		w.r.rcode = dns.RcodeServerFailure
+		return
+	}
 	m.write(&w.r, &w.q, 0)
 }
 
@@ -289,6 +299,7 @@ func (w *worker) followExternal(ctx context.Context, req request) {
 			reply.Rcode = records.Rcode
 			reply.Answer = append(reply.Answer, records.Answer...)
 			reply.Ns = records.Ns
+			reply.Truncated = reply.Truncated || records.Truncated
 		}
 	}
 	if _, parseErr := w.q.parse(req.packet); parseErr != nil {
@@ -306,7 +317,7 @@ func (w *worker) followExternal(ctx context.Context, req request) {
 		w.r.rcode = dns.RcodeServerFailure
 		return
 	}
-	m.write(&w.r, &w.q, 0)
+	w.writeForwarded(m, req)
 }
 
 // external resolves a name outside of the cluster's zone for the type of the query.
