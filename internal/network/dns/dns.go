@@ -80,6 +80,8 @@ type Server struct {
 	// own are the addresses of the Service.
 	own            atomic.Pointer[[]netip.Addr]
 	addressChanged chan struct{}
+	// addressCheck is addressCheckPeriod, except in tests.
+	addressCheck time.Duration
 	// ports are 53 and 9153, except in tests.
 	ports  ports
 	synced []func() bool
@@ -111,7 +113,7 @@ func newServer(c Config) (*Server, error) {
 	}
 	s := &Server{
 		config: c, zoneLabel: zone.String(), index: newIndex(zone), metrics: newMetrics(), log: c.Log, addressChanged: make(chan struct{}, 1),
-		ports:      ports{dns: dnsPort, metrics: metricsPort},
+		addressCheck: addressCheckPeriod, ports: ports{dns: dnsPort, metrics: metricsPort},
 		logForward: rate.Sometimes{First: 1, Interval: logInterval}, logPanic: rate.Sometimes{First: 1, Interval: logInterval},
 		logAccept: rate.Sometimes{First: 1, Interval: logInterval},
 	}

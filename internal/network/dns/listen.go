@@ -33,6 +33,8 @@ const (
 	tcpTimeout = 10 * time.Second
 	// listenRetry is the time between two attempts to listen.
 	listenRetry = 2 * time.Second
+	// addressCheckPeriod is the time after which addresses are set again that the host has lost, as a restart of its network may remove them.
+	addressCheckPeriod = 10 * time.Second
 	// readRetry is the pause after a failure to read from or accept on a socket.
 	readRetry = 10 * time.Millisecond
 )
@@ -46,6 +48,8 @@ func (s *Server) runListeners(ctx context.Context) error {
 			s.log.Error("failed to remove the addresses of the DNS server", "error", err)
 		}
 	}()
+	check := time.NewTicker(s.addressCheck)
+	defer check.Stop()
 	failed := false
 	for {
 		err := s.syncListeners(listeners)
@@ -61,6 +65,7 @@ func (s *Server) runListeners(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.addressChanged:
+		case <-check.C:
 		case <-retry:
 		}
 	}

@@ -3,6 +3,7 @@
 package dns
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
@@ -134,6 +136,42 @@ func TestPodQueries(t *testing.T) {
 	}
 	if got := addresses(t, link); len(got) != 0 || len(listeners) != 0 {
 		t.Errorf("the host still has %v and %d listeners", got, len(listeners))
+	}
+}
+
+// TestLostAddress checks that the host gets an address again that another program has removed, and that queries to it are answered.
+func TestLostAddress(t *testing.T) {
+	link := loopback(t)
+	s := specServer(t)
+	addService(s, "default/mine", []string{"10.96.9.9"}, "http/TCP/80")
+	s.config.Addresses = HostAddresses{File: filepath.Join(t.TempDir(), "addresses.json")}
+	s.addressCheck = 10 * time.Millisecond
+	own := parseAddresses("10.96.0.10", "fd00:96::a")
+	s.own.Store(&own)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.runListeners(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	hasAddresses := func() bool { return slices.Equal(addresses(t, link), own) }
+	eventually(t, "the host has the addresses", hasAddresses)
+	for _, ip := range own {
+		if err := netlink.AddrDel(link, hostAddress(ip)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the host has the addresses again", hasAddresses)
+	for _, ip := range own {
+		for _, network := range []string{"udp", "tcp"} {
+			reply := exchange(t, network, net.JoinHostPort(ip.String(), "53"), new(dns.Msg).SetQuestion("mine.default.svc.cluster.local.", dns.TypeA))
+			if len(reply.Answer) != 1 {
+				t.Errorf("%s over %s: %v", ip, network, reply)
+			}
+		}
 	}
 }
 
