@@ -29,6 +29,9 @@ const (
 	// maxConnections and maxConnectionsPerClient bound the TCP connections.
 	maxConnections          = 1000
 	maxConnectionsPerClient = 100
+	// maxMetricsConnections and maxMetricsConnectionsPerClient bound those to the port of the metrics, which all pods reach, too.
+	maxMetricsConnections          = 100
+	maxMetricsConnectionsPerClient = 10
 	// tcpTimeout is how long a TCP client may take for the next query or for reading a response.
 	tcpTimeout = 10 * time.Second
 	// listenRetry is the time between two attempts to listen.
@@ -114,15 +117,15 @@ type listener struct {
 	cancel context.CancelFunc
 	// readers are the goroutines that read from sockets, pending those that answer a query or serve a connection.
 	readers, pending sync.WaitGroup
-
-	mu          sync.Mutex
-	connections map[netip.Addr]int
-	total       int
+	// queries are the TCP connections for queries, scrapes those for metrics.
+	queries, scrapes *connections
 }
 
 // listen starts to serve an address.
 func (s *Server) listen(ip netip.Addr) (*listener, error) {
-	l := &listener{Server: s, connections: map[netip.Addr]int{}}
+	l := &listener{
+		Server: s, queries: newConnections(maxConnections, maxConnectionsPerClient), scrapes: newConnections(maxMetricsConnections, maxMetricsConnectionsPerClient),
+	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	if err := l.open(ip); err != nil {
 		l.close()
@@ -205,13 +208,13 @@ func (l *listener) acceptTCP() {
 			l.pauseAfter(err)
 			continue
 		}
-		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-		if !l.admit(client) {
+		client := clientOf(c)
+		if !l.queries.admit(client) {
 			c.Close()
 			continue
 		}
 		l.pending.Go(func() {
-			defer l.leave(client)
+			defer l.queries.leave(client)
 			defer c.Close()
 			stop := context.AfterFunc(l.ctx, func() { c.Close() })
 			defer stop()
@@ -220,25 +223,72 @@ func (l *listener) acceptTCP() {
 	}
 }
 
-// admit counts a connection. It returns false if there are too many.
-func (l *listener) admit(client netip.Addr) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.total >= maxConnections || l.connections[client] >= maxConnectionsPerClient {
+// clientOf is the address of the other end of a TCP connection.
+func clientOf(c net.Conn) netip.Addr { return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap() }
+
+// connections bounds TCP connections, of all clients and of one.
+type connections struct {
+	max, maxPerClient int
+
+	mu    sync.Mutex
+	of    map[netip.Addr]int
+	total int
+}
+
+func newConnections(total, perClient int) *connections {
+	return &connections{max: total, maxPerClient: perClient, of: map[netip.Addr]int{}}
+}
+
+// admit counts a connection. It returns false if there are too many; otherwise leave must be called.
+func (c *connections) admit(client netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.total >= c.max || c.of[client] >= c.maxPerClient {
 		return false
 	}
-	l.total++
-	l.connections[client]++
+	c.total++
+	c.of[client]++
 	return true
 }
 
-func (l *listener) leave(client netip.Addr) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.total--
-	if l.connections[client]--; l.connections[client] == 0 {
-		delete(l.connections, client)
+func (c *connections) leave(client netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.total--
+	if c.of[client]--; c.of[client] == 0 {
+		delete(c.of, client)
 	}
+}
+
+// boundedListener closes the connections that are too many.
+type boundedListener struct {
+	net.Listener
+	bound *connections
+}
+
+func (l boundedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		client := clientOf(c)
+		if l.bound.admit(client) {
+			return &boundedConn{Conn: c, leave: sync.OnceFunc(func() { l.bound.leave(client) })}, nil
+		}
+		c.Close()
+	}
+}
+
+// boundedConn is a connection that is counted until it is closed.
+type boundedConn struct {
+	net.Conn
+	leave func()
+}
+
+func (c *boundedConn) Close() error {
+	c.leave()
+	return c.Conn.Close()
 }
 
 // serveTCP answers the queries of a connection, one after the other, until the client closes it or is silent for too long.
@@ -301,7 +351,7 @@ func (l *listener) serveMetrics() {
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: tcpTimeout, ReadTimeout: tcpTimeout, WriteTimeout: 3 * tcpTimeout, IdleTimeout: tcpTimeout, MaxHeaderBytes: 16 << 10}
 	stop := context.AfterFunc(l.ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := server.Serve(l.metrics); !errors.Is(err, http.ErrServerClosed) && l.ctx.Err() == nil {
+	if err := server.Serve(boundedListener{l.metrics, l.scrapes}); !errors.Is(err, http.ErrServerClosed) && l.ctx.Err() == nil {
 		l.log.Error("failed to serve DNS metrics", "error", err)
 	}
 }

@@ -647,3 +647,90 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 }
+
+// TestBoundedListener checks that a client cannot take all connections, and gets another one for each that is closed.
+func TestBoundedListener(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounded := boundedListener{listener, newConnections(10, 2)}
+	accepted := make(chan net.Conn)
+	go func() {
+		defer close(accepted)
+		for {
+			c, err := bounded.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	defer func() {
+		listener.Close()
+		for c := range accepted {
+			c.Close()
+		}
+	}()
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	next := func() net.Conn {
+		t.Helper()
+		select {
+		case c := <-accepted:
+			t.Cleanup(func() { c.Close() })
+			return c
+		case <-time.After(deadline):
+			t.Fatal("the connection is not accepted")
+			return nil
+		}
+	}
+	dial()
+	first := next()
+	dial()
+	next()
+	mustBeClosed := func() {
+		t.Helper()
+		extra := dial()
+		_ = extra.SetReadDeadline(time.Now().Add(deadline))
+		if _, err := extra.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
+			t.Errorf("one connection too many: %v, want it to be closed", err)
+		}
+	}
+	mustBeClosed()
+	// A connection that is closed twice is not counted twice.
+	first.Close()
+	first.Close()
+	dial()
+	next()
+	mustBeClosed()
+}
+
+// TestMetricsConnectionsAreCounted checks that the connections to the port of the metrics are bounded ones.
+func TestMetricsConnectionsAreCounted(t *testing.T) {
+	s := specServer(t)
+	s.ports = ports{}
+	l, err := s.listen(netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.close)
+	open := func() int {
+		l.scrapes.mu.Lock()
+		defer l.scrapes.mu.Unlock()
+		return l.scrapes.total
+	}
+	c, err := net.Dial("tcp", l.metrics.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection is counted", func() bool { return open() == 1 })
+	c.Close()
+	eventually(t, "the closed connection is not counted", func() bool { return open() == 0 })
+}
