@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -14,6 +16,11 @@ import (
 	"skiff/internal/kubelet/alignment"
 	"skiff/internal/kubelet/cri"
 )
+
+// defaultAllocateTimeout bounds the calls of a plugin that allocate a container's devices of one resource. Upstream's kubelet waits for ever, and admits no
+// other pod meanwhile. A pod whose plugin does not respond in time is rejected as one whose plugin fails; plugins that need longer to set devices up do that
+// before the container starts, in PreStartContainer, which is repeated.
+const defaultAllocateTimeout = 2 * time.Minute
 
 // Allocate implements alignment.Provider. Devices of init containers that are not sidecars are reused by later containers.
 func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, hint alignment.Hint) error {
@@ -106,39 +113,64 @@ func coveredByClaim(pod *corev1.Pod, container, resource string) bool {
 // allocate assigns one container its devices of all resources. The caller holds allocating.
 func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, hint alignment.Hint) error {
 	for _, name := range d.requestedResources(pod, c) {
-		amount := c.Resources.Limits[corev1.ResourceName(name)]
-		names, p, err := d.choose(ctx, deviceRequest{pod: pod, container: c, resource: name, count: int(amount.Value()), hint: hint})
-		if err != nil {
+		if err := d.allocateResource(ctx, pod, c, name, hint); err != nil {
 			return err
-		}
-		if len(names) == 0 {
-			continue // already allocated
-		}
-		response, err := p.client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: names}}})
-		if err != nil {
-			return err
-		}
-		if len(response.ContainerResponses) == 0 {
-			return fmt.Errorf("no containers return in allocation response %v", response)
-		}
-		a := &allocation{byNUMANode: map[int64][]string{}, response: response.ContainerResponses[0]}
-		d.mu.Lock()
-		for _, id := range names {
-			nodes := []int64{noNUMANode}
-			if r := d.resources[name]; r != nil && len(numaNodes(r.devices[id])) > 0 {
-				nodes = numaNodes(r.devices[id])
-			}
-			for _, node := range nodes {
-				a.byNUMANode[node] = append(a.byNUMANode[node], id)
-			}
-		}
-		d.record(pod.UID, c.Name, name, a)
-		d.mu.Unlock()
-		if err := d.save(); err != nil {
-			return fmt.Errorf("failed to write checkpoint file %q: %w", checkpointName, err)
 		}
 	}
 	return nil
+}
+
+// allocateResource assigns one container its devices of one resource. The caller holds allocating.
+func (d *Devices) allocateResource(ctx context.Context, pod *corev1.Pod, c *corev1.Container, name string, hint alignment.Hint) error {
+	amount := c.Resources.Limits[corev1.ResourceName(name)]
+	names, response, err := d.request(ctx, deviceRequest{pod: pod, container: c, resource: name, count: int(amount.Value()), hint: hint})
+	if err != nil || len(names) == 0 { // none: they are already allocated
+		return err
+	}
+	a := &allocation{byNUMANode: map[int64][]string{}, response: response}
+	d.mu.Lock()
+	for _, id := range names {
+		nodes := []int64{noNUMANode}
+		if r := d.resources[name]; r != nil && len(numaNodes(r.devices[id])) > 0 {
+			nodes = numaNodes(r.devices[id])
+		}
+		for _, node := range nodes {
+			a.byNUMANode[node] = append(a.byNUMANode[node], id)
+		}
+	}
+	d.record(pod.UID, c.Name, name, a)
+	d.mu.Unlock()
+	if err := d.save(); err != nil {
+		return fmt.Errorf("failed to write checkpoint file %q: %w", checkpointName, err)
+	}
+	return nil
+}
+
+// request chooses devices and requests them from their plugin, within allocateTimeout. It returns none if the container has them already.
+func (d *Devices) request(ctx context.Context, request deviceRequest) ([]string, *pluginapi.ContainerAllocateResponse, error) {
+	limited, cancel := context.WithTimeout(ctx, d.allocateTimeout)
+	defer cancel()
+	names, response, err := d.call(limited, request)
+	// The plugin's side may notice the deadline first.
+	if err != nil && ctx.Err() == nil && (limited.Err() != nil || status.Code(err) == codes.DeadlineExceeded) {
+		err = fmt.Errorf("the device plugin of %s did not respond within %s", request.resource, d.allocateTimeout)
+	}
+	return names, response, err
+}
+
+func (d *Devices) call(ctx context.Context, request deviceRequest) ([]string, *pluginapi.ContainerAllocateResponse, error) {
+	names, p, err := d.choose(ctx, request)
+	if err != nil || len(names) == 0 {
+		return nil, nil, err
+	}
+	response, err := p.client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: names}}})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(response.ContainerResponses) == 0 {
+		return nil, nil, fmt.Errorf("no containers return in allocation response %v", response)
+	}
+	return names, response.ContainerResponses[0], nil
 }
 
 // deviceRequest is a container's request for devices of one resource.

@@ -63,6 +63,8 @@ type Devices struct {
 	reusablePod types.UID
 	// allocating serializes allocations.
 	allocating sync.Mutex
+	// allocateTimeout is defaultAllocateTimeout, except in tests.
+	allocateTimeout time.Duration
 }
 
 // deviceResource is the state of one resource, which may have several plugins.
@@ -94,7 +96,9 @@ func (a *allocation) names() []string {
 
 // New returns Devices with the allocations of the checkpoint. It starts nothing.
 func New(o Options) *Devices {
-	d := &Devices{Options: o, resources: map[string]*deviceResource{}, allocations: map[types.UID]map[string]map[string]*allocation{}}
+	d := &Devices{
+		Options: o, resources: map[string]*deviceResource{}, allocations: map[types.UID]map[string]map[string]*allocation{}, allocateTimeout: defaultAllocateTimeout,
+	}
 	if err := d.load(); err != nil {
 		d.Log.Warn("failed to read device checkpoint", "error", err)
 	}

@@ -485,6 +485,43 @@ func TestAdmittedBeforeRegistration(t *testing.T) {
 	}
 }
 
+// TestHungPlugin: a plugin that does not respond to what allocates devices keeps neither its pods nor those of other plugins waiting for ever.
+func TestHungPlugin(t *testing.T) {
+	hung := make(chan struct{})
+	for name, p := range map[string]*deviceplugin.Plugin{
+		"Allocate": {Give: func([]string) (*api.ContainerAllocateResponse, error) { <-hung; return nil, errors.New("it is stuck") }},
+		"GetPreferredAllocation": {
+			Options: api.DevicePluginOptions{GetPreferredAllocationAvailable: true},
+			Prefer:  func(*api.ContainerPreferredAllocationRequest) []string { <-hung; return nil },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := start(t, t.TempDir())
+			n.allocateTimeout = 50 * time.Millisecond
+			p.Resource = gpu
+			n.plug(t, p, "gpu.sock", devices("a", "b")...)
+			other := &deviceplugin.Plugin{Resource: "example.com/other"}
+			n.plug(t, other, "other.sock", devices("x")...)
+			first, second := pod("first", requesting("c", 1)), pod("second", requesting("c", 1))
+			second.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"example.com/other": resource.MustParse("1")}
+			n.pods = []*corev1.Pod{first, second}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			const message = "the device plugin of example.com/gpu did not respond within 50ms"
+			if err := n.admit(ctx, first); err == nil || err.Error() != message {
+				t.Errorf("error %v, want %s", err, message)
+			}
+			if held := n.allocated(first); held != "c:" {
+				t.Errorf("it has %s", held)
+			}
+			if err := n.admit(ctx, second); err != nil {
+				t.Errorf("a pod with devices of another plugin: %v", err)
+			}
+		})
+	}
+	close(hung)
+}
+
 // TestFailedAllocation: a plugin that refuses leaves nothing allocated.
 func TestFailedAllocation(t *testing.T) {
 	n := start(t, t.TempDir())
