@@ -472,6 +472,32 @@ func TestWhyContainersWait(t *testing.T) {
 	b.until(pod, "running", running)
 }
 
+// mapError is the failure of a volume that says which reason its event has.
+type mapError struct{}
+
+func (mapError) Error() string  { return "no device" }
+func (mapError) Reason() string { return "FailedMapVolume" }
+
+// TestMountReason: each volume that could not be mounted has its own event, with the reason of its failure.
+func TestMountReason(t *testing.T) {
+	b := newTestKubelet(t)
+	events := client.NewEventBroadcaster(b.client)
+	b.stop()
+	b.config.Events = events.NewRecorder("kubelet")
+	b.fakes.mounts = errors.Join(errors.New("no disk"), fmt.Errorf("mount: %w", mapError{}))
+	b.start()
+	go func() { _ = events.Run(b.ctx) }()
+	pod := b.create(regular("a"))
+	for _, want := range []string{"FailedMount no disk", "FailedMapVolume mount: no device"} {
+		b.eventually("event "+want, func() bool {
+			list, _, err := client.For[*corev1.Event](b.client).List(b.ctx, pod.Namespace, client.Selector{})
+			return err == nil && slices.ContainsFunc(list, func(e *corev1.Event) bool {
+				return e.InvolvedObject.UID == pod.UID && e.Type == corev1.EventTypeWarning && e.Reason+" "+e.Message == want
+			})
+		})
+	}
+}
+
 func TestPodLogsDir(t *testing.T) {
 	b := newTestKubelet(t)
 	b.stop()

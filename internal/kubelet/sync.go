@@ -313,11 +313,23 @@ func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) er
 			return ctx.Err()
 		}
 		for _, one := range split(err) {
-			w.k.podEvent(pod, corev1.EventTypeWarning, "FailedMount", "%v", one)
+			w.k.podEvent(pod, corev1.EventTypeWarning, mountReason(one), "%v", one)
 		}
 		return err
 	}
 	return nil
+}
+
+// mountReason is the reason of the event about a volume that could not be mounted: volumes that containers use as devices have another one.
+func mountReason(err error) string {
+	var failed interface {
+		error
+		Reason() string
+	}
+	if errors.As(err, &failed) {
+		return failed.Reason()
+	}
+	return "FailedMount"
 }
 
 // split returns the errors of a joined error.

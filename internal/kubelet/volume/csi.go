@@ -137,7 +137,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 		}
 	}
 	if err := v.nodePublish(ctx, driver, vol); err != nil {
-		return nil, err
+		return nil, mountError(vol.Name, stepOf(vol.block, stepMapPublish, stepSetUp), err)
 	}
 	m.republish, m.csi = ptr.Deref(vol.spec.RequiresRepublish, false), vol.volumeData
 	group := fsGroup(vol.pod)
@@ -212,7 +212,7 @@ func (v *Volumes) nodeStage(ctx context.Context, driver *driver, vol *csiVolume)
 		VolumeCapability: vol.capability(driver), Secrets: secrets, VolumeContext: vol.attributes,
 	})
 	if err != nil {
-		return &MountError{Volume: vol.Name, Step: "MountVolume.MountDevice", Err: err}
+		return &MountError{Volume: vol.Name, Step: stepOf(vol.block, stepMapStage, stepStage), Err: err}
 	}
 	return nil
 }

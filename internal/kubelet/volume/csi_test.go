@@ -3,9 +3,11 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,14 +52,28 @@ type fakeDriver struct {
 	// expandFails is the error of NodeExpandVolume.
 	expandFails error
 	expanded    *csi.NodeExpandVolumeRequest
+	// fails has the errors of other calls, by their name and the volume.
+	fails map[string]error
 	// unpublishing, if set, is called before a volume is unpublished.
 	unpublishing func()
 }
 
-func (s *fakeDriver) called(what string) {
+// called records a call and returns the error that it ends with.
+func (s *fakeDriver) called(call, volume string, details ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls = append(s.calls, what)
+	s.calls = append(s.calls, strings.Join(append([]string{call, volume}, details...), " "))
+	return s.fails[call+" "+volume]
+}
+
+// setError sets the error of a call for a volume; nil: it succeeds.
+func (s *fakeDriver) setError(call string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fails == nil {
+		s.fails = map[string]error{}
+	}
+	s.fails[call] = err
 }
 
 // setExpandError sets the error of NodeExpandVolume.
@@ -96,7 +114,7 @@ func (s *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 }
 
 func (s *fakeDriver) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	s.called("expand " + r.VolumeId)
+	_ = s.called("expand", r.VolumeId)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expanded = r
@@ -104,24 +122,26 @@ func (s *fakeDriver) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolume
 }
 
 func (s *fakeDriver) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	s.called("measure " + r.VolumeId)
+	if err := s.called("measure", r.VolumeId); err != nil {
+		return nil, err
+	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Total: 100, Used: 30, Available: 60}, {Unit: csi.VolumeUsage_INODES, Total: 10, Used: 3, Available: 7},
 	}}, nil
 }
 
 func (s *fakeDriver) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	s.called("stage " + r.VolumeId + " " + r.PublishContext["where"])
-	return &csi.NodeStageVolumeResponse{}, nil
+	return &csi.NodeStageVolumeResponse{}, s.called("stage", r.VolumeId, r.PublishContext["where"])
 }
 
 func (s *fakeDriver) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	s.called("unstage " + r.VolumeId)
-	return &csi.NodeUnstageVolumeResponse{}, nil
+	return &csi.NodeUnstageVolumeResponse{}, s.called("unstage", r.VolumeId)
 }
 
 func (s *fakeDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	s.called("publish " + r.VolumeId)
+	if err := s.called("publish", r.VolumeId); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	s.published = r
 	s.mu.Unlock()
@@ -129,7 +149,9 @@ func (s *fakeDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolu
 }
 
 func (s *fakeDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	s.called("unpublish " + r.VolumeId)
+	if err := s.called("unpublish", r.VolumeId); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	unpublishing := s.unpublishing
 	s.mu.Unlock()
@@ -291,6 +313,64 @@ func editNode(t *testing.T, v *Volumes, edit func(*corev1.Node)) {
 		t.Error(err)
 	}
 	v.NodeChanged()
+}
+
+// TestFailedSteps: the message of a failure names the step and the volume once, and devices have steps and a reason of their own.
+func TestFailedSteps(t *testing.T) {
+	v := clusterVolumes(t, t.TempDir())
+	followNode(t, v)
+	put(t, v, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{AttachRequired: pointer(false)}})
+	driver := startDriver(t, v.Root)
+	runWithRegistry(t, v)
+	of := func(driver string) corev1.PersistentVolumeSource {
+		return corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: "h"}}
+	}
+	disk, absent := of("disk.example.com"), of("absent.example.com")
+	local := corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: v.Root}}
+	for name, test := range map[string]struct {
+		source      corev1.PersistentVolumeSource
+		call        string // of the driver, which fails
+		block, away bool
+		step, cause string
+		reason      string
+	}{
+		"stage":           {source: disk, call: "stage h", step: "MountVolume.MountDevice", reason: "FailedMount"},
+		"publish":         {source: disk, call: "publish h", step: "MountVolume.SetUp", reason: "FailedMount"},
+		"driver":          {source: absent, step: "MountVolume.SetUp", cause: "driver name absent.example.com not found in the list of registered CSI drivers", reason: "FailedMount"},
+		"affinity":        {source: disk, away: true, step: "MountVolume.NodeAffinity check", cause: "no matching NodeSelectorTerms", reason: "FailedMount"},
+		"device-stage":    {source: disk, block: true, call: "stage h", step: "MapVolume.SetUpDevice", reason: "FailedMapVolume"},
+		"device-publish":  {source: disk, block: true, call: "publish h", step: "MapVolume.MapPodDevice", reason: "FailedMapVolume"},
+		"device-driver":   {source: absent, block: true, step: "MapVolume.SetUpDevice", cause: "driver name absent.example.com not found in the list of registered CSI drivers", reason: "FailedMapVolume"},
+		"device-affinity": {source: disk, block: true, away: true, step: "MapVolume.NodeAffinity check", cause: "no matching NodeSelectorTerms", reason: "FailedMount"},
+		"device-local":    {source: local, block: true, step: "MapVolume.MapBlockVolume", cause: fmt.Sprintf("path %q is not a block device", v.Root), reason: "FailedMapVolume"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := bound(t, v, name, test.source, func(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+				if test.block {
+					claim.Spec.VolumeMode = pointer(corev1.PersistentVolumeBlock)
+					pv.Spec.VolumeMode = claim.Spec.VolumeMode
+				}
+				if test.away {
+					pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Operator = corev1.NodeSelectorOpExists
+				}
+			})
+			if test.block {
+				pod.Spec.Containers[0].VolumeMounts, pod.Spec.Containers[0].VolumeDevices = nil, []corev1.VolumeDevice{{Name: "data", DevicePath: "/dev/x"}}
+			}
+			cause := test.cause
+			if test.call != "" {
+				driver.setError(test.call, status.Error(codes.Internal, "broken"))
+				defer driver.setError(test.call, nil)
+				cause = "rpc error: code = Internal desc = broken"
+			}
+			err := v.Mount(t.Context(), pod)
+			want := fmt.Sprintf("%s failed for volume %q : %s", test.step, "pv-"+name, cause)
+			var failed *MountError
+			if !errors.As(err, &failed) || err.Error() != want || failed.Reason() != test.reason {
+				t.Errorf("got  %v\nwant %s with the reason %s", err, want, test.reason)
+			}
+		})
+	}
 }
 
 // TestReadWriteOncePod: a volume with this access mode is mounted for one pod at a time, whoever bound the pods to the node.

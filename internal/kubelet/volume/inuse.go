@@ -175,5 +175,5 @@ func (v *Volumes) checkAttached(ctx context.Context, vol *csiVolume) error {
 }
 
 func waitForAttachError(vol *csiVolume, err error) error {
-	return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: err}
+	return &MountError{Volume: vol.Name, Step: stepOf(vol.block, stepMapAttach, stepAttach), Err: err}
 }

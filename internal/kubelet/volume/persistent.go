@@ -52,22 +52,22 @@ func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume claimV
 	if err != nil {
 		return nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, volume.claim, err)
 	}
-	if node := v.Node(); node != nil {
-		if err := storagehelper.CheckNodeAffinity(pv, node.Labels); err != nil {
-			return nil, &MountError{Volume: pv.Name, Step: "MountVolume.NodeAffinity check", Err: err}
-		}
-	}
 	block := isBlock(claim)
 	if err := checkVolumeMode(pod, volume.name, block); err != nil {
 		return nil, err
 	}
+	if node := v.Node(); node != nil {
+		if err := storagehelper.CheckNodeAffinity(pv, node.Labels); err != nil {
+			return nil, mountError(pv.Name, stepOf(block, stepMapAffinity, stepAffinity), err)
+		}
+	}
 	m, err := v.setUpPersistent(ctx, pod, pv, volume.readOnly, block)
 	if err != nil {
-		return nil, &MountError{Volume: pv.Name, Step: "MountVolume.SetUp", Err: err}
+		return nil, mountError(pv.Name, stepOf(block, stepMapStage, stepSetUp), err)
 	}
 	if pv.Spec.CSI != nil {
 		if err := v.expandClaim(ctx, pod, volume, claim, pv); err != nil {
-			return nil, &MountError{Volume: pv.Name, Step: "MountVolume.Setup", Err: fmt.Errorf("failed while expanding volume: %w", err)}
+			return nil, mountError(pv.Name, stepOf(block, stepMapExpand, stepExpand), err)
 		}
 	}
 	if group, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 10, 64); err == nil {
@@ -132,7 +132,14 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 		}
 		return m, err
 	case pv.Spec.Local != nil:
-		return v.setUpLocal(ctx, pod, pv, localMode{readOnly, block})
+		if block {
+			m, err := setUpLocalDevice(pv.Spec.Local.Path, readOnly)
+			if err != nil {
+				err = mountError(pv.Name, stepMapDevice, err)
+			}
+			return m, err
+		}
+		return v.setUpLocal(ctx, pod, pv, readOnly)
 	case pv.Spec.CSI != nil:
 		return v.publish(ctx, v.persistentCSI(pod, pv, readOnly, block))
 	case pv.Spec.NFS != nil && !block:
@@ -141,27 +148,35 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }
 
-// localMode is how a pod uses a local volume.
-type localMode struct{ readOnly, block bool }
-
-// setUpLocal mounts a local directory, or the file system of a local device, into the pod's volume directory. It completes what a kubelet that was
-// killed has begun.
-func (v *Volumes) setUpLocal(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, mode localMode) (*mounted, error) {
-	path := pv.Spec.Local.Path
+// localPathType is the type of what is at the path of a local volume.
+func localPathType(path string) (corev1.HostPathType, error) {
 	if err := rejectParentReferences(path); err != nil {
-		return nil, fmt.Errorf("invalid path: %s %w", path, err)
+		return "", fmt.Errorf("invalid path: %s %w", path, err)
 	}
-	kind, err := hostPathType(path)
+	return hostPathType(path)
+}
+
+// setUpLocalDevice checks a local volume that containers use as a device.
+func setUpLocalDevice(path string, readOnly bool) (*mounted, error) {
+	kind, err := localPathType(path)
 	if err != nil {
 		return nil, err
 	}
-	if mode.block {
-		if kind != corev1.HostPathBlockDev {
-			return nil, fmt.Errorf("path %q is not a block device", path)
-		}
-		return &mounted{plugin: localPlugin, path: path, readOnly: mode.readOnly, block: true}, nil
+	if kind != corev1.HostPathBlockDev {
+		return nil, fmt.Errorf("path %q is not a block device", path)
 	}
-	m := &mounted{plugin: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: mode.readOnly, managed: !mode.readOnly}
+	return &mounted{plugin: localPlugin, path: path, readOnly: readOnly, block: true}, nil
+}
+
+// setUpLocal mounts a local directory, or the file system of a local device, into the pod's volume directory. It completes what a kubelet that was
+// killed has begun.
+func (v *Volumes) setUpLocal(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly bool) (*mounted, error) {
+	path := pv.Spec.Local.Path
+	kind, err := localPathType(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &mounted{plugin: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
 	before, err := isMounted(m.path)
 	if err != nil {
 		return nil, err
@@ -169,11 +184,11 @@ func (v *Volumes) setUpLocal(ctx context.Context, pod *corev1.Pod, pv *corev1.Pe
 	if !before {
 		err = v.mountLocal(path, m.path, kind, pv.Spec.Local.FSType)
 	}
-	if err == nil && mode.readOnly {
+	if err == nil && readOnly {
 		err = remountReadOnly(m.path)
 	}
 	// The group of the root is set last.
-	if group := fsGroup(pod); err == nil && group != nil && !mode.readOnly && (!before || !isGroupsVolume(m.path, *group)) {
+	if group := fsGroup(pod); err == nil && group != nil && !readOnly && (!before || !isGroupsVolume(m.path, *group)) {
 		err = setGroup(ctx, m.path, *group, false, pod.Spec.SecurityContext.FSGroupChangePolicy)
 	}
 	if err != nil {

@@ -212,9 +212,9 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 			if m == nil {
 				v.setMounted(state, volume.Name, v.apiVolume(pod, volume))
 			}
-			v.Events.Event(pod, corev1.EventTypeWarning, "FailedMount", mountError(volume.Name, err).Error())
+			v.Events.Event(pod, corev1.EventTypeWarning, "FailedMount", mountError(volume.Name, stepSetUp, err).Error())
 		default:
-			failures = append(failures, mountError(volume.Name, err))
+			failures = append(failures, mountError(volume.Name, stepSetUp, err))
 		}
 	}
 	return errors.Join(failures...)
@@ -240,6 +240,24 @@ func (v *Volumes) measureMount(state *podVolumes, volume *corev1.Volume, began t
 	}
 }
 
+// The steps that can fail, in upstream's words. Those of devices begin with mapVolume.
+const (
+	mapVolume = "MapVolume."
+
+	stepAffinity = "MountVolume.NodeAffinity check failed"
+	stepAttach   = "MountVolume.WaitForAttach failed"
+	stepStage    = "MountVolume.MountDevice failed"
+	stepSetUp    = "MountVolume.SetUp failed"
+	stepExpand   = "MountVolume.Setup failed while expanding volume"
+
+	stepMapAffinity = mapVolume + "NodeAffinity check failed"
+	stepMapAttach   = mapVolume + "WaitForAttach failed"
+	stepMapStage    = mapVolume + "SetUpDevice failed"
+	stepMapPublish  = mapVolume + "MapPodDevice failed"
+	stepMapDevice   = mapVolume + "MapBlockVolume failed"
+	stepMapExpand   = mapVolume + "MarkVolumeAsMounted failed while expanding volume"
+)
+
 // MountError is the failure to set up one volume, with upstream's message.
 type MountError struct {
 	Volume string
@@ -248,18 +266,35 @@ type MountError struct {
 }
 
 func (e *MountError) Error() string {
-	return fmt.Sprintf("%s failed for volume %q : %v", e.Step, e.Volume, e.Err)
+	return fmt.Sprintf("%s for volume %q : %v", e.Step, e.Volume, e.Err)
+}
+
+// Reason is the reason of the event about the failure, upstream's.
+func (e *MountError) Reason() string {
+	if strings.HasPrefix(e.Step, mapVolume) && e.Step != stepMapAffinity {
+		return "FailedMapVolume"
+	}
+	return "FailedMount"
 }
 
 // Unwrap returns the cause.
 func (e *MountError) Unwrap() error { return e.Err }
 
-func mountError(volume string, err error) error {
+// mountError is the failure of a volume in a step, unless the error says which step has failed.
+func mountError(volume, step string, err error) error {
 	var mountErr *MountError
 	if errors.As(err, &mountErr) {
 		return mountErr
 	}
-	return &MountError{Volume: volume, Step: "MountVolume.SetUp", Err: err}
+	return &MountError{Volume: volume, Step: step, Err: err}
+}
+
+// stepOf is the step of a device or of a file system.
+func stepOf(block bool, ofDevice, ofFileSystem string) string {
+	if block {
+		return ofDevice
+	}
+	return ofFileSystem
 }
 
 // usedVolumes returns the names of the volumes that a container mounts, uses as a device or reads environment variables
