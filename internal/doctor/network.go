@@ -124,7 +124,7 @@ func decideResolver(s resolverState) (findings []Finding) {
 		findings = append(findings, Finding{Severity: severity, Problem: problem, Breaks: breaks, When: whenStarted, Fix: fix})
 	}
 	if s.problem != nil {
-		add(Error, s.problem.Error(), "the node does not start", "write "+s.path+" with a line nameserver, or set resolvConf of a KubeletConfiguration")
+		add(Error, s.problem.Error(), "no pod starts, whatever its dnsPolicy is", "write "+s.path+" with a line nameserver, or set resolvConf of a KubeletConfiguration")
 		return findings
 	}
 	var loopback, looping []string

@@ -64,6 +64,9 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 	if plan.NewSandbox || len(plan.Start) > 0 {
 		var err error
 		if config, err = w.sandboxConfig(pod, plan.Attempt); err != nil {
+			if plan.NewSandbox {
+				w.sandboxEvent(pod, err)
+			}
 			return wrapped("GeneratePodSandboxConfig for pod "+strconv.Quote(describe(pod))+" failed", err)
 		}
 	}
@@ -174,13 +177,18 @@ func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *cri.Sa
 }
 
 func (w *worker) sandboxFailed(pod *corev1.Pod, err error) error {
+	w.sandboxEvent(pod, err)
+	return wrapped("create pod sandbox", err)
+}
+
+// sandboxEvent records the event about a pod without a sandbox.
+func (w *worker) sandboxEvent(pod *corev1.Pod, err error) {
 	w.mu.Lock()
 	ending := w.ending()
 	w.mu.Unlock()
 	if !ending {
 		w.k.podEvent(pod, corev1.EventTypeWarning, "FailedCreatePodSandBox", "Failed to create pod sandbox: %v", err)
 	}
-	return wrapped("create pod sandbox", err)
 }
 
 // startAll starts containers in order. If an init container cannot be started, later containers are not started either.

@@ -412,9 +412,7 @@ func (n *nodeComponents) buildKubelet() error {
 	if len(resolver.ClusterDNS) == 0 {
 		resolver.ClusterDNS = n.clusterDNS
 	}
-	if _, err := n.hostDNS(); err != nil {
-		return err
-	}
+	n.checkHostDNS(resolver.ClusterDomain)
 	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
 	n.kubelet = kubelet.New(kubelet.Config{
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
@@ -607,6 +605,24 @@ func (n *nodeComponents) hostDNS() (*environment.DNSConfig, error) {
 		return nil, fmt.Errorf("resolvConf: %w", err)
 	}
 	return config, nil
+}
+
+// checkHostDNS reports a resolver configuration of the host that pods cannot have. The node starts nevertheless: the configuration is read for each pod,
+// and pods wait until it can be read.
+func (n *nodeComponents) checkHostDNS(clusterDomain string) {
+	config, err := n.hostDNS()
+	problem := ""
+	switch {
+	case err != nil:
+		problem = err.Error()
+	case config != nil:
+		problem = environment.CheckResolver(*n.settings.ResolverConfig, config, clusterDomain)
+	}
+	if problem == "" {
+		return
+	}
+	n.log.Warn("pods cannot have the host's resolver configuration", "problem", problem)
+	n.node.Event(corev1.EventTypeWarning, "CheckLimitsForResolvConf", problem)
 }
 
 // podLimits are the limits of all pods together: what the host has, without what is reserved if that is enforced.

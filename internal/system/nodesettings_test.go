@@ -1,15 +1,26 @@
 package system
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
+	"skiff/internal/client"
 	"skiff/internal/config"
+	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/node"
+	"skiff/internal/kubelet/shutdown"
+	"skiff/internal/kubelet/volume"
+	"skiff/test/inprocess"
 )
 
 // defaultSettings is the configuration of a node without a configuration file.
@@ -74,5 +85,46 @@ func TestHostDNS(t *testing.T) {
 	s.ResolverConfig = new("")
 	if config, err := n.hostDNS(); config != nil || err != nil {
 		t.Errorf("got %v, %v although it is disabled", config, err)
+	}
+}
+
+// TestMissingHostDNS: a host without resolv.conf, or with one that pods cannot have, does not end the start of its node. The node has upstream's event.
+func TestMissingHostDNS(t *testing.T) {
+	api := inprocess.Start(t, t.Context())
+	for name, test := range map[string]struct{ text, want string }{
+		"missing": {"", "resolvConf: open PATH: no such file or directory"},
+		"long":    {"search a.example b.example\nsearch " + strings.Repeat("x.example ", 40), "Resolv.conf file 'PATH' contains search line consisting of more than 29 domains!"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "resolv.conf")
+			if test.text != "" {
+				if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			events := client.NewEventBroadcaster(api)
+			n := &nodeComponents{nodeOptions: nodeOptions{clusterDomain: "cluster.local"}, settings: defaultSettings(t), log: slog.New(slog.DiscardHandler), client: api,
+				informers: client.NewInformers(api), metrics: metrics.New("node"), shutdown: &shutdown.Shutdown{}, volumes: &volume.Volumes{}}
+			n.node = node.New(node.Settings{Name: "node-" + name}, node.Dependencies{Client: api, Events: events.NewRecorder("kubelet"), Log: n.log})
+			n.settings.ResolverConfig = &path
+			if err := n.buildKubelet(); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			go func() { _ = events.Run(ctx) }()
+			want := strings.ReplaceAll(test.want, "PATH", path)
+			for {
+				list, _, err := client.For[*corev1.Event](api).List(ctx, metav1.NamespaceDefault, client.Selector{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if slices.ContainsFunc(list, func(e *corev1.Event) bool {
+					return e.InvolvedObject.Name == "node-"+name && e.Reason == "CheckLimitsForResolvConf" && e.Message == want
+				}) {
+					return
+				}
+			}
+		})
 	}
 }
