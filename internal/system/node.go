@@ -232,6 +232,8 @@ type nodeComponents struct {
 	// started is when the node was started. runtimeReady ends the start of its container runtime.
 	started      time.Time
 	runtimeReady func()
+	// runtimeProblem is why skiff's own container runtime is not ready; nil: it is run by something else.
+	runtimeProblem func() error
 	// podCIDRs receives the node's pod CIDRs once they are allocated.
 	podCIDRs chan []string
 	log      *slog.Logger
@@ -564,6 +566,11 @@ func (n *nodeComponents) buildShutdownAndDevices() (err error) {
 
 // notReadyErrors are the reasons why the node is not ready, besides the status of its container runtime.
 func (n *nodeComponents) notReadyErrors() (errs []error) {
+	if n.runtimeProblem != nil {
+		if err := n.runtimeProblem(); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if err := n.kubelet.RuntimeError(); err != nil {
 		errs = append(errs, err)
 	}

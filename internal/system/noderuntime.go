@@ -46,7 +46,7 @@ func (n *nodeComponents) containerRuntime() (*containerRuntime, error) {
 		return nil, err
 	}
 	n.settings.CgroupDriver = ownCgroupDriver(n.settings)
-	n.sandboxProfile = own.SandboxProfile()
+	n.sandboxProfile, n.runtimeProblem = own.SandboxProfile(), own.Problem
 	bin, conf := ownCNIDirs(n.dataDir)
 	return &containerRuntime{endpoint: own.Endpoint(), run: own.Run, ready: own.Ready(), cniBinDir: bin, cniConfDir: conf}, nil
 }

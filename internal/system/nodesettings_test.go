@@ -2,6 +2,7 @@ package system
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/config"
+	"skiff/internal/kubelet"
 	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/shutdown"
@@ -126,5 +128,21 @@ func TestMissingHostDNS(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRuntimeProblem: the condition of a node says why its container runtime is not ready.
+func TestRuntimeProblem(t *testing.T) {
+	problem := errors.New("not checked")
+	n := &nodeComponents{
+		kubelet: kubelet.New(kubelet.Config{Client: inprocess.Start(t, t.Context())}), shutdown: &shutdown.Shutdown{}, runtimeProblem: func() error { return problem },
+	}
+	if err := errors.Join(n.notReadyErrors()...); !errors.Is(err, problem) {
+		t.Errorf("error %v", err)
+	}
+	was := problem
+	problem = nil
+	if err := errors.Join(n.notReadyErrors()...); errors.Is(err, was) {
+		t.Errorf("error %v after the problem has ended", err)
 	}
 }

@@ -67,6 +67,9 @@ type Containerd struct {
 
 	ready     chan struct{}
 	readyOnce sync.Once
+
+	mu      sync.Mutex
+	problem error // guarded by mu
 }
 
 // New finds the programs and directories. It starts nothing.
@@ -123,6 +126,19 @@ func (c *Containerd) SandboxProfile() string { return c.directories.profile() }
 
 // Ready is closed when containerd is ready for the first time and the images are imported.
 func (c *Containerd) Ready() <-chan struct{} { return c.ready }
+
+// Problem is why containerd is not ready although it runs, for the condition of the node; nil: nothing is known.
+func (c *Containerd) Problem() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.problem
+}
+
+func (c *Containerd) setProblem(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.problem = err
+}
 
 // Run runs containerd until ctx is done, and then stops it. It returns an error if containerd cannot be started at first; if it exits later it
 // is restarted.
@@ -237,8 +253,8 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 		return err
 	}
 	recorder := &imageRecorder{importer: importer, dir: c.directories.root(), file: c.directories.imageRecord(), boot: boot, log: c.log}
-	if err := recorder.recheck(ctx); err != nil {
-		return ignoreCancelled(ctx, err)
+	if !c.checkImages(ctx, recorder) {
+		return nil
 	}
 	if err := importer.ensure(ctx, c.pause, true); err != nil {
 		return ignoreCancelled(ctx, fmt.Errorf("import pause image: %w", err))
@@ -249,6 +265,28 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	}
 	recorder.run(ctx)
 	return nil
+}
+
+// checkImages checks the images until that succeeds: an image that is not checked may be damaged, and containers would fail with it. The start goes on
+// then, and the condition of the node says why meanwhile. It returns false when ctx is done.
+func (c *Containerd) checkImages(ctx context.Context, recorder *imageRecorder) bool {
+	defer c.setProblem(nil)
+	for delay := restartMin; ; delay = min(2*delay, restartMax) {
+		err := recorder.recheck(ctx)
+		if ctx.Err() != nil {
+			return false
+		}
+		if err == nil {
+			return true
+		}
+		c.setProblem(fmt.Errorf("containerd is not used before its images are checked: %w", err))
+		c.log.Error("failed to check images, trying again", "error", err, "delay", delay)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(delay):
+		}
+	}
 }
 
 // ignoreCancelled drops errors after ctx is done.

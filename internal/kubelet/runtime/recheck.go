@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	images "github.com/containerd/containerd/api/services/images/v1"
@@ -157,7 +158,8 @@ type unpackedImage struct {
 	chain  []string
 }
 
-// repairNew repairs the images that are not recorded. Layers that a recorded image has too are on disk.
+// repairNew repairs the images that are not recorded. Layers that a recorded image has too are on disk. One image that cannot be repaired does not keep
+// others from it; what was repaired is not repaired again when this is repeated after an error.
 func (r *imageRecorder) repairNew(ctx context.Context) error {
 	present, err := r.importer.targets(ctx)
 	if err != nil {
@@ -165,7 +167,8 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 	}
 	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 	sound, added := map[string]bool{}, []unpackedImage{}
-	for digest, image := range present {
+	for _, digest := range slices.Sorted(maps.Keys(present)) {
+		image := present[digest]
 		chain, err := r.importer.chain(ctx, image.target)
 		if isInterrupted(err) {
 			return err
@@ -179,20 +182,33 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 			sound[id] = true
 		}
 	}
-	if err := r.removeSnapshots(ctx, added, sound); err != nil {
-		return err
-	}
+	var failures []error
 	for _, image := range added {
-		if err := r.repair(ctx, image); err != nil {
+		err := r.repair(ctx, image, sound)
+		if isInterrupted(err) {
 			return err
 		}
+		if err != nil {
+			failures = append(failures, fmt.Errorf("image %s: %w", strings.Join(image.names, ", "), err))
+			continue
+		}
+		// Its layers are gone or unpacked again. Another image may have them too.
+		for _, id := range image.chain {
+			sound[id] = true
+		}
+		at, _ := slices.BinarySearch(r.recorded.Images, image.target.Digest)
+		r.recorded.Images = slices.Insert(r.recorded.Images, at, image.target.Digest)
 	}
-	return nil
+	return errors.Join(failures...)
 }
 
-// repair unpacks an image whose layers were removed, or removes it if its blobs are damaged. One that cannot be unpacked now, because the disk is full or
-// because it is no image of a container, must not keep the node from starting: the CRI unpacks images when containers use them.
-func (r *imageRecorder) repair(ctx context.Context, image unpackedImage) error {
+// repair removes the layers of an image, except those that are sound, and unpacks it again, or removes it if its blobs are damaged. One that cannot be
+// unpacked now, because the disk is full or because it is no image of a container, must not keep the node from starting: the CRI unpacks images when
+// containers use them.
+func (r *imageRecorder) repair(ctx context.Context, image unpackedImage, sound map[string]bool) error {
+	if err := r.removeSnapshots(ctx, image, sound); err != nil {
+		return err
+	}
 	err := r.importer.verify(ctx, image.target)
 	if isInterrupted(err) {
 		return err
@@ -212,17 +228,10 @@ func (r *imageRecorder) repair(ctx context.Context, image unpackedImage) error {
 	return nil
 }
 
-// removeSnapshots removes the layers of images, except those that are sound, with everything that is on them: layers of other images, containers, image
+// removeSnapshots removes the layers of an image, except those that are sound, with everything that is on them: layers of other images, containers, image
 // volumes, and what a pull was unpacking. No container runs: the host was rebooted.
-func (r *imageRecorder) removeSnapshots(ctx context.Context, list []unpackedImage, sound map[string]bool) error {
-	var damaged []string
-	for _, image := range list {
-		for _, id := range image.chain {
-			if !sound[id] {
-				damaged = append(damaged, id)
-			}
-		}
-	}
+func (r *imageRecorder) removeSnapshots(ctx context.Context, image unpackedImage, sound map[string]bool) error {
+	damaged := slices.DeleteFunc(slices.Clone(image.chain), func(id string) bool { return sound[id] })
 	if len(damaged) == 0 {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	content "github.com/containerd/containerd/api/services/content/v1"
 	diff "github.com/containerd/containerd/api/services/diff/v1"
@@ -38,6 +39,8 @@ type fakeContainerd struct {
 	parents map[string]string // of snapshots by name
 	// unpacked are the layers that were unpacked, removed the containers that were removed.
 	unpacked, removed []string
+	// removeFails has the errors of the removal of snapshots, by name.
+	removeFails map[string]error
 }
 
 func sum(data []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(data)) }
@@ -154,6 +157,9 @@ func (f fakeSnapshots) Commit(_ context.Context, r *snapshots.CommitSnapshotRequ
 }
 
 func (f fakeSnapshots) Remove(_ context.Context, r *snapshots.RemoveSnapshotRequest) (*emptypb.Empty, error) {
+	if err := f.removeFails[r.Key]; err != nil {
+		return nil, err
+	}
 	if slices.Contains(slices.Collect(maps.Values(f.parents)), r.Key) {
 		return nil, status.Error(codes.FailedPrecondition, "snapshot has children")
 	}
@@ -451,5 +457,41 @@ func TestRecheckInterrupted(t *testing.T) {
 	r := &imageRecorder{importer: importer, dir: dir, file: filepath.Join(dir, "images.json"), boot: "second", log: slog.New(slog.DiscardHandler)}
 	if err := r.recheck(ctx); err == nil || len(f.targets) != 1 {
 		t.Errorf("error %v, images %v", err, f.targets)
+	}
+}
+
+// TestRecheckIsRepeated: an image whose layers cannot be removed keeps neither others from being repaired nor the start from going on. The check is repeated
+// until it succeeds, and the condition of the node says why meanwhile.
+func TestRecheckIsRepeated(t *testing.T) {
+	f, importer := newFakeContainerd(t)
+	f.add("busy", "busy layer")
+	f.add("other", "other layer")
+	f.removeFails = map[string]error{sum([]byte("busy layer")): status.Error(codes.Internal, "device or resource busy")}
+	dir := writeRecord(t, `{"boot":"first"}`)
+	r := &imageRecorder{importer: importer, dir: dir, file: filepath.Join(dir, "images.json"), boot: "second", log: slog.New(slog.DiscardHandler)}
+	c := &Containerd{log: r.log}
+	checked := make(chan bool, 1)
+	go func() { checked <- c.checkImages(t.Context(), r) }()
+	for deadline := time.Now().Add(20 * time.Second); c.Problem() == nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no problem is reported")
+		}
+	}
+	if err := c.Problem(); !strings.HasSuffix(err.Error(), "desc = device or resource busy") || !strings.Contains(err.Error(), "image busy: remove snapshot sha256:") {
+		t.Errorf("the problem is %v", err)
+	}
+	f.mu.Lock()
+	if !slices.Equal(f.unpacked, []string{"other layer"}) {
+		t.Errorf("unpacked %q, want the image that can be repaired", f.unpacked)
+	}
+	f.removeFails = nil
+	f.mu.Unlock()
+	if !<-checked || c.Problem() != nil {
+		t.Errorf("the problem is %v", c.Problem())
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !slices.Equal(f.unpacked, []string{"other layer", "busy layer"}) {
+		t.Errorf("unpacked %q, want each layer once", f.unpacked)
 	}
 }
