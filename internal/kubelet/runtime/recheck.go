@@ -47,21 +47,22 @@ type syncedImages struct {
 	Images []string `json:"images"`
 }
 
-// readSyncedImages reads the record; nil: there is none. One that is damaged has no images, so that all are checked: the disk that it is for may have lost
-// the record too.
-func readSyncedImages(path string) (*syncedImages, error) {
+// readSyncedImages reads the record; nil: there is none. One that is damaged or cannot be read has no images, so that all are checked: the disk that it is
+// for may have lost the record too.
+func readSyncedImages(path string) (record *syncedImages, damage error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	record = &syncedImages{}
+	if err == nil {
+		err = json.Unmarshal(text, record)
+	}
 	if err != nil {
-		return nil, err
+		return &syncedImages{}, err
 	}
-	var record syncedImages
-	if json.Unmarshal(text, &record) != nil {
-		record = syncedImages{}
-	}
-	return &record, nil
+	slices.Sort(record.Images)
+	return record, nil
 }
 
 // imageRecorder keeps the record of the images that are on disk.
@@ -78,16 +79,18 @@ type imageRecorder struct {
 // recheck checks the images that are not recorded if the host has been rebooted since, and records all that are present. A host without a record has
 // images of an earlier version of skiff, or none. A record that cannot be written, because the disk is full, does not keep the node from starting.
 func (r *imageRecorder) recheck(ctx context.Context) error {
-	var err error
-	if r.recorded, err = readSyncedImages(r.file); err != nil {
-		return err
+	if r.recorded == nil { // else this is repeated
+		var damage error
+		if r.recorded, damage = readSyncedImages(r.file); damage != nil {
+			r.log.Warn("failed to read which images are on disk, checking all", "error", damage)
+		}
 	}
 	if r.recorded != nil && r.recorded.Boot != r.boot {
 		if err := r.repairNew(ctx); err != nil {
 			return fmt.Errorf("check images after a reboot: %w", err)
 		}
 	}
-	err = r.record(ctx)
+	err := r.record(ctx)
 	if isInterrupted(err) {
 		return err
 	}
@@ -166,7 +169,11 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 		return err
 	}
 	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
-	sound, added := map[string]bool{}, []unpackedImage{}
+	sound, err := r.inUse(ctx)
+	if err != nil {
+		return err
+	}
+	var added []unpackedImage
 	for _, digest := range slices.Sorted(maps.Keys(present)) {
 		image := present[digest]
 		chain, err := r.importer.chain(ctx, image.target)
@@ -202,6 +209,50 @@ func (r *imageRecorder) repairNew(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
+// inUse returns the snapshots that something is on if a container runs: then the host has not been rebooted since the images were last checked, because
+// containers start after that. The record does not say so if it is damaged, or could not be written because the disk was full.
+func (r *imageRecorder) inUse(ctx context.Context) (map[string]bool, error) {
+	used := map[string]bool{}
+	runs, err := r.isAnyRunning(ctx)
+	if err != nil || !runs {
+		return used, err
+	}
+	r.log.Info("containers run, their images are kept as they are")
+	all, err := r.importer.snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, info := range all {
+		if info.Kind == snapshots.Kind_COMMITTED {
+			continue
+		}
+		for parent := info.Parent; parent != "" && !used[parent]; {
+			used[parent] = true
+			next := all[parent]
+			if next == nil {
+				break
+			}
+			parent = next.Parent
+		}
+	}
+	return used, nil
+}
+
+// isAnyRunning reports whether a container or sandbox runs.
+func (r *imageRecorder) isAnyRunning(ctx context.Context) (bool, error) {
+	runtime := cri.New(cri.NewClient(r.importer.connection))
+	sandboxes, err := runtime.ListPodSandboxes(ctx, "")
+	if err != nil {
+		return false, fmt.Errorf("list sandboxes: %w", err)
+	}
+	containers, err := runtime.ListContainers(ctx, "")
+	if err != nil {
+		return false, fmt.Errorf("list containers: %w", err)
+	}
+	return slices.ContainsFunc(sandboxes, func(s *cri.Sandbox) bool { return s.Ready }) ||
+		slices.ContainsFunc(containers, func(c *cri.Container) bool { return c.State == cri.Running }), nil
+}
+
 // repair removes the layers of an image, except those that are sound, and unpacks it again, or removes it if its blobs are damaged. One that cannot be
 // unpacked now, because the disk is full or because it is no image of a container, must not keep the node from starting: the CRI unpacks images when
 // containers use them.
@@ -229,7 +280,7 @@ func (r *imageRecorder) repair(ctx context.Context, image unpackedImage, sound m
 }
 
 // removeSnapshots removes the layers of an image, except those that are sound, with everything that is on them: layers of other images, containers, image
-// volumes, and what a pull was unpacking. No container runs: the host was rebooted.
+// volumes, and what a pull was unpacking. None of them is a container that runs.
 func (r *imageRecorder) removeSnapshots(ctx context.Context, image unpackedImage, sound map[string]bool) error {
 	damaged := slices.DeleteFunc(slices.Clone(image.chain), func(id string) bool { return sound[id] })
 	if len(damaged) == 0 {
@@ -362,25 +413,36 @@ func (i Importer) remove(ctx context.Context, names []string) error {
 	return nil
 }
 
-// snapshotsOn returns the snapshots with some names and all that are on them, each before the one it is on.
-func (i Importer) snapshotsOn(ctx context.Context, names []string) ([]*snapshots.Info, error) {
+// snapshots returns all snapshots by name.
+func (i Importer) snapshots(ctx context.Context) (map[string]*snapshots.Info, error) {
 	stream, err := snapshots.NewSnapshotsClient(i.connection).List(ctx, &snapshots.ListSnapshotsRequest{Snapshotter: snapshotter})
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	byName, children := map[string]*snapshots.Info{}, map[string][]string{}
+	all := map[string]*snapshots.Info{}
 	for {
 		response, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			break
+			return all, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list snapshots: %w", err)
 		}
 		for _, info := range response.Info {
-			byName[info.Name] = info
-			children[info.Parent] = append(children[info.Parent], info.Name)
+			all[info.Name] = info
 		}
+	}
+}
+
+// snapshotsOn returns the snapshots with some names and all that are on them, each before the one it is on.
+func (i Importer) snapshotsOn(ctx context.Context, names []string) ([]*snapshots.Info, error) {
+	byName, err := i.snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	children := map[string][]string{}
+	for name, info := range byName {
+		children[info.Parent] = append(children[info.Parent], name)
 	}
 	var ordered []*snapshots.Info
 	var add func(name string)

@@ -39,6 +39,8 @@ type fakeContainerd struct {
 	parents map[string]string // of snapshots by name
 	// unpacked are the layers that were unpacked, removed the containers that were removed.
 	unpacked, removed []string
+	// running are the containers that run.
+	running []string
 	// removeFails has the errors of the removal of snapshots, by name.
 	removeFails map[string]error
 }
@@ -202,6 +204,24 @@ func (f fakeRuntimeService) RemovePodSandbox(_ context.Context, r *runtimeapi.Re
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
+func (f fakeRuntimeService) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	response := &runtimeapi.ListContainersResponse{}
+	for name := range f.parents {
+		state := runtimeapi.ContainerState_CONTAINER_EXITED
+		if slices.Contains(f.running, name) {
+			state = runtimeapi.ContainerState_CONTAINER_RUNNING
+		}
+		if strings.HasPrefix(name, "container") {
+			response.Containers = append(response.Containers, &runtimeapi.Container{Id: name, Metadata: &runtimeapi.ContainerMetadata{Name: name}, State: state})
+		}
+	}
+	return response, nil
+}
+
+func (f fakeRuntimeService) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	return &runtimeapi.ListPodSandboxResponse{}, nil
+}
+
 // newFakeContainerd serves a containerd without images until the test ends.
 func newFakeContainerd(t *testing.T) (*fakeContainerd, Importer) {
 	t.Helper()
@@ -302,6 +322,48 @@ func TestRecheckWithDamagedRecord(t *testing.T) {
 		if text, err := os.ReadFile(filepath.Join(dir, "images.json")); err != nil || !bytes.Contains(text, []byte(`"boot":"second"`)) {
 			t.Errorf("record %q: recorded %s, %v", record, text, err)
 		}
+	}
+}
+
+// TestRecheckWhileContainersRun: a record that is damaged, of an earlier boot because the disk was full, or unreadable does not take the layers of containers
+// that run away. Other images are checked, and the start goes on.
+func TestRecheckWhileContainersRun(t *testing.T) {
+	for name, record := range map[string]func(dir string) error{
+		"damaged": func(dir string) error { return os.WriteFile(filepath.Join(dir, "images.json"), []byte("\x00"), 0o600) },
+		"old": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "images.json"), []byte(`{"boot":"first"}`), 0o600)
+		},
+		"unreadable": func(dir string) error { return os.Mkdir(filepath.Join(dir, "images.json"), 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, importer := newFakeContainerd(t)
+			f.add("used", "base", "used layer")
+			f.add("unused", "base", "unused layer")
+			f.add("bad", "bad layer")
+			f.blobs[sum([]byte("bad layer"))] = nil
+			base := sum([]byte("base"))
+			layer := chainID(base, sum([]byte("used layer")))
+			f.parents["container 1"], f.parents["container 2"] = layer, layer
+			f.running = []string{"container 1"}
+			dir := t.TempDir()
+			if err := record(dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := recheckIn(t, importer, dir); err != nil {
+				t.Fatal(err)
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if len(f.removed) > 0 || f.parents["container 1"] != layer || f.parents[layer] != base {
+				t.Errorf("removed %q, snapshots %q", f.removed, f.parents)
+			}
+			if !slices.Equal(f.unpacked, []string{"unused layer"}) {
+				t.Errorf("unpacked %q", f.unpacked)
+			}
+			if names := slices.Sorted(maps.Keys(f.targets)); !slices.Equal(names, []string{"unused", "used"}) {
+				t.Errorf("images %q", names)
+			}
+		})
 	}
 }
 
