@@ -10,10 +10,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/diskusage"
 )
 
 const (
@@ -35,6 +34,8 @@ const (
 	// diskUsageInterval is how often the disk usage of pods is measured while no threshold is met. Measuring walks their
 	// files.
 	diskUsageInterval = time.Minute
+	// diskUsageTimeout bounds the walk of one volume or log directory: memory is not checked meanwhile.
+	diskUsageTimeout = 10 * time.Second
 	// prepareInterval is how soon a source that is not ready is prepared again.
 	prepareInterval = time.Second
 )
@@ -308,37 +309,11 @@ func ProcessCount() (count, limit int64, err error) {
 	return count, limit, nil
 }
 
-// DiskUsage measures the files below a directory as the file system accounts for them. Hard links are counted once; other
-// file systems mounted below are left out.
-func DiskUsage(dir string) (sum Disk) {
-	var root syscall.Stat_t
-	if syscall.Lstat(dir, &root) != nil {
-		return Disk{}
-	}
-	counted := map[uint64]bool{}
-	// Files that vanish during the walk are ignored.
-	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return nil
-		}
-		var info syscall.Stat_t
-		if syscall.Lstat(path, &info) != nil {
-			return nil
-		}
-		if info.Dev != root.Dev {
-			if entry.IsDir() {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		if info.Nlink > 1 && !entry.IsDir() {
-			if counted[info.Ino] {
-				return nil
-			}
-			counted[info.Ino] = true
-		}
-		sum = sum.add(Disk{Bytes: info.Blocks * 512, Inodes: 1})
-		return nil
-	})
-	return sum
+// DiskUsage measures the files below a directory as the file system accounts for them. Hard links are counted once; what is mounted below is left out. A walk
+// that takes longer than diskUsageTimeout ends with what it has counted.
+func DiskUsage(ctx context.Context, dir string) Disk {
+	ctx, cancel := context.WithTimeout(ctx, diskUsageTimeout)
+	defer cancel()
+	usage, _ := diskusage.Of(ctx, dir) // a lower bound is better than nothing
+	return Disk{Bytes: usage.Bytes, Inodes: usage.Inodes}
 }

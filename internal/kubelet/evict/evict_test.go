@@ -334,7 +334,7 @@ func TestObserve(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 100_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := DiskUsage(dir)
+	before := DiskUsage(t.Context(), dir)
 	if before.Bytes < 100_000 || before.Inodes != 2 {
 		t.Errorf("%+v", before)
 	}
@@ -344,7 +344,7 @@ func TestObserve(t *testing.T) {
 	if err := os.Symlink("/", filepath.Join(dir, "root")); err != nil {
 		t.Fatal(err)
 	}
-	if after := DiskUsage(dir); after.Inodes != 3 || after.Bytes != before.Bytes {
+	if after := DiskUsage(t.Context(), dir); after.Inodes != 3 || after.Bytes != before.Bytes {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }

@@ -85,7 +85,7 @@ func (o *Observer) Usage(ctx context.Context, pods []*corev1.Pod, disks func(*co
 				}
 				layers = writableLayers(stats)
 			}
-			o.addDisks(&usage, pod, layers[pod.UID])
+			o.addDisks(ctx, &usage, pod, layers[pod.UID])
 		}
 		u.Pods[pod.UID] = usage
 	}
@@ -117,12 +117,12 @@ func (o *Observer) podUsage(pod *corev1.Pod) (PodUsage, bool) {
 }
 
 // addDisks adds a pod's disk usage: its containers' writable layers and logs, and its volumes on the node's file system.
-func (o *Observer) addDisks(usage *PodUsage, pod *corev1.Pod, layers map[string]Disk) {
+func (o *Observer) addDisks(ctx context.Context, usage *PodUsage, pod *corev1.Pod, layers map[string]Disk) {
 	usage.Volumes = map[string]Disk{}
 	logs := filepath.Join(o.PodLogsDir, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 	for i := range usage.Containers {
 		c := &usage.Containers[i]
-		c.Rootfs, c.Logs = layers[c.Name], DiskUsage(filepath.Join(logs, c.Name))
+		c.Rootfs, c.Logs = layers[c.Name], DiskUsage(ctx, filepath.Join(logs, c.Name))
 		usage.Disk = usage.Disk.add(c.Rootfs).add(c.Logs)
 	}
 	for i := range pod.Spec.Volumes {
@@ -136,7 +136,7 @@ func (o *Observer) addDisks(usage *PodUsage, pod *corev1.Pod, layers map[string]
 		default:
 			continue
 		}
-		usage.Volumes[v.Name] = DiskUsage(filepath.Join(o.Root, "pods", string(pod.UID), "volumes", plugin, v.Name))
+		usage.Volumes[v.Name] = DiskUsage(ctx, filepath.Join(o.Root, "pods", string(pod.UID), "volumes", plugin, v.Name))
 		usage.Disk = usage.Disk.add(usage.Volumes[v.Name])
 	}
 }

@@ -2,7 +2,6 @@ package volume
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -172,42 +171,4 @@ func hugePageSize(pod *corev1.Pod, medium corev1.StorageMedium) (string, error) 
 		return "", err
 	}
 	return found, nil
-}
-
-// diskUsage sums up the files of a directory on the same file system. Hard links are counted once.
-func diskUsage(dir string) (used, inodes int64, err error) {
-	root, err := openDir(dir)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer unix.Close(root)
-	var first unix.Stat_t
-	if err := unix.Fstat(root, &first); err != nil {
-		return 0, 0, err
-	}
-	used, inodes = first.Blocks*512, 1
-	linked := map[uint64]bool{}
-	paths := []string{"."}
-	for i := 0; i < len(paths); i++ {
-		names, err := list(root, paths[i])
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return 0, 0, err
-		}
-		for _, name := range names {
-			path := filepath.Join(paths[i], name)
-			var stat unix.Stat_t
-			if unix.Fstatat(root, path, &stat, unix.AT_SYMLINK_NOFOLLOW) != nil || stat.Dev != first.Dev || linked[stat.Ino] {
-				continue
-			}
-			if stat.Nlink > 1 && stat.Mode&unix.S_IFMT != unix.S_IFDIR {
-				linked[stat.Ino] = true
-			}
-			used += stat.Blocks * 512
-			inodes++
-			if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
-				paths = append(paths, path)
-			}
-		}
-	}
-	return used, inodes, nil
 }

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"skiff/internal/kubelet/diskusage"
 )
 
 // defaultStatsPeriod is how long the measured usage of a volume is used, unless it is configured; statsTimeout is how long a request waits for
@@ -132,7 +134,8 @@ func (v *Volumes) usage(ctx context.Context, m *mounted) (Usage, error) {
 	if err != nil || separate {
 		return usage, err
 	}
-	usage.Used, usage.InodesUsed, err = diskUsage(m.path)
+	files, err := diskusage.Of(ctx, m.path)
+	usage.Used, usage.InodesUsed = files.Bytes, files.Inodes
 	return usage, err
 }
 
