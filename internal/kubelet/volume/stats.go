@@ -17,10 +17,15 @@ import (
 )
 
 // defaultStatsPeriod is how long the measured usage of a volume is used, unless it is configured; statsTimeout is how long a request waits for
-// measurements. A file system that does not respond is not measured a second time meanwhile, so it blocks one goroutine only.
+// measurements. A file system that does not respond is not measured a second time meanwhile, and keeps a goroutine and a thread: maxMeasured volumes are
+// measured at the same time, and a measurement that takes longer than slowAfter lets the next one begin, as long as there are no more than maxSlow of these.
+// Volumes on the node's own file systems do not wait for others.
 const (
 	defaultStatsPeriod = time.Minute
 	statsTimeout       = time.Second
+	maxMeasured        = 8
+	maxSlow            = 64
+	slowAfter          = 2 * time.Second
 )
 
 // Usage is the usage of a volume, in bytes and inodes.
@@ -33,8 +38,59 @@ type Usage struct {
 type measurement struct {
 	usage *Usage // nil: unknown
 	at    time.Time
-	// pending is closed when the measurement in progress ends; nil: none is in progress.
-	pending chan struct{}
+	// pending is closed when the measurement in progress ends, which was requested at requestedAt; nil: none is in progress.
+	pending     chan struct{}
+	requestedAt time.Time
+}
+
+// measureQueue has measurements that were requested. It is guarded by the mu of Volumes.
+type measureQueue struct {
+	waiting []queuedMeasurement
+	// active is how many are in progress, without those that are slow.
+	active, slow int
+}
+
+// queuedMeasurement is a measurement of a volume that was requested.
+type queuedMeasurement struct {
+	result *measurement
+	volume mounted
+}
+
+// startMeasuring begins requested measurements as far as the bounds allow. The caller holds mu.
+func (v *Volumes) startMeasuring(ctx context.Context, q *measureQueue) {
+	for q.active < maxMeasured && len(q.waiting) > 0 {
+		next := q.waiting[0]
+		q.waiting = q.waiting[1:]
+		q.active++
+		ended, slow := false, false
+		var timer *time.Timer
+		timer = time.AfterFunc(slowAfter, func() {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			switch {
+			case ended: // just now
+			case q.slow == maxSlow:
+				timer.Reset(slowAfter)
+			default:
+				slow = true
+				q.active--
+				q.slow++
+				v.startMeasuring(ctx, q)
+			}
+		})
+		go func() {
+			v.measure(ctx, next.result, next.volume, func() {
+				timer.Stop()
+				ended = true
+				if slow {
+					q.slow--
+				} else {
+					q.active--
+				}
+				v.startMeasuring(ctx, q)
+			})
+		}()
+	}
 }
 
 // Stats returns the usage of the volumes of pods, by UID. Volumes that could not be measured in time are missing.
@@ -81,20 +137,33 @@ func (v *Volumes) startMeasurements(ctx context.Context, pods []*corev1.Pod) (pe
 				state.measured[name] = have
 			}
 			if have.pending == nil && time.Since(have.at) >= period {
-				have.pending = make(chan struct{})
-				go v.measure(ctx, have, *m)
+				have.pending, have.requestedAt = make(chan struct{}), time.Now()
+				q := v.measureQueue(m)
+				q.waiting = append(q.waiting, queuedMeasurement{have, *m})
 			}
-			if have.pending != nil {
+			// One that an earlier request has waited for in vain is not waited for again.
+			if have.pending != nil && time.Since(have.requestedAt) < statsTimeout {
 				pending = append(pending, have.pending)
 			}
 		}
 	}
+	v.startMeasuring(ctx, &v.ownFiles)
+	v.startMeasuring(ctx, &v.otherFiles)
 	return pending
 }
 
-// measure measures a volume and publishes the result.
-func (v *Volumes) measure(ctx context.Context, result *measurement, m mounted) {
-	usage, err := v.usage(ctx, &m)
+// measureQueue is the queue of a volume: volumes of the node's own files, which respond, do not wait for servers and drivers, which may not.
+func (v *Volumes) measureQueue(m *mounted) *measureQueue {
+	switch m.plugin {
+	case csiPlugin, nfsPlugin, localPlugin:
+		return &v.otherFiles
+	}
+	return &v.ownFiles
+}
+
+// measure measures a volume and publishes the result. It calls ended with mu held.
+func (v *Volumes) measure(ctx context.Context, result *measurement, m mounted, ended func()) {
+	usage, err := v.usageOf(ctx, &m)
 	if err != nil {
 		v.Log.Debug("failed to measure a volume", "path", m.path, "error", err)
 	}
@@ -106,6 +175,7 @@ func (v *Volumes) measure(ctx context.Context, result *measurement, m mounted) {
 	}
 	close(result.pending)
 	result.pending = nil
+	ended()
 }
 
 // isMeasurable reports whether the usage of a volume says something: not of images and directories of the host, and of devices only if their driver

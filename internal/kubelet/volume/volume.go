@@ -77,10 +77,15 @@ type Volumes struct {
 	// helperDirs are the directories of the host's mount helpers.
 	helperDirs []string
 
+	// usageOf is usage, except in tests.
+	usageOf func(ctx context.Context, m *mounted) (Usage, error)
+
 	mu   sync.Mutex // guards what follows, and each pod's byName, refreshAt and measured
 	pods map[types.UID]*podVolumes
 	// wanted are the volumes that pods are about to use and that must be attached, and whether they were reported since.
 	wanted map[types.UID]map[corev1.UniqueVolumeName]bool
+	// ownFiles and otherFiles are the volumes to measure: those with files on the node's own file systems, and others.
+	ownFiles, otherFiles measureQueue
 	// nodeObserved is closed and replaced by NodeChanged and ReportedInUse.
 	nodeObserved chan struct{}
 	// shared is set if Prepare bind-mounted the root directory onto itself.
@@ -121,6 +126,7 @@ func New(o Options) *Volumes {
 	v.tokens = newTokens(o.Client)
 	v.certificates = newCertificates(o.Client, o.NodeName)
 	v.csi = newDrivers(o)
+	v.usageOf = v.usage
 	return v
 }
 
