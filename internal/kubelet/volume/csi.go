@@ -38,6 +38,8 @@ type volumeData struct {
 	NodeName   string `json:"nodeName"`
 	Lifecycle  string `json:"volumeLifecycleMode"`
 	Attachment string `json:"attachmentID"`
+	// NotAttached is set if the volume does not have to be attached. It is not set in data of earlier versions.
+	NotAttached bool `json:"notAttached,omitempty"`
 	// Staged is the staging directory, empty if the driver does not stage.
 	Staged string `json:"deviceMountPath,omitempty"`
 	// FSGroupApplied is set once the volume's files belong to the pod's fsGroup.
@@ -123,7 +125,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 	if err := os.MkdirAll(vol.dir, 0o750); err != nil {
 		return nil, err
 	}
-	vol.Staged = v.stagingPath(driver, vol)
+	vol.Staged, vol.NotAttached = v.stagingPath(driver, vol), !vol.isAttachable()
 	if before, err := load(vol.dir); err == nil {
 		vol.FSGroupApplied = before.FSGroupApplied
 	}

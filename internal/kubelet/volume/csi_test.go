@@ -373,6 +373,24 @@ func TestFailedSteps(t *testing.T) {
 	}
 }
 
+// TestNotAttachedInUse: volumes that are not attached are not in volumesInUse, also after a restart.
+func TestNotAttachedInUse(t *testing.T) {
+	v := clusterVolumes(t, t.TempDir())
+	followNode(t, v)
+	put(t, v, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{AttachRequired: pointer(false)}})
+	startDriver(t, v.Root)
+	runWithRegistry(t, v)
+	pod := bound(t, v, "disk", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "disk.example.com", VolumeHandle: "h"}}, nil)
+	if err := v.Mount(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []*Volumes{v, New(v.Options)} {
+		if used, err := v.InUse(); err != nil || len(used) > 0 {
+			t.Errorf("in use %v, %v", used, err)
+		}
+	}
+}
+
 // TestReadWriteOncePod: a volume with this access mode is mounted for one pod at a time, whoever bound the pods to the node.
 func TestReadWriteOncePod(t *testing.T) {
 	v := clusterVolumes(t, t.TempDir())

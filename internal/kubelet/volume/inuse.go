@@ -48,7 +48,7 @@ func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
 	}
 	names := map[corev1.UniqueVolumeName]bool{}
 	for _, data := range published {
-		if data.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
+		if data.Lifecycle == string(storagev1.VolumeLifecyclePersistent) && !data.NotAttached {
 			names[data.uniqueName()] = true
 		}
 	}
