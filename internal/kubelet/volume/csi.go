@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -23,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"skiff/internal/atomicfile"
 	"skiff/internal/client"
 )
 
@@ -130,7 +128,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 		vol.FSGroupApplied = before.FSGroupApplied
 	}
 	// Written before the driver is called, so that a kubelet that restarts meanwhile can unmount the volume.
-	if err := save(vol.dir, vol.volumeData); err != nil {
+	if err := v.csi.index.save(vol.dir, vol.volumeData); err != nil {
 		return nil, err
 	}
 	if vol.Staged != "" {
@@ -150,7 +148,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume) (*mounted, error)
 		return nil, fmt.Errorf("applyFSGroup failed for vol %s: %w", vol.Handle, err)
 	}
 	vol.FSGroupApplied = true
-	return m, save(vol.dir, vol.volumeData)
+	return m, v.csi.index.save(vol.dir, vol.volumeData)
 }
 
 // checkSingleWriter refuses a volume with the access mode ReadWriteOncePod that another pod uses. The scheduler does as well, but not every pod
@@ -159,12 +157,12 @@ func (v *Volumes) checkSingleWriter(vol *csiVolume) error {
 	if !slices.Equal(vol.accessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}) {
 		return nil
 	}
-	published, err := v.csi.published()
+	dirs, err := v.csi.index.dirsOf(vol.volumeData)
 	if err != nil {
 		return err
 	}
-	for dir, data := range published {
-		if data.Driver == vol.Driver && data.Handle == vol.Handle && !strings.HasPrefix(dir, v.podDir(vol.pod.UID)+"/") {
+	for _, dir := range dirs {
+		if !strings.HasPrefix(dir, v.podDir(vol.pod.UID)+"/") {
 			return errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
 		}
 	}
@@ -335,67 +333,7 @@ func accessMode(modes []corev1.PersistentVolumeAccessMode, driver *driver) csi.V
 	return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 }
 
-const dataFile = "vol_data.json"
-
-func save(dir string, data volumeData) error {
-	text, err := json.Marshal(data)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(filepath.Join(dir, dataFile), text, 0o600)
-}
-
-func load(dir string) (volumeData, error) {
-	var data volumeData
-	text, err := os.ReadFile(filepath.Join(dir, dataFile))
-	if err == nil {
-		err = json.Unmarshal(text, &data)
-	}
-	return data, err
-}
-
 func hexSum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
-
-// published returns all CSI volumes of this node's pods, by directory.
-func (d *drivers) published() (map[string]volumeData, error) {
-	pods := filepath.Join(d.root, "pods")
-	entries, err := os.ReadDir(pods)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	all := map[string]volumeData{}
-	for _, entry := range entries {
-		ofPod, err := publishedFor(filepath.Join(pods, entry.Name()))
-		if err != nil {
-			return nil, err
-		}
-		maps.Copy(all, ofPod)
-	}
-	return all, nil
-}
-
-// publishedFor returns the CSI volumes of one pod, by directory.
-func publishedFor(podDir string) (map[string]volumeData, error) {
-	parent := filepath.Join(podDir, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))
-	entries, err := os.ReadDir(parent)
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-		return nil, err
-	}
-	volumes := map[string]volumeData{}
-	for _, entry := range entries {
-		dir := filepath.Join(parent, entry.Name())
-		data, err := load(dir)
-		var damaged *json.SyntaxError
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.As(err, &damaged) {
-			continue // deleted since, or truncated by a power loss, after which nothing is mounted
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read %s of %s: %w", dataFile, dir, err)
-		}
-		volumes[dir] = data
-	}
-	return volumes, nil
-}
 
 // tearDown unpublishes the CSI volumes of a pod, and unstages those that no other pod uses.
 func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) error {
@@ -409,20 +347,6 @@ func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) er
 		}
 	}
 	return nil
-}
-
-// shared reports whether another pod uses the same volume.
-func (d *drivers) shared(dir string, data volumeData) (bool, error) {
-	published, err := d.published()
-	if err != nil {
-		return false, err
-	}
-	for other, otherData := range published {
-		if other != dir && otherData.Driver == data.Driver && otherData.Handle == data.Handle {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // unpublish unpublishes a volume, and unstages it if no other pod uses it.
@@ -445,7 +369,7 @@ func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) er
 	}
 	shared := false
 	if data.Staged != "" {
-		if shared, err = d.shared(dir, data); err != nil {
+		if shared, err = d.index.isShared(dir, data); err != nil {
 			return err
 		}
 	}
@@ -461,5 +385,5 @@ func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) er
 			return err
 		}
 	}
-	return os.Remove(filepath.Join(dir, dataFile))
+	return d.index.remove(dir)
 }

@@ -212,7 +212,7 @@ func TestPublished(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(v.Root, "pods/file"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := v.csi.published(); err != nil || len(all) != 2 {
+	if all, err := v.csi.index.all(); err != nil || len(all) != 2 {
 		t.Errorf("all volumes: %v, %v", all, err)
 	}
 	if ofPod, err := publishedFor(v.podDir("a")); err != nil || len(ofPod) != 1 || ofPod[v.dir("a", csiPlugin, "pv-a")].Handle != "a" {

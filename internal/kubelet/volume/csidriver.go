@@ -23,10 +23,11 @@ import (
 
 // drivers are the registered CSI drivers. They implement pluginregistry.Handler.
 type drivers struct {
-	root, nodeName string
-	client         *client.Client
-	node           func() *corev1.Node
-	log            *slog.Logger
+	nodeName string
+	client   *client.Client
+	node     func() *corev1.Node
+	log      *slog.Logger
+	index    *publishedIndex
 
 	mu     sync.Mutex
 	byName map[string]*driver
@@ -59,7 +60,7 @@ const callTimeout = `{"methodConfig":[{"name":[{}],"timeout":"120s"}]}`
 
 func newDrivers(o Options) *drivers {
 	return &drivers{
-		root: o.Root, nodeName: o.NodeName, client: o.Client, node: o.Node, log: o.Log,
+		nodeName: o.NodeName, client: o.Client, node: o.Node, log: o.Log, index: &publishedIndex{root: o.Root},
 		byName: map[string]*driver{}, locks: map[string]*volumeLock{},
 	}
 }

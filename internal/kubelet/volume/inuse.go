@@ -42,7 +42,7 @@ func (vol *csiVolume) isAttachable() bool {
 // InUse returns the unique names of attached volumes that pods of this node use or are about to use, for the node's
 // status. A volume listed there is not detached.
 func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
-	published, err := v.csi.published()
+	published, err := v.csi.index.all()
 	if err != nil {
 		return nil, err
 	}
