@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
 )
@@ -71,9 +72,19 @@ func planExpansion(claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVol
 	return expansionPlan{} // the resizer is at work
 }
 
+// expansionOf is what is known about the size of a volume; nil: nothing.
+func (v *Volumes) expansionOf(uid types.UID, volume string) *expansion {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if state := v.pods[uid]; state != nil {
+		return state.expansions[volume]
+	}
+	return nil
+}
+
 // checkSize expands a volume that is mounted if its claim was enlarged. Failures are recorded as events: the volume can be used.
 func (v *Volumes) checkSize(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) {
-	e := v.state(pod.UID).expansions[volume.Name]
+	e := v.expansionOf(pod.UID, volume.Name)
 	source, isClaim := claimOf(pod, volume)
 	if e == nil || !isClaim || time.Now().Before(e.checkAt) {
 		return
@@ -94,11 +105,13 @@ func (v *Volumes) expandClaim(ctx context.Context, pod *corev1.Pod, source claim
 	if err != nil || !driver.expands {
 		return err
 	}
-	state := v.state(pod.UID)
-	e := state.expansions[source.name]
+	e := v.expansionOf(pod.UID, source.name)
 	if e == nil {
 		e = &expansion{size: *claim.Status.Capacity.Storage()}
+		state := v.state(pod.UID)
+		v.mu.Lock()
 		state.expansions[source.name] = e
+		v.mu.Unlock()
 	}
 	e.checkAt = time.Now().Add(expansionPeriod)
 	plan := planExpansion(claim, pv, e.size)

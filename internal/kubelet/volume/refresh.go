@@ -14,6 +14,8 @@ const republishPeriod = time.Minute
 
 // setRefresh records when a volume that is mounted has to be mounted again, or compared with the size of its claim.
 func (v *Volumes) setRefresh(state *podVolumes, volume string, m *mounted) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	at := time.Time{}
 	if e := state.expansions[volume]; e != nil {
 		at = e.checkAt
@@ -21,8 +23,6 @@ func (v *Volumes) setRefresh(state *podVolumes, volume string, m *mounted) {
 	if next := time.Now().Add(republishPeriod); m.republish && (at.IsZero() || next.Before(at)) {
 		at = next
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	if at.IsZero() {
 		delete(state.refreshAt, volume)
 	} else {

@@ -4,13 +4,14 @@ package volume
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -34,17 +35,34 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// privateMounts runs the calling test in a mount namespace of its own: its thread is locked, unshared and ends with the
-// test.
+// privateMountsVariable is set in the environment of the process that runs the tests in a mount namespace.
+const privateMountsVariable = "SKIFF_TEST_PRIVATE_MOUNTS"
+
+// TestMain runs the tests in a process with a mount namespace of its own, whose mounts do not reach the host: volumes are mounted by several threads.
+func TestMain(m *testing.M) {
+	if os.Getenv(privateMountsVariable) != "" {
+		os.Exit(m.Run())
+	}
+	runtime.LockOSThread() // the kernel ends the process with the thread that has started it
+	process, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{
+		Env: append(os.Environ(), privateMountsVariable+"=1"), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys: &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "a mount namespace needs root:", err)
+		os.Exit(1)
+	}
+	state, err := process.Wait()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(state.ExitCode())
+}
+
+// privateMounts is a directory whose mounts are unmounted when the test ends.
 func privateMounts(t *testing.T) string {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		t.Fatalf("a mount namespace needs root: %v", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
 	t.Cleanup(func() {
 		if err := unmountBelow(dir); err != nil {

@@ -80,7 +80,7 @@ type Volumes struct {
 	// usageOf is usage, except in tests.
 	usageOf func(ctx context.Context, m *mounted) (Usage, error)
 
-	mu   sync.Mutex // guards what follows, and each pod's byName, refreshAt and measured
+	mu   sync.Mutex // guards what follows, and the maps of each pod's volumes
 	pods map[types.UID]*podVolumes
 	// wanted are the volumes that pods are about to use and that must be attached, and whether they were reported since.
 	wanted map[types.UID]map[corev1.UniqueVolumeName]bool
@@ -96,9 +96,9 @@ type Volumes struct {
 type podVolumes struct {
 	changing sync.Mutex // held while the pod's volumes are mounted or unmounted
 	byName   map[string]*mounted
-	// requested is when the first attempt to mount a volume began, for volumes that are not mounted yet. It is guarded by changing.
+	// requested is when the first attempt to mount a volume began, for volumes that are not mounted yet.
 	requested map[string]time.Time
-	// expansions are the sizes of volumes that can be expanded. They are guarded by changing.
+	// expansions are the sizes of volumes that can be expanded. Each belongs to whoever sets up the volume.
 	expansions map[string]*expansion
 	// refreshAt is when a volume has to be mounted again although nothing has changed.
 	refreshAt map[string]time.Time
@@ -179,9 +179,12 @@ func (v *Volumes) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// maxMounting is how many volumes of a pod are set up at the same time.
+const maxMounting = 16
+
 // Mount sets up every volume that a container of the pod uses, and updates those with content from API objects. The error
-// joins one MountError per missing volume. If a volume exists but cannot be updated, it is kept as it is and an event is
-// recorded.
+// joins one MountError per missing volume, in the order of the pod's spec. If a volume exists but cannot be updated, it is kept as it is and an event is
+// recorded. A volume that takes long, such as one whose server does not respond, does not keep others waiting.
 func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 	if err := checkUID(pod.UID); err != nil {
 		return err
@@ -193,37 +196,89 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 	state := v.state(pod.UID)
 	state.changing.Lock()
 	defer state.changing.Unlock()
-	var failures []error
+	failures := make([]error, len(pod.Spec.Volumes))
+	mount := func(sequence []int) {
+		for _, i := range sequence {
+			failures[i] = v.mountVolume(ctx, state, pod, &pod.Spec.Volumes[i])
+		}
+	}
+	sequences := independentVolumes(pod, used)
+	if len(sequences) == 1 {
+		mount(sequences[0])
+		return errors.Join(failures...)
+	}
+	var group errgroup.Group
+	group.SetLimit(maxMounting)
+	for _, sequence := range sequences {
+		group.Go(func() error {
+			mount(sequence)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return errors.Join(failures...)
+}
+
+// independentVolumes are the indexes of a pod's volumes that are used, in sequences that can be set up at the same time: those of one claim are one volume,
+// and a path of the host may be below another. Volumes that need nothing but the node and the API server come first.
+func independentVolumes(pod *corev1.Pod, used map[string]bool) [][]int {
+	var quick, others [][]int
+	hostPaths := -1 // in quick
+	claims := map[string]int{}
 	for i := range pod.Spec.Volumes {
 		volume := &pod.Spec.Volumes[i]
 		if !used[volume.Name] {
 			continue
 		}
-		m := v.mounted(pod.UID, volume.Name)
-		if m != nil && !m.republish && !fromAPIObjects(volume) {
-			v.checkSize(ctx, pod, volume)
-			v.setRefresh(state, volume.Name, m)
-			continue
-		}
-		began := time.Now()
-		set, err := v.setUp(ctx, pod, volume, m)
-		if m == nil {
-			v.measureMount(state, volume, began, set, err)
-		}
+		claim, isClaim := claimOf(pod, volume)
 		switch {
-		case err == nil:
-			v.setMounted(state, volume.Name, set)
-			v.setRefresh(state, volume.Name, set)
-		case m != nil || v.onDisk(pod, volume):
-			if m == nil {
-				v.setMounted(state, volume.Name, v.apiVolume(pod, volume))
+		case isClaim:
+			at, known := claims[claim.claim]
+			if !known {
+				at = len(others)
+				claims[claim.claim], others = at, append(others, nil)
 			}
-			v.Events.Event(pod, corev1.EventTypeWarning, "FailedMount", mountError(volume.Name, stepSetUp, err).Error())
+			others[at] = append(others[at], i)
+		case volume.HostPath != nil:
+			if hostPaths < 0 {
+				hostPaths, quick = len(quick), append(quick, nil)
+			}
+			quick[hostPaths] = append(quick[hostPaths], i)
+		case volume.EmptyDir != nil, fromAPIObjects(volume):
+			quick = append(quick, []int{i})
 		default:
-			failures = append(failures, mountError(volume.Name, stepSetUp, err))
+			others = append(others, []int{i})
 		}
 	}
-	return errors.Join(failures...)
+	return append(quick, others...)
+}
+
+// mountVolume sets up one volume or updates it. The caller holds changing of the pod's volumes.
+func (v *Volumes) mountVolume(ctx context.Context, state *podVolumes, pod *corev1.Pod, volume *corev1.Volume) error {
+	m := v.mounted(pod.UID, volume.Name)
+	if m != nil && !m.republish && !fromAPIObjects(volume) {
+		v.checkSize(ctx, pod, volume)
+		v.setRefresh(state, volume.Name, m)
+		return nil
+	}
+	began := time.Now()
+	set, err := v.setUp(ctx, pod, volume, m)
+	if m == nil {
+		v.measureMount(state, volume, began, set, err)
+	}
+	switch {
+	case err == nil:
+		v.setMounted(state, volume.Name, set)
+		v.setRefresh(state, volume.Name, set)
+	case m != nil || v.onDisk(pod, volume):
+		if m == nil {
+			v.setMounted(state, volume.Name, v.apiVolume(pod, volume))
+		}
+		v.Events.Event(pod, corev1.EventTypeWarning, "FailedMount", mountError(volume.Name, stepSetUp, err).Error())
+	default:
+		return mountError(volume.Name, stepSetUp, err)
+	}
+	return nil
 }
 
 // measureMount records an attempt to mount a volume.
@@ -233,6 +288,8 @@ func (v *Volumes) measureMount(state *podVolumes, volume *corev1.Volume, began t
 		plugin = set.plugin
 	}
 	v.Metrics.StorageOperation(plugin, "volume_mount", time.Since(began), err)
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	requested, before := state.requested[volume.Name]
 	if !before {
 		requested = began
