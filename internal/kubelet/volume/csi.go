@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -335,18 +336,27 @@ func accessMode(modes []corev1.PersistentVolumeAccessMode, driver *driver) csi.V
 
 func hexSum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
 
-// tearDown unpublishes the CSI volumes of a pod, and unstages those that no other pod uses.
+// tearDown unpublishes the CSI volumes of a pod at the same time, and unstages those that no other pod uses. One whose driver fails or does not respond does
+// not keep others from being detached and used elsewhere.
 func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) error {
 	published, err := publishedFor(podDir)
 	if err != nil {
 		return err
 	}
-	for dir, data := range published {
-		if err := d.unpublish(ctx, dir, data); err != nil {
-			return fmt.Errorf("unpublish volume %q of pod %s: %w", data.Name, uid, err)
-		}
+	dirs := slices.Sorted(maps.Keys(published))
+	failures := make([]error, len(dirs))
+	var group errgroup.Group
+	group.SetLimit(maxMounting)
+	for i, dir := range dirs {
+		group.Go(func() error {
+			if err := d.unpublish(ctx, dir, published[dir]); err != nil {
+				failures[i] = fmt.Errorf("unpublish volume %q of pod %s: %w", published[dir].Name, uid, err)
+			}
+			return nil
+		})
 	}
-	return nil
+	_ = group.Wait()
+	return errors.Join(failures...)
 }
 
 // unpublish unpublishes a volume, and unstages it if no other pod uses it.

@@ -1,10 +1,15 @@
 package volume
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,5 +65,49 @@ func TestSharedStaging(t *testing.T) {
 	}
 	if used, err := restarted.csi.index.all(); err != nil || len(used) > 0 {
 		t.Errorf("published %v, %v", used, err)
+	}
+}
+
+// TestUnpublishOthers: a volume that cannot be unpublished does not keep the others of its pod from it, and the error names those that failed, in order.
+func TestUnpublishOthers(t *testing.T) {
+	v := clusterVolumes(t, t.TempDir())
+	followNode(t, v)
+	put(t, v, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{AttachRequired: pointer(false)}})
+	driver := startDriver(t, v.Root)
+	runWithRegistry(t, v)
+	handles := []string{"a", "b", "c", "d"}
+	pod := testPod()
+	for _, name := range handles {
+		claimed := bound(t, v, name, corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "disk.example.com", VolumeHandle: name}}, nil)
+		volume := claimed.Spec.Volumes[0]
+		volume.Name = name
+		pod.Namespace, pod.Spec.Volumes = claimed.Namespace, append(pod.Spec.Volumes, volume)
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/" + name})
+	}
+	if err := v.Mount(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	broken := []string{"a", "c"}
+	for _, name := range broken {
+		driver.setError("unpublish "+name, status.Error(codes.Internal, "busy"))
+	}
+	err := v.Unmount(t.Context(), pod.UID)
+	var want []string
+	for _, name := range broken {
+		want = append(want, fmt.Sprintf("unpublish volume %q of pod %s: rpc error: code = Internal desc = busy", "pv-"+name, pod.UID))
+	}
+	if err == nil || err.Error() != strings.Join(want, "\n") {
+		t.Errorf("error %v, want %s", err, strings.Join(want, "\n"))
+	}
+	for _, name := range handles {
+		if got := count(driver, "unstage "+name); got == 1 == slices.Contains(broken, name) {
+			t.Errorf("volume %s was unstaged %d times", name, got)
+		}
+	}
+	for _, name := range broken {
+		driver.setError("unpublish "+name, nil)
+	}
+	if err := v.Unmount(t.Context(), pod.UID); err != nil {
+		t.Error(err)
 	}
 }
