@@ -472,3 +472,45 @@ func TestAPullCutShortIsNotTakenForAPreloadedImage(t *testing.T) {
 		t.Errorf("pulled without a credential, but allowed %t, %v", allowed, err)
 	}
 }
+
+// TestInterruptedPull: an image whose pull was interrupted by the end of the kubelet needs credentials until it is pulled, and is then forgotten: another image
+// that is imported with its name later does not.
+func TestInterruptedPull(t *testing.T) {
+	path := t.TempDir() + "/images.json"
+	restarted := func() *records {
+		t.Helper()
+		r, err := loadRecords(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	allowed := func(r *records) bool {
+		t.Helper()
+		allowed, err := r.allow("image:1", "imported", Verify{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return allowed
+	}
+	r := restarted()
+	if err := r.begin("image:1"); err != nil {
+		t.Fatal(err)
+	}
+	r = restarted()
+	if allowed(r) {
+		t.Error("it is taken for an imported image after the interruption")
+	}
+	if err := errors.Join(r.begin("image:1"), r.end("image:1", "", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if allowed(r) || allowed(restarted()) {
+		t.Error("it is taken for an imported image after a failed pull")
+	}
+	if err := errors.Join(r.begin("image:1"), r.end("image:1", "pulled", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if !allowed(r) || !allowed(restarted()) {
+		t.Error("another image with its name needs credentials after it was pulled")
+	}
+}

@@ -88,7 +88,8 @@ type records struct {
 
 	mu   sync.Mutex
 	data struct {
-		// Pulling is the number of pulls in progress by image. Pulls that are in progress when the kubelet starts have an unknown result.
+		// Pulling is the number of pulls in progress by image; zero for one whose pull was in progress when an earlier kubelet ended, so that its result is
+		// unknown.
 		Pulling map[string]int `json:"pulling,omitempty"`
 		// Pulled has the access to images by ID and repository.
 		Pulled map[string]map[string]access `json:"pulled,omitempty"`
@@ -112,7 +113,7 @@ func loadRecords(path string) (*records, error) {
 		}
 	}
 	for image := range r.data.Pulling {
-		r.unfinished[image] = true
+		r.data.Pulling[image], r.unfinished[image] = 0, true
 	}
 	if r.data.Pulling == nil {
 		r.data.Pulling = map[string]int{}
@@ -187,7 +188,8 @@ func (r *records) allow(image, ref string, verify Verify, have func() ([]credent
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	byRepository, pulled := r.data.Pulled[ref]
-	if !verify.needed(image, pulled || r.data.Pulling[image] > 0) {
+	_, pulling := r.data.Pulling[image]
+	if !verify.needed(image, pulled || pulling) {
 		return true, nil
 	}
 	a := byRepository[repositoryOf(image)]
