@@ -111,9 +111,11 @@ func New(o Options) (*Images, error) {
 	if err := o.Verify.Validate(); err != nil {
 		return nil, err
 	}
-	var err error
-	i.records, err = loadRecords(o.Records)
-	return i, err
+	var damage error
+	if i.records, damage = loadRecords(o.Records); damage != nil {
+		i.Log.Error("failed to read which images were pulled with which credentials, pods need credentials for all until these are pulled again", "error", damage)
+	}
+	return i, nil
 }
 
 // request is one image needed by a pod.

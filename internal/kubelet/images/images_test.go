@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -512,5 +513,37 @@ func TestInterruptedPull(t *testing.T) {
 	}
 	if !allowed(r) || !allowed(restarted()) {
 		t.Error("another image with its name needs credentials after it was pulled")
+	}
+}
+
+// TestDamagedRecords: records that are damaged do not end the start of the node, and do not make private images those of everyone, also after a restart.
+func TestDamagedRecords(t *testing.T) {
+	for _, text := range []string{"", "\x00\x00", `{"pulled":{"sha256:a":{"a":{"every`, `{"pulled":1}`} {
+		path := t.TempDir() + "/images.json"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		i, err := New(Options{Records: path, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		check := func(r *records, ref string, want bool) {
+			t.Helper()
+			if allowed, err := r.allow("a:1", ref, Verify{}, nil); allowed != want || err != nil {
+				t.Errorf("%q: %s is allowed %t, %v", text, ref, allowed, err)
+			}
+		}
+		check(i.records, "old", false)
+		if err := errors.Join(i.records.begin("a:1"), i.records.end("a:1", "new", nil)); err != nil {
+			t.Fatal(err)
+		}
+		after, err := loadRecords(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range []*records{i.records, after} {
+			check(r, "new", true)
+			check(r, "old", false)
+		}
 	}
 }

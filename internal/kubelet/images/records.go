@@ -93,23 +93,26 @@ type records struct {
 		Pulling map[string]int `json:"pulling,omitempty"`
 		// Pulled has the access to images by ID and repository.
 		Pulled map[string]map[string]access `json:"pulled,omitempty"`
+		// Lost is set if earlier records were damaged: an image without a record may have been pulled with credentials.
+		Lost bool `json:"lost,omitempty"`
 	}
 	// unfinished are images whose pull was in progress when an earlier kubelet ended.
 	unfinished map[string]bool
 }
 
-// loadRecords reads the file, if it exists. With an empty path the records are kept in memory only.
-func loadRecords(path string) (*records, error) {
-	r := &records{path: path, unfinished: map[string]bool{}}
+// loadRecords reads the file, if it exists. With an empty path the records are kept in memory only. If the file is damaged, every image on the node needs
+// credentials until it was pulled again, as upstream; the error says why.
+func loadRecords(path string) (r *records, damage error) {
+	r = &records{path: path, unfinished: map[string]bool{}}
 	if path != "" {
 		data, err := os.ReadFile(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("read records of pulled images: %w", err)
-		}
 		if err == nil {
-			if err := json.Unmarshal(data, &r.data); err != nil {
-				return nil, fmt.Errorf("read records of pulled images from %s: %w", path, err)
-			}
+			err = json.Unmarshal(data, &r.data)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r = &records{path: path, unfinished: map[string]bool{}}
+			r.data.Lost = true
+			damage = fmt.Errorf("read records of pulled images from %s: %w", path, err)
 		}
 	}
 	for image := range r.data.Pulling {
@@ -121,7 +124,7 @@ func loadRecords(path string) (*records, error) {
 	if r.data.Pulled == nil {
 		r.data.Pulled = map[string]map[string]access{}
 	}
-	return r, nil
+	return r, damage
 }
 
 // save writes the file. The caller holds mu.
@@ -189,7 +192,7 @@ func (r *records) allow(image, ref string, verify Verify, have func() ([]credent
 	defer r.mu.Unlock()
 	byRepository, pulled := r.data.Pulled[ref]
 	_, pulling := r.data.Pulling[image]
-	if !verify.needed(image, pulled || pulling) {
+	if !verify.needed(image, pulled || pulling || r.data.Lost) {
 		return true, nil
 	}
 	a := byRepository[repositoryOf(image)]
