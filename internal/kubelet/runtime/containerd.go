@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -39,6 +40,9 @@ const (
 	stopTimeout = 10 * time.Second
 	// The bounds of the backoff of restarts.
 	restartMin, restartMax = 500 * time.Millisecond, 30 * time.Second
+	// largeLog is the size of containerd's log from which on a new one is begun; logPeriod is how often that is checked.
+	largeLog  = 10 << 20
+	logPeriod = time.Minute
 )
 
 // Options configure containerd.
@@ -214,6 +218,10 @@ func (c *Containerd) runOnce(ctx context.Context) error {
 	defer os.Remove(c.directories.pidFile())
 	within, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	var logs sync.WaitGroup
+	defer logs.Wait()
+	defer cancel(nil)
+	logs.Go(func() { c.limitLog(within) })
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -370,10 +378,45 @@ func (c *child) stop() {
 	}
 }
 
+// limitLog keeps the log of a running containerd from growing without bound, until ctx is done.
+func (c *Containerd) limitLog(ctx context.Context) {
+	ticker := time.NewTicker(logPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if err := truncateLog(c.directories.logFile()); err != nil {
+				c.log.Warn("failed to truncate the log of containerd", "error", err)
+			}
+		}
+	}
+}
+
+// truncateLog moves the content of a large log to a second file. containerd writes to its end, wherever that is.
+func truncateLog(path string) (err error) {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= largeLog {
+		return err
+	}
+	log, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	old, err := os.OpenFile(path+".old", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(old, io.LimitReader(log, 2*largeLog))
+	// Also if the disk is too full for a copy.
+	return errors.Join(err, old.Close(), os.Truncate(path, 0))
+}
+
 // openLog opens containerd's log for appending. A large one is renamed first.
 func openLog(path string) (*os.File, error) {
-	const large = 10 << 20
-	if info, err := os.Stat(path); err == nil && info.Size() > large {
+	if info, err := os.Stat(path); err == nil && info.Size() > largeLog {
 		if err := os.Rename(path, path+".old"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}

@@ -218,3 +218,34 @@ func TestLeftoverIsEnded(t *testing.T) {
 		}
 	}
 }
+
+// TestLogIsLimited: the log of a containerd that runs does not grow without bound, and containerd goes on writing to it.
+func TestLogIsLimited(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "containerd.log")
+	log, err := openLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	write := func(text string) {
+		t.Helper()
+		if _, err := log.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		if err := truncateLog(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first\n")
+	if text, err := os.ReadFile(path); err != nil || string(text) != "first\n" {
+		t.Errorf("a small log has %q, %v", text, err)
+	}
+	write(strings.Repeat("x", largeLog))
+	write("next\n")
+	if text, err := os.ReadFile(path); err != nil || string(text) != "next\n" {
+		t.Errorf("the log has %d bytes, %v", len(text), err)
+	}
+	if text, err := os.ReadFile(path + ".old"); err != nil || len(text) != largeLog+len("first\n") || !strings.HasPrefix(string(text), "first\n") {
+		t.Errorf("the old log has %d bytes, %v", len(text), err)
+	}
+}
