@@ -3,7 +3,8 @@
 # make up       build, start a cluster, apply the demo, show it        make down    stop it
 # make release  the files of a release in dist/: archives, Debian packages, images, SBOMs and checksums for amd64 and arm64
 # make test     everything that must hold: lint, unit tests, race detector, fuzz targets, end-to-end, comparison with upstream
-# make test-cold   the same on a clean clone with empty caches, as on a new machine
+# make quickstart  what README.md says under Start, word for word, in namespaces of its own
+# make test-cold   both on a clean clone with empty caches, as on a new machine
 # make unit     unit tests alone, as any user
 # make attack DURATION=30m   attacks on a running server; SKIFF_HOSTILE_SEED repeats a run, SKIFF_HOSTILE_ONLY makes one attack alone
 # make chaos DURATION=1h     servers and agents under faults; SKIFF_CHAOS_SEED repeats a run, SKIFF_CHAOS_ONLY=leader selects faults by their names
@@ -41,7 +42,7 @@ LABELS ?= Conformance
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold test-vm unit race race-compile checks e2e attack chaos churn lint vuln generate bench conformance fuzz \
+.PHONY: build skiff kubectl runtime demo images up down release prepare programs test test-cold quickstart test-vm unit race race-compile checks e2e attack chaos churn lint vuln generate bench conformance fuzz \
 	differential openapi h2spec clean
 
 # step prints what is built and how long it took.
@@ -121,7 +122,11 @@ test: prepare
 	@$(MAKE) --no-print-directory attack
 
 test-cold:
-	$(step) 'test with empty caches' scripts/test-cold
+	$(step) 'quick start and test with empty caches' scripts/test-cold
+
+# The dependencies are those of up.
+quickstart: build demo
+	$(step) 'what the README says' go test -vet=off -count=1 -v ./test/quickstart
 
 unit:
 	$(step) 'unit tests' go test -vet=off ./internal/... ./cmd/... ./tools/...

@@ -94,7 +94,7 @@ func checkCleanAgent(t *testing.T, c *cluster.Cluster) {
 	}
 	host := c.Host(2)
 	left := func() (found []string) {
-		err := netns.At(host.Network()).Do(func() (err error) { found, err = networkTraces(); return err })
+		err := netns.At(host.Network()).Do(func() (err error) { found, err = netns.Traces(); return err })
 		if err != nil {
 			t.Fatal(err)
 		}
