@@ -1,13 +1,9 @@
 package chaos
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,33 +11,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/test/cluster"
 )
 
 // podChecks checks that of a StatefulSet no two pods with the same identity run at the same time, on whichever nodes.
 type podChecks struct {
-	h    *harness
-	stop context.CancelFunc
-	done sync.WaitGroup
-
-	mu sync.Mutex
-	// twice are identities that ran twice, started the UIDs of pods that ran, by name.
-	twice   []string
-	started map[string]map[string]bool
+	h *harness
+	*cluster.Identities
 }
 
-// The environment variables by which the processes of pods are recognized.
-const (
-	nameVariable = "SKIFF_CHAOS_POD"
-	uidVariable  = "SKIFF_CHAOS_UID"
-	replicas     = 3
-)
+const replicas = 3
 
 // startPods makes a StatefulSet and watches its processes until the test ends.
 func startPods(t *testing.T, h *harness) *podChecks {
 	t.Helper()
-	field := func(name, path string) corev1.EnvVar {
-		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
-	}
 	var tolerations []corev1.Toleration
 	seconds, grace, n := int64(1), int64(1), int32(replicas)
 	for _, key := range []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady} {
@@ -58,7 +42,7 @@ func startPods(t *testing.T, h *harness) *podChecks {
 					TerminationGracePeriodSeconds: &grace, Tolerations: tolerations,
 					Containers: []corev1.Container{{
 						Name: "c", Image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", Command: []string{"sleep", "100000"},
-						Env: []corev1.EnvVar{field(nameVariable, "metadata.name"), field(uidVariable, "metadata.uid")},
+						Env: cluster.IdentityEnv(),
 					}},
 				},
 			},
@@ -67,63 +51,11 @@ func startPods(t *testing.T, h *harness) *podChecks {
 	if _, err := h.clients[0].AppsV1().StatefulSets("default").Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	p := &podChecks{h: h, started: map[string]map[string]bool{}}
-	var ctx context.Context
-	ctx, p.stop = context.WithCancel(t.Context())
+	p := &podChecks{h: h}
 	p.awaitReady(t)
-	p.done.Go(func() {
-		for ctx.Err() == nil {
-			p.scan()
-			time.Sleep(100 * time.Millisecond)
-		}
-	})
-	t.Cleanup(func() { p.stop(); p.done.Wait() })
+	p.Identities = cluster.ObserveIdentities()
+	t.Cleanup(p.Stop)
 	return p
-}
-
-// scan looks for processes of two pods with the same name.
-func (p *podChecks) scan() {
-	type process struct{ pid, uid string }
-	seen := map[string][]process{}
-	all, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range all {
-		name, uid := podOf(dir)
-		if name == "" {
-			continue
-		}
-		p.mu.Lock()
-		if p.started[name] == nil {
-			p.started[name] = map[string]bool{}
-		}
-		p.started[name][uid] = true
-		p.mu.Unlock()
-		for _, other := range seen[name] {
-			// The first process may have ended before the second one has started.
-			if _, still := podOf(other.pid); other.uid != uid && still == other.uid {
-				p.mu.Lock()
-				p.twice = append(p.twice, fmt.Sprintf("%s: pods %s and %s", name, other.uid, uid))
-				p.mu.Unlock()
-			}
-		}
-		seen[name] = append(seen[name], process{dir, uid})
-	}
-}
-
-// podOf returns the name and UID of the pod of a process; both are empty if it has none, or has ended.
-func podOf(dir string) (name, uid string) {
-	environment, err := os.ReadFile(filepath.Join(dir, "environ"))
-	if err != nil {
-		return "", ""
-	}
-	for variable := range bytes.SplitSeq(environment, []byte{0}) {
-		if value, ok := strings.CutPrefix(string(variable), nameVariable+"="); ok {
-			name = value
-		}
-		if value, ok := strings.CutPrefix(string(variable), uidVariable+"="); ok {
-			uid = value
-		}
-	}
-	return name, uid
 }
 
 // awaitReady waits until all pods are ready.
@@ -166,17 +98,16 @@ func (p *podChecks) describe() string {
 func (p *podChecks) check(t *testing.T) {
 	t.Helper()
 	p.awaitReady(t)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, text := range p.twice {
+	for _, text := range p.Twice() {
 		t.Errorf("two pods with the same identity ran at the same time: %s", text)
 	}
-	if len(p.started) < replicas {
-		t.Errorf("the processes of %d identities were found, want %d", len(p.started), replicas)
+	started := p.Started()
+	if len(started) < replicas {
+		t.Errorf("the processes of %d identities were found, want %d", len(started), replicas)
 	}
 	total := 0
-	for _, uids := range p.started {
+	for _, uids := range started {
 		total += len(uids)
 	}
-	t.Logf("%d pods of %d identities ran", total, len(p.started))
+	t.Logf("%d pods of %d identities ran", total, len(started))
 }
