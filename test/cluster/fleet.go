@@ -142,6 +142,16 @@ func (f *Fleet) startAgent(j int, token string) (err error) {
 	return err
 }
 
+// AddImage makes an image of a static program known to the registry of the fleet, as repository:tag.
+func (f *Fleet) AddImage(name, program string) error {
+	data, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	base := filepath.Base(program)
+	return f.images.AddImage(name, map[string]string{base: string(data)}, "/"+base)
+}
+
 // Stop kills all processes and removes the hosts.
 func (f *Fleet) Stop() {
 	for _, a := range f.Agents {

@@ -64,7 +64,7 @@ func TestReboot(t *testing.T) {
 	before := podNow(t, c, "lasting")
 
 	c.Server[0].Kill()
-	reboot(t, filepath.Join(dir, "data"))
+	reboot(t, filepath.Join(dir, "data"), "/")
 	again, err := cluster.Skiff(dir, "--no-node=false", "--without=", "--bind-address=0.0.0.0", "--advertise-address="+namespaces.NodeAddress, "--node-ip="+namespaces.NodeAddress)
 	if err != nil {
 		t.Fatal(err)
@@ -106,8 +106,8 @@ func TestReboot(t *testing.T) {
 }
 
 // reboot kills all processes of a node, containers and their shims, and removes what is not on its disk: mounts, cgroups,
-// sockets.
-func reboot(t *testing.T, dataDir string) {
+// sockets. cgroupRoot is the kubelet's cgroupRoot.
+func reboot(t *testing.T, dataDir, cgroupRoot string) {
 	t.Helper()
 	endpoint, err := runtime.Endpoint(dataDir)
 	if err != nil {
@@ -124,7 +124,7 @@ func reboot(t *testing.T, dataDir string) {
 		}
 		return len(processes) == 0
 	})
-	groups, err := cgroup.New(cgroup.Settings{Root: "/"})
+	groups, err := cgroup.New(cgroup.Settings{Root: cgroupRoot})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -413,7 +413,13 @@ func TestContainerdThatCannotStart(t *testing.T) {
 // eventually waits up to half a minute.
 func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	eventuallyWithin(t, 30*time.Second, what, check)
+}
+
+// eventuallyWithin is eventually with another bound than half a minute.
+func eventuallyWithin(t *testing.T, bound time.Duration, what string, check func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(bound); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if check() {
 			return
 		}

@@ -374,8 +374,8 @@ func namespaceAddress(number int) string {
 func (h *threeHosts) removeNode() {
 	h.t.Helper()
 	for _, number := range []int{1, 2} {
-		if !h.hasRoute(number, h.cidrs[3]) || !h.hasEndpoint(number, h.podIPs[3]) {
-			h.t.Fatalf("node %d: a route to node 3: %v, an endpoint on it: %v", number, h.hasRoute(number, h.cidrs[3]), h.hasEndpoint(number, h.podIPs[3]))
+		if !h.hasRoute(number, h.cidrs[3]) || !hasEndpoint(h.t, h.networks[number], h.podIPs[3]) {
+			h.t.Fatalf("node %d: a route to node 3: %v, an endpoint on it: %v", number, h.hasRoute(number, h.cidrs[3]), hasEndpoint(h.t, h.networks[number], h.podIPs[3]))
 		}
 	}
 	h.agents[3].Kill()
@@ -383,7 +383,7 @@ func (h *threeHosts) removeNode() {
 	began := time.Now()
 	for _, number := range []int{1, 2} {
 		eventually(h.t, fmt.Sprintf("node %d has nothing of node 3", number), func() bool {
-			return !h.hasRoute(number, h.cidrs[3]) && !h.hasEndpoint(number, h.podIPs[3])
+			return !h.hasRoute(number, h.cidrs[3]) && !hasEndpoint(h.t, h.networks[number], h.podIPs[3])
 		})
 		h.checkAnswers(number, h.service+":80", 2)
 	}
@@ -409,16 +409,16 @@ func (h *threeHosts) hasRoute(number int, cidr netip.Prefix) (found bool) {
 }
 
 // hasEndpoint reports whether the Service proxy of a host sends packets to a pod.
-func (h *threeHosts) hasEndpoint(number int, ip string) (found bool) {
-	h.t.Helper()
-	err := h.networks[number].Do(func() error {
+func hasEndpoint(t *testing.T, host netns.Namespace, ip string) (found bool) {
+	t.Helper()
+	err := host.Do(func() error {
 		lines, err := nft.Read(proxy.DefaultTable)
 		address := fmt.Sprintf("%x", netip.MustParseAddr(ip).AsSlice())
 		found = slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, "element ") && strings.Contains(line, address) })
 		return err
 	})
 	if err != nil {
-		h.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return found
 }
