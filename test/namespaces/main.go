@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -50,6 +51,13 @@ func runEach() (int, error) {
 		return 0, err
 	}
 	defer keepSysctls()()
+	if len(names) == 1 {
+		// Its output is that of all tests, and may take hours.
+		if err := runTest(names[0], subtests, os.Stdout); err != nil {
+			return 1, nil
+		}
+		return 0, nil
+	}
 	queue := make(chan string, len(names))
 	for _, name := range names {
 		queue <- name
@@ -61,10 +69,16 @@ func runEach() (int, error) {
 	for range min(runtime.NumCPU(), len(names)) {
 		workers.Go(func() {
 			for name := range queue {
-				output, failed := runTest(name, subtests)
+				var text bytes.Buffer
+				err := runTest(name, subtests, &text)
+				output := text.Bytes()
+				if err == nil {
+					// The result is that of all tests. With -test.v=test2json a control character marks it.
+					output = bytes.TrimSuffix(bytes.TrimSuffix(output, []byte("PASS\n")), []byte{0x16})
+				}
 				mu.Lock()
 				os.Stdout.Write(output)
-				if failed {
+				if err != nil {
 					code = 1
 				}
 				mu.Unlock()
@@ -100,8 +114,8 @@ func listTests(pattern string) ([]string, error) {
 	return names, nil
 }
 
-// runTest runs one test, or those of its subtests that a pattern selects, and returns its output.
-func runTest(name, subtests string) (output []byte, failed bool) {
+// runTest runs one test, or those of its subtests that a pattern selects, and writes its output, which ends with the error.
+func runTest(name, subtests string, output io.Writer) error {
 	// The parent-death signal is bound to the thread that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -114,8 +128,7 @@ func runTest(name, subtests string) (output []byte, failed bool) {
 	cmd.Args[0] = os.Args[0]
 	cmd.Env = append(os.Environ(), singleVariable+"=yes")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var text bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &text, &text
+	cmd.Stdout, cmd.Stderr = output, output
 	err := cmd.Start()
 	if err == nil {
 		stop := forward(cmd.Process)
@@ -123,9 +136,7 @@ func runTest(name, subtests string) (output []byte, failed bool) {
 		stop()
 	}
 	if err != nil {
-		fmt.Fprintf(&text, "%s: %v\n", name, err)
-		return text.Bytes(), true
+		fmt.Fprintf(output, "%s: %v\n", name, err)
 	}
-	// The result is that of all tests. With -test.v=test2json a control character marks it.
-	return bytes.TrimSuffix(bytes.TrimSuffix(text.Bytes(), []byte("PASS\n")), []byte{0x16}), false
+	return err
 }
