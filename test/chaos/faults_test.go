@@ -37,6 +37,8 @@ const (
 	// leaderTimeout is the time within which the API responds again after the loss of the leader. It is checked in long runs, which have the host for
 	// themselves.
 	leaderTimeout = 5 * time.Second
+	// reunionTimeout is the time within which all servers are ready after the network between them is back. It is checked in long runs.
+	reunionTimeout = 5 * time.Second
 )
 
 // TestFaults breaks three servers and two agents, each on a host of its own, in the ways that are listed in faults, under writers and watchers. It makes
@@ -152,7 +154,11 @@ func (h *harness) inject(f fault) {
 	h.counts[f.name]++
 	healed := time.Now()
 	h.awaitRecovery()
-	h.t.Logf("%s: %v, recovered after %v", f.name, healed.Sub(began).Round(time.Millisecond), time.Since(healed).Round(time.Millisecond))
+	recovery := time.Since(healed)
+	h.t.Logf("%s: %v, recovered after %v", f.name, healed.Sub(began).Round(time.Millisecond), recovery.Round(time.Millisecond))
+	if h.duration > 0 && f.class == partition && recovery > reunionTimeout {
+		h.t.Errorf("%s: the servers were ready only %v after the network was back", f.name, recovery)
+	}
 }
 
 // hold waits for a random time, for which a fault lasts.

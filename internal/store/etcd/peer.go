@@ -20,7 +20,6 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
 	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
 	"go.etcd.io/etcd/server/v3/etcdserver/version"
 	"go.etcd.io/etcd/server/v3/storage/wal"
@@ -152,11 +151,9 @@ func listenPeers(p *Peer) (*peerServer, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
 	}
-	info := p.tlsInfo()
-	listener, err := transport.NewListenerWithOpts(p.Listen, "https", transport.WithTLSInfo(&info),
-		transport.WithTimeout(rafthttp.ConnReadTimeout, rafthttp.ConnWriteTimeout))
+	listener, err := p.listenTLS()
 	if err != nil {
-		return nil, fmt.Errorf("listen for other members at %s: %w", p.Listen, err)
+		return nil, err
 	}
 	return &peerServer{config: p, listener: listener}, nil
 }
