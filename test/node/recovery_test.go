@@ -193,8 +193,62 @@ func TestRecovery(t *testing.T) {
 		if count := eventCount(t, c, "steady", "Created", "Started"); count != starts {
 			t.Errorf("%d events of starting, were %d", count, starts)
 		}
+		kubectl(t, c, "", "delete", "pod", "fresh", "--timeout=60s")
+	})
+
+	t.Run("containerd is killed while shims are slow", func(t *testing.T) {
+		before := pid()
+		paused := shims(t)
+		signal(t, paused, syscall.SIGSTOP)
+		if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "containerd runs again", func() bool { now := pid(); return now != before && now != 0 })
+		time.Sleep(slowShim)
+		signal(t, paused, syscall.SIGCONT)
+		kubectl(t, c, strings.ReplaceAll(strings.Split(survivors, "---")[3], "deleted", "fresh"), "apply", "-f", "-")
+		kubectl(t, c, "", "wait", "--for=condition=Ready", "pod/fresh", "--timeout=60s")
+		kubectl(t, c, "", "delete", "pod", "fresh", "--timeout=60s")
+		if now := podNow(t, c, "steady"); identity(now) != identity(steady) || now.Status.Phase != corev1.PodRunning {
+			t.Errorf("the containers are %s, were %s", identity(now), identity(steady))
+		}
+		if count := eventCount(t, c, "steady", "Killing", "SandboxChanged", "BackOff"); count != 0 {
+			t.Errorf("%d events of a pod that was left alone", count)
+		}
 		kubectl(t, c, "", "delete", "pods", "--all", "--timeout=60s")
 	})
+}
+
+// slowShim is longer than containerd waits for shims by default, when it loads them and when it asks them for the state of a container.
+const slowShim = 6 * time.Second
+
+// shims returns the processes of the shims of all pods.
+func shims(t *testing.T) (pids []int) {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range processes {
+		name, err := os.ReadFile(path)
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err == nil && strings.HasPrefix(string(name), "containerd-shim") {
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		t.Fatal("there are no shims")
+	}
+	return pids
+}
+
+func signal(t *testing.T, pids []int, s syscall.Signal) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, s); err != nil {
+			t.Errorf("signal %v to process %d: %v", s, pid, err)
+		}
+	}
 }
 
 // endedWith reports whether a container exited with a code. containerd stops with skiff; if a container exits while

@@ -147,6 +147,9 @@ func (s settings) text() string {
 	line("imports = []")
 	line("[debug]\n  level = 'warn'")
 	line("[grpc]\n  address = %s", quote(s.directories.socket()))
+	// When containerd starts on a busy host, shims may need longer than the seconds that it waits by default. Containers whose shims have not responded are
+	// killed, by containerd itself or, as their state is unknown, by the kubelet.
+	line("[timeouts]\n  'io.containerd.timeout.shim.load' = '1m'\n  'io.containerd.timeout.task.state' = '10s'")
 	// The files of a layer are on disk before its snapshot is committed: a power loss must not leave images whose files are empty. Only what goes
 	// through the diff service does that, and pulls through the transfer service, the default, do not.
 	line("[plugins.'io.containerd.service.v1.diff-service']\n  sync_fs = true")

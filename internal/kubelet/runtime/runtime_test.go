@@ -54,7 +54,7 @@ func TestConfiguration(t *testing.T) {
 				`address = "/data/containerd/s/containerd.sock"`, `socket_dir = "/data/containerd/s"`, `sandbox = "localhost/skiff/pause:1"`,
 				`config_path = "/data/registries"`, `runtime_path = "/bin/shim"`, `BinaryName = "/bin/runc"`, "SystemdCgroup = false",
 				`bin_dirs = ["/data/cni/bin"]`, `conf_dir = "/data/cni/net.d"`, "use_internal_loopback = true", "netns_mounts_under_state_dir = true",
-				"sync_fs = true", "use_local_image_pull = true") {
+				"sync_fs = true", "use_local_image_pull = true", "'io.containerd.timeout.shim.load' = '1m'", "'io.containerd.timeout.task.state' = '10s'") {
 				if !strings.Contains(got, want) {
 					t.Errorf("no %q in\n%s", want, got)
 				}
