@@ -28,7 +28,7 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
 	}
-	if err := checkNode(&c.Node, ""); err != nil {
+	if err := checkNode(&c.Node, c.DataDir, ""); err != nil {
 		return err
 	}
 	p := newProgress(level, os.Stderr)

@@ -162,7 +162,7 @@ func examinedHost(c config.Server, role string) (h doctor.Host, err error) {
 	if err != nil {
 		return h, err
 	}
-	h = doctor.Host{DataDir: dataDir, KubeletDir: c.Node.KubeletDir(dataDir), Thresholds: settings.EvictionHard, IsRunning: isLocked(dataDir), StaticPods: settings.StaticPodPath}
+	h = doctor.Host{DataDir: dataDir, KubeletDir: c.Node.KubeletDir(dataDir), Thresholds: settings.EvictionHard, IsRunning: checkUnlocked(dataDir, "data-dir") != nil, StaticPods: settings.StaticPodPath}
 	used, err := usedKubeletDir(h.KubeletDir, dataDir)
 	if err != nil {
 		return h, err

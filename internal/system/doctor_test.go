@@ -152,20 +152,20 @@ func TestRoleOf(t *testing.T) {
 	}
 }
 
-func TestIsLocked(t *testing.T) {
+func TestCheckUnlocked(t *testing.T) {
 	dir := t.TempDir()
-	if isLocked(dir) {
+	if checkUnlocked(dir, "data-dir") != nil {
 		t.Error("an empty directory is locked")
 	}
 	unlock, err := lockDir(dir, "data-dir")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !isLocked(dir) {
+	if checkUnlocked(dir, "data-dir") == nil {
 		t.Error("a locked directory is not locked")
 	}
 	unlock()
-	if isLocked(dir) {
+	if checkUnlocked(dir, "data-dir") != nil {
 		t.Error("the lock is still there")
 	}
 }

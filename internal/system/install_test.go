@@ -404,6 +404,8 @@ func TestLockNamesTheFlag(t *testing.T) {
 	_, err = lockDirs(filepath.Join(dir, "absent"), dir)
 	if want := fmt.Sprintf("directory %s is used by another skiff (process %d): stop it, or choose another --data-dir", dir, os.Getpid()); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)
+	} else if err := checkNode(&config.Node{}, dir, ""); err == nil || err.Error() != want {
+		t.Errorf("before a node is started: error %v, want %q", err, want)
 	}
 	unlock()
 	unlock, err = lockDirs(filepath.Join(dir, "absent"), dir)

@@ -45,7 +45,7 @@ func lockDir(dir, flag string) (unlock func(), err error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		defer f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("directory %s is used by another skiff%s: stop it, or choose another --%s", dir, lockHolder(f), flag)
+			return nil, lockedError(f, dir, flag)
 		}
 		return nil, fmt.Errorf("lock directory: %w", err)
 	}
@@ -56,14 +56,22 @@ func lockDir(dir, flag string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// isLocked reports whether a skiff uses a directory. It creates nothing.
-func isLocked(dir string) bool {
+// checkUnlocked returns the error of lockDir if a skiff uses a directory. It creates nothing.
+func checkUnlocked(dir, flag string) error {
 	f, err := os.Open(filepath.Join(dir, lockFile))
 	if err != nil {
-		return false
+		return nil // nobody has locked it, or lockDir will tell
 	}
 	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK) {
+		return lockedError(f, dir, flag)
+	}
+	return nil
+}
+
+// lockedError is about a directory with a lock file that another skiff has locked.
+func lockedError(f *os.File, dir, flag string) error {
+	return fmt.Errorf("directory %s is used by another skiff%s: stop it, or choose another --%s", dir, lockHolder(f), flag)
 }
 
 // lockHolder says which process has written its number to a lock file.

@@ -73,7 +73,7 @@ func runServer(ctx context.Context, s *server) error {
 	s.log = s.progress.log
 	s.notifier = systemd.NewNotifier()
 	if !s.config.NoNode && !s.config.Servers.Reset {
-		if err := checkNode(&s.config.Node, ", or 'skiff server --no-node' for a control plane alone"); err != nil {
+		if err := checkNode(&s.config.Node, s.config.DataDir, ", or 'skiff server --no-node' for a control plane alone"); err != nil {
 			return err
 		}
 	}

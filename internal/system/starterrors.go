@@ -30,7 +30,11 @@ var neededCapabilities = []struct {
 
 // checkNode checks what a node needs of this process and of its host, before anything is started. alternative is what can be done without it; it may
 // be empty.
-func checkNode(c *config.Node, alternative string) error {
+func checkNode(c *config.Node, dataDir, alternative string) error {
+	// The second skiff on a directory is told so, not that its port is in use.
+	if err := checkUnlocked(dataDir, "data-dir"); err != nil {
+		return err
+	}
 	effective, err := effectiveCapabilities()
 	if err != nil {
 		return fmt.Errorf("read the capabilities of this process: %w", err)
