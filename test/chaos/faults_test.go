@@ -38,7 +38,7 @@ const (
 	// themselves.
 	leaderTimeout = 5 * time.Second
 	// reunionTimeout is the time within which all servers are ready after the network between them is back. It is checked in long runs.
-	reunionTimeout = 5 * time.Second
+	reunionTimeout = 15 * time.Second
 )
 
 // TestFaults breaks three servers and two agents, each on a host of its own, in the ways that are listed in faults, under writers and watchers. It makes
