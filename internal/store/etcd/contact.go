@@ -27,12 +27,12 @@ type contacts struct {
 	open map[string]int // by the ID of the member
 }
 
-// track records the requests of members while their connections last.
+// track records the requests of members while they are served. That is as long as their connections last, for those over which messages are sent.
 func (c *contacts) track(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if from := r.Header.Get("X-Server-From"); from != "" {
 			c.add(from, 1)
-			context.AfterFunc(r.Context(), func() { c.add(from, -1) })
+			defer c.add(from, -1)
 		}
 		next.ServeHTTP(w, r)
 	})
