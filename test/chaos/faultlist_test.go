@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"skiff/internal/network/nft"
+	"skiff/test/cluster"
 	"skiff/test/namespaces"
 	"skiff/test/netns"
 )
@@ -200,19 +201,25 @@ func (h *harness) killAgent() error {
 // killContainerd kills the container runtime of an agent, which starts it again.
 func (h *harness) killContainerd() error {
 	agent := h.fleet.Agents[h.random.IntN(len(h.fleet.Agents))]
-	killed, err := findContainerd(agent.Dir)
+	killed, err := awaitContainerd(agent, 0) // the agent may have been started just now
 	if err != nil {
 		return err
 	}
 	if err := syscall.Kill(killed, syscall.SIGKILL); err != nil {
 		return err
 	}
+	_, err = awaitContainerd(agent, killed)
+	return err
+}
+
+// awaitContainerd waits until the containerd of an agent runs that is not a past one.
+func awaitContainerd(agent *cluster.FleetAgent, past int) (int, error) {
 	for deadline := time.Now().Add(recoveryTimeout); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if pid, err := findContainerd(agent.Dir); err == nil && pid != killed {
-			return nil
+		if pid, err := findContainerd(agent.Dir); err == nil && pid != past {
+			return pid, nil
 		}
 	}
-	return fmt.Errorf("containerd was not started again; the log of the agent ends:\n%s", agent.Process.Log(20))
+	return 0, fmt.Errorf("containerd was not started; the log of the agent ends:\n%s", agent.Process.Log(20))
 }
 
 // findContainerd finds the containerd whose files are below a directory.
