@@ -176,7 +176,7 @@ func TestForegroundCircle(t *testing.T) {
 	if _, err := things.Update(t.Context(), closing, client.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(100 * time.Millisecond) // the collector has seen the circle
+
 	foreground := metav1.DeletePropagationForeground
 	if err := things.Delete(t.Context(), "default", "first", metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
 		t.Fatal(err)
