@@ -40,6 +40,11 @@ func TestStatsOfHungVolumes(t *testing.T) {
 			v.mu.Unlock()
 			return Usage{Used: 2}, nil
 		}
+		counts := func() (now, atMost int) {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			return inProgress, most
+		}
 		var pods []*corev1.Pod
 		for i := range maxSlow {
 			pods = append(pods, addMounted(v, types.UID(fmt.Sprint("hung-", i)), &mounted{plugin: nfsPlugin, path: "hung"}))
@@ -49,7 +54,7 @@ func TestStatsOfHungVolumes(t *testing.T) {
 		if len(first) != 1 || len(first["scratch"]) != 1 {
 			t.Errorf("measured %v, want the volume on the node's disk", first)
 		}
-		if most != maxMeasured {
+		if _, most := counts(); most != maxMeasured {
 			t.Errorf("%d volumes are measured at the same time, want %d", most, maxMeasured)
 		}
 		time.Sleep(maxSlow / maxMeasured * slowAfter)
@@ -67,7 +72,7 @@ func TestStatsOfHungVolumes(t *testing.T) {
 			v.Stats(t.Context(), pods)
 			time.Sleep(slowAfter)
 		}
-		if most != maxSlow+maxMeasured {
+		if _, most := counts(); most != maxSlow+maxMeasured {
 			t.Errorf("%d volumes are measured at the same time, want %d", most, maxSlow+maxMeasured)
 		}
 		if all := v.Stats(t.Context(), pods); len(all) != 2 {
@@ -75,8 +80,9 @@ func TestStatsOfHungVolumes(t *testing.T) {
 		}
 		close(hung)
 		synctest.Wait()
-		if all := v.Stats(t.Context(), pods); len(all) != len(pods) || inProgress != 0 {
-			t.Errorf("measured %d volumes of %d after the servers responded, %d in progress", len(all), len(pods), inProgress)
+		all := v.Stats(t.Context(), pods)
+		if now, _ := counts(); len(all) != len(pods) || now != 0 {
+			t.Errorf("measured %d volumes of %d after the servers responded, %d in progress", len(all), len(pods), now)
 		}
 	})
 }
