@@ -442,9 +442,10 @@ func (n *twoNodes) returnNode(lost, lostIdentities map[string]corev1.Pod) {
 		return true
 	})
 	eventuallyWithin(n.t, stageTimeout, "the identities of the lost node run again", func() bool {
-		pods := n.pods("identity")
+		pods, started := n.pods("identity"), n.identities.Started()
 		for name, old := range lostIdentities {
-			if pod, ok := pods[name]; !ok || pod.UID == old.UID || condition(pod, corev1.PodReady) == nil {
+			// A pod may be ready before its process is observed.
+			if pod, ok := pods[name]; !ok || pod.UID == old.UID || condition(pod, corev1.PodReady) == nil || len(started[name]) == 0 {
 				return false
 			}
 		}
