@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
-
-	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
 )
 
 // A member that this one cannot connect to may be alive: packets may be lost in one direction only, or between two hosts only. So a member is replaced
@@ -19,6 +18,8 @@ const (
 	contactPath = "/skiff/contact/"
 	// contactTimeout bounds a request for that: the other member may probe first.
 	contactTimeout = 2 * probeTimeout
+	// maxContactBytes bounds the answer.
+	maxContactBytes = 16
 )
 
 // contacts are the requests of other members that are being served. Each member has open ones at all others, over which it receives messages.
@@ -96,23 +97,16 @@ func (e *embedded) findContact(ctx context.Context, with Member) (Member, bool) 
 func (c peerClient) requestContact(ctx context.Context, from, with Member) error {
 	ctx, cancel := context.WithTimeout(ctx, contactTimeout)
 	defer cancel()
-	connections, err := rafthttp.NewRoundTripper(c.info, probeTimeout)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.PeerURL+contactPath+with.ID, nil)
-	if err != nil {
-		return err
-	}
-	request.Close = true
-	response, err := connections.RoundTrip(request)
+	response, err := c.get(ctx, from, contactPath+with.ID)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
-	answer := make([]byte, len("true"))
-	n, _ := response.Body.Read(answer)
-	if isInContact, err := strconv.ParseBool(string(answer[:n])); response.StatusCode != http.StatusOK || err != nil || !isInContact {
+	answer, err := io.ReadAll(io.LimitReader(response.Body, maxContactBytes))
+	if err != nil {
+		return err
+	}
+	if isInContact, err := strconv.ParseBool(string(answer)); response.StatusCode != http.StatusOK || err != nil || !isInContact {
 		return errors.New("it is not in contact with the member")
 	}
 	return nil

@@ -8,8 +8,6 @@ import (
 	"io"
 	"net/http"
 	"sync"
-
-	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
 )
 
 // A member does not serve while it defragments its file, which takes minutes for a large one. The files of all members are equally full, so all of them would do
@@ -106,16 +104,7 @@ func (e *embedded) requestDefragmentations(ctx context.Context, others []Member)
 func (c peerClient) requestDefragmentation(ctx context.Context, from Member) (said defragmentation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	connections, err := rafthttp.NewRoundTripper(c.info, probeTimeout)
-	if err != nil {
-		return said, err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.PeerURL+defragmentationPath, nil)
-	if err != nil {
-		return said, err
-	}
-	request.Close = true
-	response, err := connections.RoundTrip(request)
+	response, err := c.get(ctx, from, defragmentationPath)
 	if err != nil {
 		return said, err
 	}

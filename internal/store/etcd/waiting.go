@@ -180,16 +180,7 @@ func (e *embedded) peerClient() peerClient {
 func (c peerClient) probe(ctx context.Context, from Member) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	connections, err := rafthttp.NewRoundTripper(c.info, probeTimeout)
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.PeerURL+"/members", nil)
-	if err != nil {
-		return err
-	}
-	request.Close = true // the next probe may be long after the connection has failed
-	response, err := connections.RoundTrip(request)
+	response, err := c.get(ctx, from, "/members")
 	if err != nil {
 		return err
 	}
@@ -201,4 +192,18 @@ func (c peerClient) probe(ctx context.Context, from Member) error {
 		return fmt.Errorf("is a member of another cluster, %s", found)
 	}
 	return nil
+}
+
+// get requests a path of a member. The caller closes the body.
+func (c peerClient) get(ctx context.Context, from Member, path string) (*http.Response, error) {
+	connections, err := rafthttp.NewRoundTripper(c.info, probeTimeout)
+	if err != nil {
+		return nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.PeerURL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Close = true // the next request may be long after the connection has failed
+	return connections.RoundTrip(request)
 }
